@@ -1,0 +1,1 @@
+"""Judging the trained model, and the gate."""

@@ -1,0 +1,1 @@
+"""Versions and aliases in the MLflow registry."""

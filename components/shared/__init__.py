@@ -1,0 +1,1 @@
+"""What every step uses: configuration, errors, events, storage, records."""

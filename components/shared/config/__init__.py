@@ -1,0 +1,34 @@
+"""The configuration of a run."""
+
+from steadytrain.components.shared.config.data import Columns, DataConfig
+from steadytrain.components.shared.config.judging import (
+    EvaluationConfig,
+    GateConfig,
+    RegistryConfig,
+    TrackingConfig,
+)
+from steadytrain.components.shared.config.load import from_mapping, load, preset_names
+from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.config.training import (
+    ComputeConfig,
+    ModelConfig,
+    RecoveryConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "Columns",
+    "ComputeConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "GateConfig",
+    "ModelConfig",
+    "RecoveryConfig",
+    "RegistryConfig",
+    "RunConfig",
+    "TrackingConfig",
+    "TrainingConfig",
+    "from_mapping",
+    "load",
+    "preset_names",
+]

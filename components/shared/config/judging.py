@@ -1,0 +1,54 @@
+"""How a trained model is judged, promoted and recorded."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from steadytrain.components.shared.config.base import Section
+
+
+class EvaluationConfig(Section):
+    """Evaluation on the test side."""
+
+    batch_size: int = Field(8, ge=1, description="sequences a forward pass")
+    max_examples: int | None = Field(
+        None, ge=1, description="a fixed sample of the test side, by content hash; none: all"
+    )
+    bootstrap_samples: int = Field(1000, ge=100)
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+
+
+class GateConfig(Section):
+    """When the candidate becomes champion."""
+
+    margin: float = Field(
+        0.0,
+        ge=0,
+        description="relative improvement that the lower end of the interval must exceed",
+    )
+    floors: dict[str, float] = Field(
+        default={},
+        description="metric: worst value allowed (an upper bound where lower is better)",
+    )
+    max_slice_regression: float | None = Field(
+        None, ge=0, description="relative loss allowed in any slice; none: slices do not decide"
+    )
+    min_slice_examples: int = Field(20, ge=1, description="smaller slices do not decide")
+
+
+class RegistryConfig(Section):
+    """Names in the MLflow registry."""
+
+    model_name: str | None = Field(None, description="registered model; none: the run's `name`")
+    candidate_alias: str = "candidate"
+    champion_alias: str = "champion"
+
+
+class TrackingConfig(Section):
+    """Where metrics and artifacts go."""
+
+    uri: str | None = Field(
+        None,
+        description="none: MLFLOW_TRACKING_URI, or SQLite in the output folder",
+    )
+    experiment: str = "steadytrain"

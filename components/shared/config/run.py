@@ -1,0 +1,95 @@
+"""RunConfig: one place that states everything once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.judging import (
+    EvaluationConfig,
+    GateConfig,
+    RegistryConfig,
+    TrackingConfig,
+)
+from steadytrain.components.shared.config.training import (
+    ComputeConfig,
+    ModelConfig,
+    RecoveryConfig,
+    TrainingConfig,
+)
+
+SCHEMA_VERSION: Final = 1
+
+
+class RunConfig(Section):
+    """Everything that one run does. Immutable; two equal configurations are the same run."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str = Field(
+        ...,
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
+        description="of the model and its runs",
+    )
+    run: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$",
+        description="identity of this run; none: the name and a digest of the configuration, "
+        "so that the same configuration continues the same run",
+    )
+    output: str = Field(
+        "steadytrain-output",
+        min_length=1,
+        description="folder or s3:// address that holds data, checkpoints, ledger and reports",
+    )
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig = TrainingConfig()
+    compute: ComputeConfig = ComputeConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    gate: GateConfig = GateConfig()
+    registry: RegistryConfig = RegistryConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        ranks, batch = self.compute.nproc_per_node, self.training.global_batch_size
+        if batch % ranks:
+            raise ValueError(
+                f"training.global_batch_size {batch} is not divisible by "
+                f"compute.nproc_per_node {ranks}"
+            )
+        micro = self.training.micro_batch_size
+        if micro is not None and (batch // ranks) % micro:
+            raise ValueError(
+                f"training.micro_batch_size {micro} does not divide the {batch // ranks} "
+                "sequences that each rank has in a global batch"
+            )
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the run: stable for equal configurations."""
+        return self.run or f"{self.name}-{self.digest()[:8]}"
+
+    @property
+    def model_name(self) -> str:
+        """Name of the registered model."""
+        return self.registry.model_name or self.name
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over the configuration in canonical JSON, run and output left out."""
+        content = self.model_dump(mode="json", exclude={"run", "output"})
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def to_yaml(self) -> str:
+        """The whole configuration, defaults included, as YAML that reads back equal."""
+        content: dict[str, Any] = self.model_dump(mode="json")
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

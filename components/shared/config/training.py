@@ -1,0 +1,114 @@
+"""How the model is trained.
+
+Fields that Transformers' TrainingArguments also has carry its names and its
+meaning; a test holds them to the locked version. The batch is the exception on
+purpose: the user states the global batch, which decides what is learned, and
+the product derives micro-batch and accumulation, which decide only what fits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from steadytrain.components.shared.config.base import Section
+
+Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
+
+
+class ModelConfig(Section):
+    """The model to start from: a trained one, or an architecture to train from scratch."""
+
+    framework: str = Field("pytorch", description="which trainer trains it")
+    base: str | None = Field(
+        None,
+        description="a folder, s3:// address, hub:NAME, models:/NAME@ALIAS of MLflow, or "
+        "package:NAME/PATH; none: from scratch, by `config`",
+    )
+    revision: str | None = Field(None, description="branch, tag or commit of a hub model")
+    config: dict[str, Any] = Field(
+        default={}, description="Transformers' configuration, model_type included, from scratch"
+    )
+    tokenizer: str | None = Field(
+        None, description="an address as for `base`; none: the base model's, or a trained one"
+    )
+    vocab_size: int = Field(8192, ge=300, description="of a tokenizer trained from scratch")
+
+    @model_validator(mode="after")
+    def _has_a_start(self) -> ModelConfig:
+        if self.base is None and "model_type" not in self.config:
+            raise ValueError("needs either base or config with a model_type")
+        if self.base is not None and self.config:
+            raise ValueError("base and config exclude each other")
+        return self
+
+
+class TrainingConfig(Section):
+    """The recipe. Steps are optimizer steps, each over one global batch."""
+
+    global_batch_size: int = Field(32, ge=1, description="sequences an optimizer step, all ranks")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="sequences a forward pass on one rank; none: derived"
+    )
+    num_train_epochs: float = Field(1.0, gt=0)
+    max_steps: int = Field(-1, ge=-1, description="overrides num_train_epochs when positive")
+    learning_rate: float = Field(1e-4, gt=0)
+    lr_scheduler_type: Scheduler = "cosine"
+    warmup_steps: Annotated[float, Field(ge=0)] = Field(
+        0.05, description="below 1: a share of all steps"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="biases and norms are left out")
+    max_grad_norm: float = Field(1.0, ge=0, description="0: gradients are not clipped")
+    optim: Literal["adamw_torch"] = "adamw_torch"
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    bf16: bool = Field(False, description="bfloat16 autocast; weights stay float32")
+    fp16: bool = Field(False, description="float16 autocast with a loss scaler; needs CUDA")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in backward")
+    seed: int = Field(42, ge=0)
+    full_determinism: bool = Field(False, description="deterministic kernels only; slower")
+    logging_steps: int = Field(10, ge=1)
+    eval_steps: int = Field(100, ge=1)
+    save_steps: int = Field(100, ge=1)
+    save_total_limit: int = Field(2, ge=1, description="newest checkpoints kept; the best too")
+    metric_for_best_model: str | None = Field(
+        None, description="none: the task's own validation score"
+    )
+    greater_is_better: bool | None = Field(None, description="none: as the task says")
+    load_best_model_at_end: bool = Field(
+        True, description="the model that leaves the step is the best one validated"
+    )
+    early_stopping_patience: int | None = Field(
+        None, ge=1, description="validations without a better score before it stops"
+    )
+    early_stopping_threshold: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> TrainingConfig:
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 exclude each other")
+        if self.max_steps == 0:
+            raise ValueError("max_steps is 0: give a positive number, or -1 to go by epochs")
+        return self
+
+
+class ComputeConfig(Section):
+    """Where it is trained."""
+
+    launcher: Literal["process"] = "process"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    nproc_per_node: int = Field(1, ge=1, description="ranks; world size on one machine")
+    threads_per_rank: int | None = Field(None, ge=1, description="none: cores over ranks")
+
+
+class RecoveryConfig(Section):
+    """What happens when something breaks, and what is used again."""
+
+    reuse_ttl_seconds: float = Field(
+        3600, ge=0, description="age up to which another run's step outputs are used again"
+    )
+    stop_grace_seconds: float = Field(
+        20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"
+    )

@@ -1,0 +1,86 @@
+"""One root for every error that the product raises on purpose.
+
+A message names the field or the file, the value, and the remedy, so that a
+user can act on it without reading a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class SteadytrainError(Exception):
+    """Root of the product's errors.
+
+    Attributes:
+        remedy: what the user can do about it; "" where the message says it.
+        exit_code: the process's exit status when this ends the command.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+
+class BadInput(SteadytrainError, ValueError):
+    """Something the user gave cannot be used; nothing costly has started."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration: where, what stands there, what helps."""
+
+    field: str
+    value: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value}: {self.message}\n  remedy: {self.remedy}"
+
+
+class ConfigError(BadInput):
+    """A configuration that cannot be used, with every problem found in it."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        heading = f"the configuration has {count} problem{'s' if count != 1 else ''}:"
+        super().__init__("\n".join([heading, *map(str, self.problems)]))
+
+
+class DataError(BadInput):
+    """The data set cannot be used as it is."""
+
+
+class RunBusy(BadInput):
+    """Another process works on the same run."""
+
+
+class StorageError(SteadytrainError):
+    """Storage refused a read or a write, retries included."""
+
+
+class TrackingError(SteadytrainError):
+    """The tracking server cannot be used."""
+
+
+class TrainingFailed(SteadytrainError):
+    """Every attempt that the policy allowed has failed.
+
+    Attributes:
+        failure_class: one of the taxonomy's names (see components/train/recovery).
+    """
+
+    def __init__(self, message: str, *, failure_class: str, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.failure_class = failure_class

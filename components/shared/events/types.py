@@ -1,0 +1,221 @@
+"""The typed events of a run. Everything that reports on a run reads these.
+
+Times are seconds since the epoch, sizes bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+Level = Literal["info", "warn", "error", "fatal"]
+AttemptOutcome = Literal["finished", "early_stopped", "pruned", "preempted", "failed", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened at a time in a run."""
+
+    name: ClassVar[str] = ""
+    level: ClassVar[Level] = "info"
+
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStarted(Event):
+    """A step of the pipeline began its work."""
+
+    name: ClassVar[str] = "step_started"
+    stage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFinished(Event):
+    """A step of the pipeline has its outputs, from work or from an earlier run."""
+
+    name: ClassVar[str] = "step_finished"
+    stage: str
+    reused: bool = False
+    summary: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFailed(Event):
+    """A step of the pipeline ended with an error."""
+
+    name: ClassVar[str] = "step_failed"
+    level: ClassVar[Level] = "error"
+    stage: str
+    error: str
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkProgress(Event):
+    """How far a long piece of work is."""
+
+    name: ClassVar[str] = "work_progress"
+    stage: str
+    work: str
+    done: float
+    total: float | None
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStarted(Event):
+    """The supervisor started the ranks."""
+
+    name: ClassVar[str] = "attempt_started"
+    attempt: int
+    world_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    resumed_from_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnded(Event):
+    """All ranks of an attempt are down."""
+
+    name: ClassVar[str] = "attempt_ended"
+    attempt: int
+    outcome: AttemptOutcome
+    step: int
+    failure_class: str = ""
+    message: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStarted(Event):
+    """The ranks are ready to take their first step."""
+
+    name: ClassVar[str] = "training_started"
+    attempt: int
+    step: int
+    max_steps: int
+    parameters: int
+    device: str
+    precision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep(Event):
+    """An optimizer step, every `logging_steps`.
+
+    loss: mean over the target tokens (or examples) of the steps since the last such event.
+    grad_norm: global L2 norm before clipping, of this step.
+    tokens: tokens processed since the attempt began, padding left out.
+    gpu_memory_used: bytes allocated on this rank's device; 0 on a CPU.
+    memory_used: resident bytes of rank 0's process.
+    """
+
+    name: ClassVar[str] = "training_step"
+    attempt: int
+    step: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    gpu_memory_used: int
+    memory_used: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated(Event):
+    """Scores on the validation side after an optimizer step."""
+
+    name: ClassVar[str] = "validated"
+    attempt: int
+    step: int
+    epoch: float
+    metrics: dict[str, float]
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is committed."""
+
+    name: ClassVar[str] = "checkpoint_saved"
+    attempt: int
+    step: int
+    checkpoint: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingDiverged(Event):
+    """Loss or gradient norm is not finite."""
+
+    name: ClassVar[str] = "training_diverged"
+    level: ClassVar[Level] = "fatal"
+    attempt: int
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientOverflow(Event):
+    """The loss scaler skipped a step."""
+
+    name: ClassVar[str] = "gradient_overflow"
+    level: ClassVar[Level] = "warn"
+    attempt: int
+    step: int
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFinished(Event):
+    """The last optimizer step is done and the model is exported."""
+
+    name: ClassVar[str] = "training_finished"
+    attempt: int
+    step: int
+    outcome: AttemptOutcome
+    best_step: int
+    best_score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned(Event):
+    """Something the user should know that stops nothing."""
+
+    name: ClassVar[str] = "warned"
+    level: ClassVar[Level] = "warn"
+    stage: str
+    message: str
+
+
+_TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
+
+
+def to_json(event: Event, *, job_id: str) -> str:
+    """One line of JSON: event, level, job_id, and the event's own fields."""
+    content: dict[str, Any] = {"event": event.name, "level": event.level, "job_id": job_id}
+    # Python writes NaN and Infinity, which is what a diverged loss is; readers here are Python.
+    return json.dumps(content | dataclasses.asdict(event), ensure_ascii=False)
+
+
+def from_json(line: str) -> Event:
+    """The event of a line.
+
+    Raises:
+        ValueError: the line is torn, or names no known event.
+    """
+    content = json.loads(line)
+    kind = _TYPES.get(content.pop("event", ""))
+    if kind is None:
+        raise ValueError(f"no known event in {line[:80]!r}")
+    known = {item.name for item in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in content.items() if key in known})

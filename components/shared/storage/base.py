@@ -1,0 +1,50 @@
+"""What the product asks of storage, the same over a folder and over S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+
+class Storage(Protocol):
+    """Named objects under one address. Names are relative, with forward slashes."""
+
+    @property
+    def uri(self) -> str:
+        """The address: a folder's absolute path, or s3://bucket/prefix."""
+
+    def read(self, name: str) -> bytes:
+        """The object's content.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            StorageError: storage refused.
+        """
+
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        """Writes the object whole or not at all.
+
+        Args:
+            if_absent: write only where no object of that name exists (atomically).
+
+        Returns:
+            False where `if_absent` was given and the object was there already.
+        """
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Names, sorted, of all objects that begin with `prefix`, sub-folders included."""
+
+    def delete(self, name: str) -> None:
+        """Removes the object; nothing happens where there is none."""
+
+    def download(self, name: str, path: Path) -> None:
+        """Copies the object to a local file, whole or not at all."""
+
+    def upload(self, path: Path, name: str) -> None:
+        """Copies a local file to the object, whole or not at all."""
+
+    def sub(self, prefix: str) -> Storage:
+        """The storage below a prefix."""

@@ -1,0 +1,117 @@
+"""Storage in a folder: atomic by rename, durable by fsync."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from steadytrain.components.shared.errors import StorageError
+
+_TEMPORARY = ".partial-"
+
+
+class LocalStorage:
+    """Objects are files below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    @property
+    def uri(self) -> str:
+        return str(self.folder)
+
+    def read(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        target = self.folder / name
+        with _named(target), _temporary(target) as (handle, path):
+            handle.write(content)
+            _sync(handle)
+            if not if_absent:
+                path.replace(target)
+            else:
+                try:
+                    os.link(path, target)
+                except FileExistsError:
+                    return False
+            sync_folder(target.parent)
+        return True
+
+    def exists(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
+    def list(self, prefix: str = "") -> list[str]:
+        names = (
+            path.relative_to(self.folder).as_posix()
+            for path in self.folder.rglob("*")
+            if path.is_file() and not path.name.startswith(_TEMPORARY)
+        )
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def download(self, name: str, path: Path) -> None:
+        copy_file(self.folder / name, path)
+
+    def upload(self, path: Path, name: str) -> None:
+        copy_file(path, self.folder / name)
+
+    def sub(self, prefix: str) -> LocalStorage:
+        return LocalStorage(self.folder / prefix)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file so that `target` appears whole or not at all."""
+    with _named(target), _temporary(target) as (handle, path):
+        with source.open("rb") as origin:
+            shutil.copyfileobj(origin, handle, 1 << 20)
+        _sync(handle)
+        path.replace(target)
+        sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the folder's entries durable, so that a rename survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(handle: BinaryIO) -> None:
+    handle.flush()
+    os.fsync(handle.fileno())
+
+
+@contextlib.contextmanager
+def _named(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {target}: {error.strerror or error}",
+            remedy="free space or give write permission there, then start the run again: "
+            "it continues from what is done",
+        ) from error
+
+
+@contextlib.contextmanager
+def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)
+    path = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            yield handle, path
+    finally:
+        path.unlink(missing_ok=True)

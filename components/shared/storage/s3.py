@@ -1,0 +1,135 @@
+"""Storage in an S3 bucket, by boto3; credentials come from its own chain."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.storage.local import copy_file
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_ABSENT = {"404", "NoSuchKey", "NotFound"}
+_TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+
+
+class S3Storage:
+    """Objects below s3://bucket/prefix."""
+
+    def __init__(self, uri: str, client: S3Client | None = None) -> None:
+        parts = urlsplit(uri)
+        if not parts.netloc:
+            raise BadInput(f"address {uri!r} names no bucket", remedy="s3://BUCKET/PREFIX")
+        self.bucket, self.prefix = parts.netloc, parts.path.strip("/")
+        if client is not None:
+            self.client = client
+
+    @cached_property
+    def client(self) -> S3Client:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            config=Config(
+                retries={"mode": "standard", "max_attempts": 6},
+                connect_timeout=10,
+                read_timeout=60,
+            ),
+        )
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def read(self, name: str) -> bytes:
+        with self._named(name):
+            return self.client.get_object(Bucket=self.bucket, Key=self._key(name))["Body"].read()
+
+    def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
+        from botocore.exceptions import ClientError
+
+        with self._named(name):
+            try:
+                if if_absent:
+                    self.client.put_object(
+                        Bucket=self.bucket, Key=self._key(name), Body=content, IfNoneMatch="*"
+                    )
+                else:
+                    self.client.put_object(Bucket=self.bucket, Key=self._key(name), Body=content)
+            except ClientError as error:
+                if if_absent and error.response["Error"]["Code"] in _TAKEN:
+                    return False
+                raise
+        return True
+
+    def exists(self, name: str) -> bool:
+        try:
+            with self._named(name):
+                self.client.head_object(Bucket=self.bucket, Key=self._key(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self, prefix: str = "") -> list[str]:
+        with self._named(prefix):
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=self._key(prefix)
+            )
+            keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+        cut = len(self.prefix) + 1 if self.prefix else 0
+        return sorted(key[cut:] for key in keys if not key.endswith("/"))
+
+    def delete(self, name: str) -> None:
+        with self._named(name):
+            self.client.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def download(self, name: str, path: Path) -> None:
+        partial = path.with_name(f".partial-{path.name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._named(name):
+                self.client.download_file(self.bucket, self._key(name), str(partial))
+            copy_file(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def upload(self, path: Path, name: str) -> None:
+        with self._named(name):
+            self.client.upload_file(str(path), self.bucket, self._key(name))
+
+    def sub(self, prefix: str) -> S3Storage:
+        return S3Storage(f"s3://{self.bucket}/{self._key(prefix)}", self.client)
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    @contextlib.contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        from boto3.exceptions import S3UploadFailedError
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        place = f"s3://{self.bucket}/{self._key(name)}"
+        try:
+            yield
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code in _ABSENT:
+                raise FileNotFoundError(place) from error
+            raise StorageError(f"{place}: {code}", remedy=_remedy(code)) from error
+        except (BotoCoreError, S3UploadFailedError) as error:
+            raise StorageError(f"{place}: {error}", remedy=_remedy("")) from error
+
+
+def _remedy(code: str) -> str:
+    if code in {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}:
+        return "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role) that may do this"
+    if code == "NoSuchBucket":
+        return "name a bucket that exists; AWS_ENDPOINT_URL_S3 chooses the server"
+    return "check AWS_ENDPOINT_URL_S3, the network and the credentials, then start again"

@@ -1,0 +1,120 @@
+"""Where everything of a run lies. No other module builds these paths.
+
+<output>/
+  data/<fingerprint>/     packed data, tokenizer, data card, quarantine
+  reuse/<step>/<key>      which outputs may be used again
+  mlflow.db, mlartifacts/ the default tracking store
+  runs/<run>/
+    config.yaml           the whole configuration
+    records/<step>.json   what each step gave
+    events/*.jsonl        the stream of events, a file for each writer
+    ledger/  checkpoints/ logs/  model/  evaluation/
+    report.html
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import EventStream, JsonLines
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of one run below an output folder."""
+
+    output: Path
+    run_id: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Workspace:
+        """The workspace of a configuration; nothing is created.
+
+        Raises:
+            BadInput: the output cannot be a folder here.
+        """
+        if "://" in config.output:
+            raise BadInput(
+                f"output = {config.output!r}: this version writes its output to a folder",
+                remedy="give a folder, on a cluster that of a mounted volume",
+            )
+        return cls(Path(config.output).absolute(), config.run_id)
+
+    @property
+    def folder(self) -> Path:
+        return self.output / "runs" / self.run_id
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def events(self) -> Path:
+        return self.folder / "events"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def locks(self) -> Path:
+        return self.output / "locks"
+
+    @property
+    def tracking_store(self) -> Path:
+        return self.output / "mlflow.db"
+
+    @property
+    def tracking_artifacts(self) -> Path:
+        return self.output / "mlartifacts"
+
+    def record(self, step: str) -> Path:
+        return self.folder / "records" / f"{step}.json"
+
+    def data(self, fingerprint: str) -> Path:
+        return self.output / "data" / fingerprint
+
+    def create(self) -> None:
+        """Makes the run's folder.
+
+        Raises:
+            BadInput: it cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".write-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise BadInput(
+                f"output = {str(self.output)!r} cannot be written: {error.strerror}",
+                remedy="give write permission there, free space, or set another output",
+            ) from error
+
+    def stream(self, writer: str) -> EventStream:
+        """The run's event stream for one writer (a step, the supervisor, a rank)."""
+        return EventStream(JsonLines(self.events / f"{writer}.jsonl", job_id=self.run_id))

@@ -1,0 +1,1 @@
+"""What varies by kind of task. Imported only where torch runs."""

@@ -1,0 +1,1 @@
+"""Training that finishes: plan, attempts, recovery, and the loop on each rank."""

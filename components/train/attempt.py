@@ -1,0 +1,93 @@
+"""Where supervisor, agent and ranks meet: an attempt's folder, and nothing else.
+
+attempts/<n>/
+  spec.json           what to run, written by the supervisor
+  stop                a request to stop: its content is the outcome to report
+  result.json         written by rank 0 when the attempt ends by itself
+  rank-<r>.error.json why a rank failed (class of exception, message, traceback)
+  rank-<r>.log        standard output and error of a rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.records import Record
+
+PREEMPTED_EXIT = 143
+"""Exit status of a rank that left on SIGTERM, as a container runtime reports it."""
+
+
+class AttemptSpec(Record):
+    """What the ranks of one attempt do.
+
+    config, data: absolute paths of the run's config.yaml and of the DataRecord.
+    resume_from: a checkpoint's folder, or "" to begin at step 0.
+    """
+
+    attempt: int
+    run_id: str
+    config: str
+    data: str
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    resume_from: str = ""
+
+
+class AttemptResult(Record):
+    """How an attempt ended, as rank 0 tells it.
+
+    model: folder of the exported model; "" where the attempt did not finish.
+    """
+
+    outcome: AttemptOutcome
+    step: int
+    max_steps: int
+    best_step: int
+    best_score: float
+    metric: str
+    parameters: int
+    model: str = ""
+
+
+class RankError(Record):
+    """Why a rank failed."""
+
+    rank: int
+    time: float
+    kind: str
+    message: str
+    traceback: str
+    step: int
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """The files of one attempt."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    def error(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.error.json"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    def errors(self) -> list[RankError]:
+        """What the ranks reported, the earliest first: the others are often its echoes."""
+        found = [RankError.load(path) for path in self.path.glob("rank-*.error.json")]
+        return sorted(found, key=lambda error: error.time)

@@ -1,0 +1,1 @@
+"""Saving and restoring all state that exact resume needs."""

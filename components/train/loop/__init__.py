@@ -1,0 +1,1 @@
+"""What runs on each rank. Imported only where torch runs."""

@@ -1,0 +1,1 @@
+"""How the global batch is divided."""

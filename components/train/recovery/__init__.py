@@ -1,0 +1,1 @@
+"""What broke, what to do about it, and the record of both."""

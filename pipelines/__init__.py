@@ -1,0 +1,1 @@
+"""Authoring and running pipelines: what to run. Never imports torch."""
