@@ -81,6 +81,10 @@ class Workspace:
         return self.folder / "report.html"
 
     @property
+    def downloads(self) -> Path:
+        return self.output / "downloads"
+
+    @property
     def locks(self) -> Path:
         return self.output / "locks"
 
