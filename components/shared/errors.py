@@ -84,3 +84,13 @@ class TrainingFailed(SteadytrainError):
     def __init__(self, message: str, *, failure_class: str, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.failure_class = failure_class
+
+
+class Stopped(SystemExit):
+    """The process was asked to leave by SIGTERM; it is not a failure of the run's."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + 15)
+
+    def __str__(self) -> str:
+        return "stopped by SIGTERM"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import SteadytrainError, Stopped
 from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.shared.events.types import (
     StepFailed,
@@ -46,7 +50,8 @@ def stage(config: RunConfig, name: str) -> Iterator[Stage]:
     current = Stage(name, workspace, stream)
     current.emit(StepStarted(stage=name))
     try:
-        yield current
+        with _stoppable():
+            yield current
     except BaseException as error:
         current.emit(_failure(name, error))
         raise
@@ -56,10 +61,29 @@ def stage(config: RunConfig, name: str) -> Iterator[Stage]:
         stream.close()
 
 
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM leaves by an exception, so that what is half done is taken away."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        raise Stopped
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _failure(name: str, error: BaseException) -> StepFailed:
     message, remedy = str(error), ""
     if isinstance(error, SteadytrainError):
         message, remedy = error.message, error.remedy
+    elif isinstance(error, Stopped | KeyboardInterrupt):
+        message, remedy = "stopped", "start the run again: it continues from what is done"
     return StepFailed(
         stage=name, error=type(error).__name__, message=redact(message), remedy=remedy
     )

@@ -8,6 +8,7 @@ from steadytrain.components.shared.config.judging import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
+from steadytrain.components.shared.config.parameters import from_parameters
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.training import (
     ComputeConfig,
@@ -28,7 +29,7 @@ __all__ = [
     "RunConfig",
     "TrackingConfig",
     "TrainingConfig",
-    "from_mapping",
+    "from_mapping", "from_parameters",
     "load",
     "preset_names",
 ]

@@ -1,0 +1,31 @@
+"""The evaluate step, the gate in it, as KFP sees it."""
+
+from kfp import dsl
+
+from steadytrain.components.shared.image import TRAIN_IMAGE
+
+
+@dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
+def evaluate(
+    resolved: dsl.Input[dsl.Artifact],
+    data: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    evaluation: dsl.Output[dsl.Artifact],
+    decision: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+    classes: dsl.Output[dsl.ClassificationMetrics],
+    page: dsl.Output[dsl.HTML],
+) -> bool:
+    """Judges the candidate on the test side, and decides between it and the champion."""
+    from steadytrain.components.evaluate import artifacts
+
+    return artifacts.evaluate(
+        resolved=resolved,
+        data=data,
+        model=model,
+        evaluation=evaluation,
+        decision=decision,
+        metrics=metrics,
+        classes=classes,
+        page=page,
+    )

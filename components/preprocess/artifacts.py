@@ -1,0 +1,37 @@
+"""From a pipeline's parameters to the preprocess step, and from its record to KFP artifacts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from kfp import dsl
+
+from steadytrain.components.preprocess.step import run
+from steadytrain.components.shared.begin import begin
+from steadytrain.components.shared.config import from_parameters
+
+
+def preprocess(
+    *,
+    parameters: Mapping[str, Any],
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    data_card: dsl.HTML,
+    counts: dsl.Metrics,
+) -> None:
+    """Runs the step; what it made is told in small artifacts and stays in the workspace."""
+    config = from_parameters(**parameters)
+    workspace = begin(config)
+    shutil.copyfile(workspace.config, resolved.path)
+    resolved.metadata.update(run=config.run_id, digest=config.digest())
+
+    record = run(config)
+    shutil.copyfile(workspace.record("preprocess"), data.path)
+    shutil.copyfile(record.path("card.html"), data_card.path)
+    data.metadata.update(fingerprint=record.fingerprint, folder=record.folder)
+    for side, content in record.sides.items():
+        counts.log_metric(f"{side}_documents", content.documents)
+        counts.log_metric(f"{side}_sequences", content.rows)
+        counts.log_metric(f"{side}_tokens", content.tokens)

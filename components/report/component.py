@@ -1,0 +1,37 @@
+"""The report as KFP sees it: the exit handler, which runs whatever happened."""
+
+from kfp import dsl
+
+from steadytrain.components.shared.image import STEP_IMAGE
+
+
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)
+def report(
+    config: str,
+    run: str,
+    output: str,
+    data_source: str,
+    base_model: str,
+    global_batch_size: int,
+    learning_rate: float,
+    num_train_epochs: float,
+    overrides: dict,  # type: ignore[type-arg]  # KFP knows no dict[str, Any]
+    page: dsl.Output[dsl.HTML],
+) -> None:
+    """Writes one page that tells what happened, on success and on failure."""
+    from steadytrain.components.report import artifacts
+
+    artifacts.report(
+        parameters={
+            "config": config,
+            "run": run,
+            "output": output,
+            "data_source": data_source,
+            "base_model": base_model,
+            "global_batch_size": global_batch_size,
+            "learning_rate": learning_rate,
+            "num_train_epochs": num_train_epochs,
+            "overrides": overrides,
+        },
+        page=page,
+    )

@@ -1,0 +1,39 @@
+"""What happens before the first step: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import shutil
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.tracking import check_tracking, parent_run
+from steadytrain.components.shared.workspace import Workspace
+
+MIN_FREE_BYTES = 200 * 2**20
+"""Below this not even a small run's checkpoints fit."""
+
+
+def begin(config: RunConfig) -> Workspace:
+    """Makes the run's folder, stores its configuration, opens its MLflow run.
+
+    Safe to repeat: a run that is there already is continued.
+
+    Raises:
+        BadInput: the output cannot be written, or has no room, or the run's name
+            belongs to another configuration.
+        TrackingError: the tracking server cannot be used.
+    """
+    workspace = Workspace.of(config)
+    workspace.create()
+    free = shutil.disk_usage(workspace.folder).free
+    if free < MIN_FREE_BYTES:
+        raise BadInput(
+            f"output = {str(workspace.output)!r} has {free / 2**20:.0f} MiB free, "
+            f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB",
+            remedy="free space there, or set another output",
+        )
+    check_tracking(config, workspace)
+    LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
+    parent_run(config, workspace)
+    return workspace

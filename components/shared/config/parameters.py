@@ -1,0 +1,59 @@
+"""The handful of parameters that a person changes in a form, and how they become a RunConfig.
+
+A parameter left at "" or 0 leaves its field as the configuration says: a
+Kubeflow form cannot leave a number out, and no default is stated twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from steadytrain.components.shared.config.load import load
+from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.errors import BadInput
+
+FIELDS = {
+    "run": "run",
+    "output": "output",
+    "data_source": "data.source",
+    "base_model": "model.base",
+    "global_batch_size": "training.global_batch_size",
+    "learning_rate": "training.learning_rate",
+    "num_train_epochs": "training.num_train_epochs",
+}
+"""Parameter of the pipeline: field of the configuration."""
+
+
+def from_parameters(
+    *, config: str, overrides: Mapping[str, Any], **named: str | float
+) -> RunConfig:
+    """The configuration that a pipeline's parameters state.
+
+    Args:
+        config: a preset's name, a path, or YAML text.
+        overrides: fields by dotted name, such as {"training.max_steps": 100}.
+        named: values of FIELDS; "" and 0 stand for "as the configuration says".
+
+    Raises:
+        ConfigError: with every problem.
+        BadInput: `overrides` is not a mapping, or a field is given twice.
+    """
+    if not isinstance(overrides, Mapping):
+        raise BadInput(
+            f"overrides = {json.dumps(overrides)[:80]} is not a mapping",
+            remedy='give JSON such as {"training.max_steps": 100}',
+        )
+    given = {FIELDS[name]: value for name, value in named.items() if value not in ("", 0)}
+    twice = sorted(given.keys() & overrides.keys())
+    if twice:
+        raise BadInput(
+            f"{', '.join(twice)}: given by a parameter and in overrides",
+            remedy="take it out of one of them",
+        )
+    if "data.source" in given:
+        given["data.source"] = str(given["data.source"]).split(",")
+    if "model.base" in given:
+        given["model.config"] = {}
+    return load(config, {**given, **overrides})

@@ -1,0 +1,28 @@
+"""From KFP artifacts to the train step, and from its record back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kfp import dsl
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.step import run_stage
+
+
+def train(
+    *, resolved: dsl.Artifact, data: dsl.Dataset, model: dsl.Model, result: dsl.Metrics
+) -> None:
+    """Runs the step; the model stays in the workspace and the artifact tells where."""
+    config = load(Path(resolved.path))
+    record = run_stage(config, DataRecord.load(Path(data.path)))
+    shutil.copyfile(Workspace.of(config).record("train"), model.path)
+    model.metadata.update(folder=record.model, weights_digest=record.weights_digest)
+    result.log_metric(f"best_{record.metric}", record.best_score)
+    result.log_metric("best_step", record.best_step)
+    result.log_metric("steps", record.steps)
+    result.log_metric("attempts", record.attempts)
+    result.log_metric("seconds", round(record.seconds, 1))

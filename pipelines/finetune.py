@@ -1,0 +1,77 @@
+"""The main DAG: preprocess, train, evaluate and gate, register, promote; then the report."""
+
+from typing import Any
+
+from kfp import dsl
+
+from steadytrain.components.evaluate.component import evaluate
+from steadytrain.components.preprocess.component import preprocess
+from steadytrain.components.register.component import promote, register
+from steadytrain.components.report.component import report
+from steadytrain.components.train.component import train
+
+
+def _shown(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
+    # KFP's cache decides before our code runs and knows neither data nor age;
+    # reuse is our own (components/shared/reuse.py).
+    return task.set_display_name(title).set_caching_options(False)
+
+
+@dsl.pipeline(
+    name="steadytrain-finetune",
+    display_name="Train, judge, register",
+    description="Trains or fine-tunes a model so that the run finishes, compares it with the "
+    "champion, and registers it in MLflow. A field left at its empty value is as the "
+    "configuration says.",
+)
+def finetune(
+    config: str = "causal-lm",
+    run: str = "",
+    output: str = "",
+    data_source: str = "",
+    base_model: str = "",
+    global_batch_size: int = 0,
+    learning_rate: float = 0.0,
+    num_train_epochs: float = 0.0,
+    overrides: dict[str, Any] = {},  # noqa: B006  KFP takes the default as a literal
+) -> None:
+    """Trains, judges and registers one model.
+
+    Args:
+        config: Name of a preset (causal-lm, chat, sequence-classification), or a whole
+            configuration as YAML text.
+        run: Identity of the run; the same name continues the same run. Empty: derived from
+            the configuration.
+        output: Folder of a mounted volume for data, checkpoints and reports.
+        data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
+        base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
+        global_batch_size: Sequences in an optimizer step, over all ranks. 0: as configured.
+        learning_rate: Peak learning rate. 0: as configured.
+        num_train_epochs: Passes over the training side. 0: as configured.
+        overrides: Any other field, such as {"training.max_steps": 100}.
+    """
+    parameters = {
+        "config": config,
+        "run": run,
+        "output": output,
+        "data_source": data_source,
+        "base_model": base_model,
+        "global_batch_size": global_batch_size,
+        "learning_rate": learning_rate,
+        "num_train_epochs": num_train_epochs,
+        "overrides": overrides,
+    }
+    closing = _shown(report(**parameters), "Report")
+    with dsl.ExitHandler(closing, name="Train, judge, register"):
+        prepared = _shown(preprocess(**parameters), "Preprocess")
+        resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
+        trained = _shown(train(resolved=resolved, data=data), "Train")
+        judged = _shown(
+            evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
+            "Evaluate and gate",
+        )
+        registered = _shown(
+            register(resolved=resolved, decision=judged.outputs["decision"]), "Register"
+        )
+        with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
+            _shown(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
