@@ -1,0 +1,93 @@
+"""Causal language models, trained on packed documents.
+
+Supervised fine-tuning is the same task: only which tokens are targets differs,
+and preprocessing has decided that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch.nn import functional
+
+from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.packing import (
+    IGNORED,
+    collate_apart,
+    collate_packed,
+    keeps_documents_apart,
+)
+from steadytrain.components.tasks.text import TextTask
+
+
+class CausalLanguageModel(TextTask):
+    """Predicts each target token from the tokens before it in its document."""
+
+    auto = "AutoModelForCausalLM"
+    packed = True
+
+    def build_model(self) -> torch.nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        model = build(AutoModelForCausalLM, self.config, self.data, self.tokenizer)
+        self.packed = keeps_documents_apart(model, len(self.tokenizer))
+        return model
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        collate = collate_packed if self.packed else collate_apart
+        return collate(rows, self.pad_token_id)
+
+    def weight(self, batch: Batch) -> int:
+        return int((batch["targets"] != IGNORED).sum())
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        return LossSum(next_token_loss(model, batch))
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        return {"loss": next_token_loss(model, batch).item(), "weight": self.weight(batch)}
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        loss = sums["loss"] / max(sums["weight"], 1)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        from steadytrain.components.tasks.scoring.language import score_language
+
+        return score_language(
+            components,
+            records,
+            task=self.config.data.task,
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+        )
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        from steadytrain.components.tasks.scoring.language import language_baselines
+
+        return language_baselines(self.data, records)
+
+    def log_model(
+        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
+    ) -> str:
+        from steadytrain.components.tasks.scoring.logged import log_transformers_model
+
+        return log_transformers_model(
+            folder, name=name, records=records, metadata=metadata, task="text-generation"
+        )
+
+
+def next_token_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Summed cross-entropy of a micro-batch, in nats; the one place of forward and loss."""
+    inputs = {key: value for key, value in batch.items() if key != "targets"}
+    logits = model(**inputs, use_cache=False).logits
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        batch["targets"].flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+    )

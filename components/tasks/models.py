@@ -1,0 +1,166 @@
+"""Transformers' models for training: loaded from a folder, or from scratch by a configuration.
+
+Weights are float32 whatever the files hold; precision is the loop's concern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.records import DataRecord
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def build(
+    auto: Any, config: RunConfig, data: DataRecord, tokenizer: Any, **settings: Any
+) -> torch.nn.Module:
+    """The model to train, checked against the data.
+
+    Args:
+        auto: Transformers' auto class for the kind of model.
+        settings: further fields of the model's configuration.
+
+    Raises:
+        BadInput: it cannot be used with this data.
+    """
+    if config.model.base is None:
+        model = _from_scratch(auto, config.model.config, tokenizer, settings)
+    else:
+        model = _loaded(auto, resolve_model(config.model.base, config), tokenizer, settings)
+    _check_vocabulary(model, tokenizer)
+    _check_length(model, data.sequence_length)
+    return model
+
+
+def _from_scratch(
+    auto: Any, fields: Mapping[str, Any], tokenizer: Any, settings: Mapping[str, Any]
+) -> torch.nn.Module:
+    special = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    filled = {"vocab_size": len(tokenizer), **special, **settings, **fields}
+    _check_fields(fields)
+    try:
+        model: torch.nn.Module = auto.from_config(
+            AutoConfig.for_model(**filled), dtype=torch.float32
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(
+            f"model.config cannot be built: {error}",
+            remedy="change the field that is named; Transformers' documentation of "
+            f"{fields['model_type']!r} tells its values",
+        ) from error
+    return model
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Transformers takes any field without a word, so that a slip would train another model."""
+    try:
+        known = AutoConfig.for_model(fields["model_type"]).to_dict().keys()
+    except ValueError as error:
+        raise BadInput(
+            f"model.config.model_type = {fields['model_type']!r}: Transformers knows no such model",
+            remedy="for example llama, gpt2, bert",
+        ) from error
+    aliases = AutoConfig.for_model(fields["model_type"]).attribute_map.keys()
+    unknown = sorted(fields.keys() - known - aliases - {"attn_implementation"})
+    if unknown:
+        raise BadInput(
+            f"model.config.{unknown[0]} = {fields[unknown[0]]!r}: a {fields['model_type']} "
+            "model has no such field",
+            remedy=f"one of {', '.join(sorted(known))}",
+        )
+
+
+def _loaded(
+    auto: Any, folder: Path, tokenizer: Any, settings: Mapping[str, Any]
+) -> torch.nn.Module:
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise BadInput(
+            f"model.base: {folder} holds no weights ({' or '.join(_WEIGHTS)})",
+            remedy="give a folder with weights, or set model.config to train from scratch",
+        )
+    _check_tokenizer(folder, tokenizer)
+    try:
+        model, report = auto.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            ignore_mismatched_sizes="num_labels" in settings,
+            output_loading_info=True,
+            **settings,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise BadInput(
+            f"model.base: {folder} cannot be loaded: {error}",
+            remedy="give a folder that Transformers' from_pretrained reads",
+        ) from error
+    _check_complete(model, report["missing_keys"], folder)
+    loaded: torch.nn.Module = model
+    return loaded
+
+
+def _check_complete(model: Any, missing: set[str], folder: Path) -> None:
+    """A new head is expected; weights missing below it would be random without a word."""
+    prefix = f"{model.base_model_prefix}."
+    inner = sorted(name for name in missing if name.startswith(prefix) and "pooler" not in name)
+    if inner:
+        raise BadInput(
+            f"model.base: {folder} lacks {len(inner)} weights of the model, such as {inner[0]}",
+            remedy="give the whole model's folder",
+        )
+
+
+def _check_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Where the base brings a tokenizer, its tokens must have the ids that the data has."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return
+    own = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    used = tokenizer.get_vocab()
+    wrong = [token for token, index in own.items() if used.get(token) != index]
+    if wrong:
+        raise BadInput(
+            f"model.base: {len(wrong)} of the {len(own)} tokens of {folder} have another id in "
+            f"the data's tokenizer, such as {wrong[0]!r}",
+            remedy="leave model.tokenizer out, so that the base model's own is used",
+        )
+
+
+def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+    size = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > size:
+        raise BadInput(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}",
+            remedy="take the model's own tokenizer, or leave model.config.vocab_size out",
+        )
+
+
+def _check_length(model: Any, length: int) -> None:
+    limit = _longest(model)
+    if limit is not None and length > limit:
+        raise BadInput(
+            f"data.sequence_length = {length}: the model takes at most {limit} tokens",
+            remedy=f"set it to {limit} or less, or take a model with more positions",
+        )
+
+
+def _longest(model: Any) -> int | None:
+    limit: int | None = getattr(model.config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    # RoBERTa and its kin count positions from the padding's index on.
+    offsets = [
+        module.padding_idx + 1
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+    ]
+    return limit - max(offsets, default=0)

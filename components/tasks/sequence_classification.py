@@ -1,0 +1,103 @@
+"""One label for a text, by an encoder or a decoder with a classification head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.nn import functional
+
+from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.text import TextTask
+
+
+class SequenceClassification(TextTask):
+    """Predicts the label of each row: `input_ids` (int32) and `label` (index of the class)."""
+
+    auto = "AutoModelForSequenceClassification"
+
+    def build_model(self) -> torch.nn.Module:
+        from transformers import AutoModelForSequenceClassification
+
+        labels = self.data.labels
+        return build(
+            AutoModelForSequenceClassification,
+            self.config,
+            self.data,
+            self.tokenizer,
+            num_labels=len(labels),
+            id2label=dict(enumerate(labels)),
+            label2id={label: index for index, label in enumerate(labels)},
+            problem_type="single_label_classification",
+            # Decoders find the last token of a text by it.
+            pad_token_id=self.pad_token_id,
+        )
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        longest = max(len(row["input_ids"]) for row in rows)
+        ids = torch.full((len(rows), longest), self.pad_token_id)
+        mask = torch.zeros((len(rows), longest), dtype=torch.int64)
+        for index, row in enumerate(rows):
+            length = len(row["input_ids"])
+            ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"], dtype=np.int64))
+            mask[index, :length] = 1
+        labels = torch.tensor([int(row["label"]) for row in rows])
+        return {"input_ids": ids, "attention_mask": mask, "targets": labels}
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["targets"])
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        return LossSum(_summed_loss(class_logits(model, batch), batch["targets"]))
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        logits, targets = class_logits(model, batch), batch["targets"]
+        return {
+            "loss": _summed_loss(logits, targets).item(),
+            "weight": len(targets),
+            "correct": (logits.argmax(-1) == targets).sum().item(),
+        }
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        rows = max(sums["weight"], 1)
+        return {"loss": sums["loss"] / rows, "accuracy": sums["correct"] / rows}
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        from steadytrain.components.tasks.scoring.classification import score_classification
+
+        return score_classification(
+            components,
+            records,
+            labels=self.data.labels,
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+        )
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        from steadytrain.components.tasks.scoring.classification import classification_baselines
+
+        return classification_baselines(self.data, records)
+
+    def log_model(
+        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
+    ) -> str:
+        from steadytrain.components.tasks.scoring.logged import log_transformers_model
+
+        return log_transformers_model(
+            folder, name=name, records=records, metadata=metadata, task="text-classification"
+        )
+
+
+def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits (rows, classes) of a micro-batch, float32."""
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    logits: torch.Tensor = model(**inputs).logits.float()
+    return logits
+
+
+def _summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits, targets, reduction="sum")

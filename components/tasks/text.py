@@ -1,0 +1,58 @@
+"""What the text tasks share: a tokenizer, and a model that Transformers exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.encoding import load_tokenizer
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components, Row
+
+
+class TextTask:
+    """A task over text, with a model of Transformers."""
+
+    metric = "loss"
+    greater_is_better = False
+    auto = ""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.data.path(self.data.tokenizer))
+
+    @property
+    def pad_token_id(self) -> int:
+        """The padding token; without one any will do, since padding is never looked at."""
+        padding: int | None = self.tokenizer.pad_token_id
+        return (self.tokenizer.eos_token_id or 0) if padding is None else padding
+
+    def cost(self, row: Row) -> int:
+        return len(row["input_ids"])
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(folder)
+
+    def load_exported(self, folder: Path) -> Components:
+        import transformers
+
+        auto = getattr(transformers, self.auto)
+        return {
+            "model": auto.from_pretrained(folder, dtype=torch.float32, local_files_only=True),
+            "tokenizer": load_tokenizer(folder),
+        }
+
+    def load_logged(self, model_uri: str) -> Components:
+        from steadytrain.components.tasks.scoring.logged import load_transformers_model
+
+        loaded: Mapping[str, Any] = load_transformers_model(model_uri)
+        return loaded
