@@ -9,6 +9,7 @@
     records/<step>.json   what each step gave
     events/*.jsonl        the stream of events, a file for each writer
     ledger/  checkpoints/ logs/  model/  evaluation/
+    tracking/             which MLflow runs are this run's
     report.html
 """
 
@@ -87,6 +88,10 @@ class Workspace:
     @property
     def locks(self) -> Path:
         return self.output / "locks"
+
+    @property
+    def tracking(self) -> Path:
+        return self.folder / "tracking"
 
     @property
     def tracking_store(self) -> Path:

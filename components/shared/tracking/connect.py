@@ -1,0 +1,233 @@
+"""Reaching the tracking store: which one it is, and what to say where it does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import BadInput, SteadytrainError, TrackingError
+from steadytrain.components.shared.workspace import Workspace
+
+CHECK_SECONDS = 30.0
+"""Longest wait of the check; a new SQLite store takes some seconds to create."""
+
+_QUIET = {
+    "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_DISABLE_AGENT_HINT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+_BRISK = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+_REMEDY = (
+    "start the server or mend its address (tracking.uri or MLFLOW_TRACKING_URI) and its "
+    "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, "
+    "the run tracks into its output folder"
+)
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """An open tracking store: MLflow's client, and the experiment of the run."""
+
+    uri: str
+    client: Any
+    experiment_id: str
+
+
+def resolve_uri(config: RunConfig, workspace: Workspace) -> str:
+    """Address of the tracking store: configured, by environment, or SQLite in the output."""
+    stated = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return stated or f"sqlite:///{workspace.tracking_store}"
+
+
+def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
+    """Opens the run's store, and creates the experiment where there is none yet.
+
+    A run given by MLFLOW_RUN_ID brings its own experiment.
+
+    Raises:
+        BadInput: MLFLOW_RUN_ID is no run of this store.
+        TrackingError: the store cannot be used.
+    """
+    uri = resolve_uri(config, workspace)
+    with tracking_errors(uri):
+        client = import_mlflow().MlflowClient(uri, _registry_uri(uri))
+        given = os.environ.get("MLFLOW_RUN_ID")
+        if given:
+            experiment_id = _given_run(client, given, uri).info.experiment_id
+        else:
+            experiment_id = _experiment(client, config.tracking.experiment, uri, workspace)
+    return Tracking(uri, client, experiment_id)
+
+
+def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
+    """Points MLflow's own functions, in this process, at the run's store and experiment.
+
+    Raises:
+        BadInput: MLFLOW_RUN_ID is no run of this store.
+        TrackingError: the store cannot be used.
+    """
+    tracking = open_tracking(config, workspace)
+    mlflow = import_mlflow()
+    with _environment_kept(), tracking_errors(tracking.uri):
+        mlflow.set_tracking_uri(tracking.uri)
+        mlflow.set_registry_uri(_registry_uri(tracking.uri))
+        mlflow.set_experiment(experiment_id=tracking.experiment_id)
+    return tracking
+
+
+def check_tracking(config: RunConfig, workspace: Workspace) -> None:
+    """Finds out within seconds, before anything costly, that tracking will work.
+
+    Raises:
+        BadInput: MLFLOW_RUN_ID is no run of this store.
+        TrackingError: the store is down, hangs, refuses, or is something else.
+    """
+    uri = resolve_uri(config, workspace)
+    import_mlflow()
+    with brisk():
+        failure = _within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
+    if isinstance(failure, TimeoutError):
+        raise TrackingError(
+            f"the tracking store {shown(uri)} has not answered for {CHECK_SECONDS:.0f} s",
+            remedy=_REMEDY,
+        )
+    if failure is not None:
+        raise failure
+
+
+def import_mlflow() -> Any:
+    """MLflow without its chatter, its hints and its usage statistics."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    for name in ("alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return mlflow
+
+
+@contextlib.contextmanager
+def brisk() -> Iterator[None]:
+    """Short time-outs for MLflow's requests, where the environment does not set them.
+
+    MLflow's own (120 s, 7 retries) would hold a run up for a quarter of an hour.
+    """
+    added = [name for name in _BRISK if name not in os.environ]
+    os.environ.update({name: _BRISK[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def tracking_errors(uri: str) -> Iterator[None]:
+    """Turns whatever MLflow raises (its own, requests', SQLAlchemy's) into one error."""
+    try:
+        yield
+    except SteadytrainError:
+        raise
+    except Exception as error:
+        raise TrackingError(
+            f"the tracking store {shown(uri)} cannot be used: {_reason(error, uri)}",
+            remedy=_REMEDY,
+        ) from error
+
+
+def shown(uri: str) -> str:
+    """An address as it may be printed: without user, password and query."""
+    parts = urlsplit(uri)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="", fragment="").geturl()
+
+
+def _reason(error: Exception, uri: str) -> str:
+    text = redact(str(error).replace(uri, shown(uri)))
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return first if len(first) <= 300 else f"{first[:297]}..."
+
+
+@contextlib.contextmanager
+def _environment_kept() -> Iterator[None]:
+    """MLflow writes what it is told into the environment, where it would pass for the user's."""
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _registry_uri(uri: str) -> str:
+    return os.environ.get("MLFLOW_REGISTRY_URI") or uri
+
+
+def _given_run(client: Any, run_id: str, uri: str) -> Any:
+    mlflow = import_mlflow()
+    try:
+        return client.get_run(run_id)
+    except mlflow.MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise BadInput(
+            f"MLFLOW_RUN_ID = {run_id!r}: {shown(uri)} has no such run",
+            remedy="unset it, or point tracking.uri or MLFLOW_TRACKING_URI at the run's store",
+        ) from error
+
+
+def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        # A server has its own place for artifacts; MLflow's default for a database
+        # is a folder below wherever the program happens to be started.
+        served = uri.startswith(("http://", "https://", "databricks"))
+        place = None if served else workspace.tracking_artifacts.as_uri()
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except import_mlflow().MlflowException:
+            # Another run may have created it in between.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise TrackingError(
+            f"the experiment {name!r} of {shown(uri)} has been deleted",
+            remedy="restore it (`mlflow experiments restore`), or set tracking.experiment",
+        )
+    return str(found.experiment_id)
+
+
+def _within(seconds: float, work: Callable[[], object]) -> Exception | None:
+    """Does the work on a thread that can be left behind; gives back how it failed."""
+    failures: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=guarded, name="tracking-check", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return TimeoutError()
+    return failures[0] if failures else None

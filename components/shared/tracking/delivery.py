@@ -1,0 +1,179 @@
+"""From the run's events to MLflow: a child run for each attempt, its metrics by step.
+
+Everything can be sent twice: an attempt's run is remembered, and a metric
+carries its event's own time, so that MLflow knows the point already.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+)
+from steadytrain.components.shared.tracking.connect import Tracking, open_tracking, tracking_errors
+from steadytrain.components.shared.tracking.notes import (
+    UNDELIVERED,
+    attempt_note,
+    forget,
+    recall,
+    remember,
+)
+from steadytrain.components.shared.tracking.run import continue_run
+from steadytrain.components.shared.tracking.values import (
+    MAX_METRICS_A_CALL,
+    flatten,
+    in_parts,
+    key,
+    value,
+)
+from steadytrain.components.shared.workspace import Workspace
+
+_OURS = (AttemptStarted, TrainingStarted, TrainingStep, Validated, AttemptEnded)
+_AttemptEvent = AttemptStarted | TrainingStarted | TrainingStep | Validated | AttemptEnded
+
+_STATUS = {
+    "finished": "FINISHED",
+    "early_stopped": "FINISHED",
+    "pruned": "FINISHED",
+    "preempted": "KILLED",
+    "stopped": "KILLED",
+    "failed": "FAILED",
+}
+
+
+def wanted(event: Event) -> bool:
+    """Whether MLflow is told of such events."""
+    return isinstance(event, _OURS)
+
+
+def replay(config: RunConfig, workspace: Workspace) -> int:
+    """Sends the run's events from the events files, whatever has been sent before.
+
+    Returns:
+        How many events that were.
+
+    Raises:
+        TrackingError: the store cannot be used.
+    """
+    events = [event for event in read_events(workspace.events) if wanted(event)]
+    tracking = open_tracking(config, workspace)
+    Delivery(tracking, workspace, continue_run(tracking, config, workspace)).send(events)
+    forget(workspace, UNDELIVERED)
+    return len(events)
+
+
+class Delivery:
+    """Sends events to an open store. Every method raises TrackingError where it refuses."""
+
+    def __init__(self, tracking: Tracking, workspace: Workspace, parent: str) -> None:
+        self.tracking, self.workspace, self.parent = tracking, workspace, parent
+        self.client = tracking.client
+
+    def send(self, events: Iterable[Event]) -> None:
+        """Sends events, in the order of their times."""
+        ours = [cast(_AttemptEvent, event) for event in events if wanted(event)]
+        ours.sort(key=lambda event: event.attempt)
+        with tracking_errors(self.tracking.uri):
+            for attempt, group in itertools.groupby(ours, key=lambda event: event.attempt):
+                self._send_attempt(attempt, list(group))
+
+    def end_open_attempts(self) -> None:
+        """Ends the runs of attempts whose supervisor could not say how they ended."""
+        with tracking_errors(self.tracking.uri):
+            for path in sorted((self.workspace.tracking / self.parent).glob("attempt-*")):
+                run_id = path.read_text()
+                if self.client.get_run(run_id).info.status == "RUNNING":
+                    self.client.set_terminated(run_id, "KILLED")
+
+    def _send_attempt(self, attempt: int, events: Sequence[_AttemptEvent]) -> None:
+        from mlflow.entities import Metric, Param
+
+        run_id = self._run_of(attempt, start=events[0].time)
+        params = [Param(name, text) for event in events for name, text in _params(event)]
+        if params:
+            self.client.log_batch(run_id, params=params)
+        metrics = [
+            Metric(key(name), number, _milliseconds(event.time), event.step)
+            for event in events
+            if isinstance(event, TrainingStep | Validated)
+            for name, number in _metrics(event)
+        ]
+        for part in in_parts(metrics, MAX_METRICS_A_CALL):
+            self.client.log_batch(run_id, metrics=part)
+        for event in events:
+            if isinstance(event, AttemptEnded):
+                self._end(run_id, event)
+
+    def _run_of(self, attempt: int, *, start: float) -> str:
+        note = attempt_note(self.parent, attempt)
+        run_id = recall(self.workspace, note)
+        if not run_id:
+            created = self.client.create_run(
+                self.tracking.experiment_id,
+                start_time=_milliseconds(start),
+                run_name=f"attempt-{attempt}",
+                tags={"mlflow.parentRunId": self.parent, "mlflow.source.name": "steadytrain"},
+            )
+            run_id = str(created.info.run_id)
+            remember(self.workspace, note, run_id)
+        return run_id
+
+    def _end(self, run_id: str, event: AttemptEnded) -> None:
+        from mlflow.entities import RunTag
+
+        told = {
+            "outcome": event.outcome,
+            "failure_class": event.failure_class,
+            "message": event.message,
+            "remedy": event.remedy,
+        }
+        tags = [RunTag(f"steadytrain.{name}", value(text)) for name, text in told.items() if text]
+        self.client.log_batch(run_id, tags=tags)
+        self.client.set_terminated(run_id, _STATUS[event.outcome], _milliseconds(event.time))
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _params(event: Event) -> Iterator[tuple[str, str]]:
+    if isinstance(event, AttemptStarted):
+        yield from flatten(
+            {
+                "world_size": event.world_size,
+                "micro_batch_size": event.micro_batch_size,
+                "gradient_accumulation_steps": event.gradient_accumulation_steps,
+                "resumed_from_step": event.resumed_from_step,
+            }
+        )
+    elif isinstance(event, TrainingStarted):
+        yield from flatten(
+            {
+                "max_steps": event.max_steps,
+                "parameters": event.parameters,
+                "device": event.device,
+                "precision": event.precision,
+            }
+        )
+
+
+def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
+    if isinstance(event, Validated):
+        yield from ((f"eval_{name}", number) for name, number in event.metrics.items())
+        return
+    yield "loss", event.loss
+    yield "learning_rate", event.learning_rate
+    yield "grad_norm", event.grad_norm
+    yield "tokens_per_second", event.tokens_per_second
+    yield "memory_used", event.memory_used
+    yield "gpu_memory_used", event.gpu_memory_used
+    yield "epoch", event.epoch

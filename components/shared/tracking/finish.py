@@ -1,0 +1,92 @@
+"""What a run leaves with MLflow at its end. Nothing here can fail a run that did its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput, TrackingError
+from steadytrain.components.shared.records import DataRecord, EvaluationRecord
+from steadytrain.components.shared.tracking.connect import (
+    Tracking,
+    brisk,
+    open_tracking,
+    tracking_errors,
+)
+from steadytrain.components.shared.tracking.delivery import Delivery, replay
+from steadytrain.components.shared.tracking.notes import UNDELIVERED, recall, warn
+from steadytrain.components.shared.tracking.run import continue_run
+from steadytrain.components.shared.tracking.values import key
+from steadytrain.components.shared.workspace import Workspace
+
+
+def finish_run(config: RunConfig, workspace: Workspace, ok: bool) -> bool:
+    """Ends the run, after sending what training could not.
+
+    Returns:
+        Whether the store took it; where not, a warning is among the run's events.
+    """
+
+    def finish(tracking: Tracking, run_id: str) -> None:
+        if recall(workspace, UNDELIVERED):
+            replay(config, workspace)
+        Delivery(tracking, workspace, run_id).end_open_attempts()
+        _log_results(tracking.client, run_id, workspace)
+        tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
+
+    return _told(config, workspace, finish)
+
+
+def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
+    """Stores configuration, data card and report with the run, those that there are.
+
+    Returns:
+        Whether the store took them; where not, a warning is among the run's events.
+    """
+
+    def log(tracking: Tracking, run_id: str) -> None:
+        for path, folder in _artifacts(workspace):
+            tracking.client.log_artifact(run_id, str(path), folder)
+
+    return _told(config, workspace, log)
+
+
+def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str], None]) -> bool:
+    try:
+        with brisk():
+            tracking = open_tracking(config, workspace)
+            run_id = continue_run(tracking, config, workspace)
+            with tracking_errors(tracking.uri):
+                work(tracking, run_id)
+    except (TrackingError, BadInput) as error:
+        warn(workspace, f"{error.message}; `steadytrain report` sends it again")
+        return False
+    return True
+
+
+def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
+    """The test side's metrics, on the run itself, where a list of runs shows them."""
+    from mlflow.entities import Metric
+
+    path = workspace.record("evaluate")
+    if not path.is_file():
+        return
+    record = EvaluationRecord.load(path)
+    values = {f"test_{name}": interval.value for name, interval in record.metrics.items()}
+    values |= {f"baseline_{name}": number for name, number in record.baselines.items()}
+    # The record's own time: sent again, they are the same points.
+    moment = int(path.stat().st_mtime * 1000)
+    metrics = [Metric(key(name), number, moment, 0) for name, number in values.items()]
+    client.log_batch(run_id, metrics=metrics)
+
+
+def _artifacts(workspace: Workspace) -> Iterator[tuple[Path, str]]:
+    """Files and the folders of the run's artifacts that they belong in."""
+    candidates = [(workspace.config, "configuration"), (workspace.report, "report")]
+    prepared = workspace.record("preprocess")
+    if prepared.is_file():
+        data = DataRecord.load(prepared)
+        candidates += [(data.path(name), "data") for name in ("card.json", "card.html")]
+    yield from (pair for pair in candidates if pair[0].is_file())
