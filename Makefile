@@ -1,16 +1,20 @@
-# Two commands matter: `make demo` and `make test`. Each sets up everything it needs.
+# Two commands matter, `make demo` and `make test`; each sets up everything it needs.
 PYTHON ?= python3.11
 BIN := .venv/bin
+SET ?=
 
-.PHONY: demo test lint lock setup clean
-setup: .venv/.installed
+export OMP_NUM_THREADS ?= 2
+# Nothing is fetched from a model hub at run time.
+export HF_HUB_OFFLINE ?= 1
 
-.venv/.installed: requirements.lock pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/tools.lock
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock .ci/tools.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable .
-	touch $@
+.PHONY: demo test unit lint bench soak package lock setup clean
+
+demo: setup ## Train, judge and register a real model on real data, on this machine.
+	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
+
+test: setup lint package ## Everything that is promised of a change.
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/coverage report --include 'components/*' --fail-under 90 --format total
 
 lint: setup
 	$(BIN)/ruff check .
@@ -20,7 +24,25 @@ lint: setup
 	ln -sfn ../../../pipelines build/types/steadytrain/pipelines
 	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases --namespace-packages -p steadytrain
 
-lock:
+package: setup ## The wheel, in a fresh environment, away from the checkout.
+	sh tests/package.sh $(BIN)
+
+bench: setup
+	$(BIN)/pytest -m bench -s tests/bench
+
+setup: .venv/.installed
+
+.venv/.installed: requirements.lock .ci/tools.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/tools.lock
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock .ci/tools.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable .
+	touch $@
+
+lock: setup ## Resolve the dependencies anew, with hashes, for every platform.
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-annotate --no-header --upgrade \
 	  pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import NoReturn
 
 from steadytrain.components.shared.config import RunConfig
@@ -65,7 +64,7 @@ def stage(config: RunConfig, name: str) -> Iterator[Stage]:
 def _stoppable() -> Iterator[None]:
     """SIGTERM leaves by an exception, so that what is half done is taken away."""
 
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+    def leave(*_: object) -> NoReturn:
         raise Stopped
 
     if threading.current_thread() is not threading.main_thread():

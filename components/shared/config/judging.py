@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Final
+
+from pydantic import Field, field_validator
 
 from steadytrain.components.shared.config.base import Section
+
+GREATER_IS_BETTER: Final = {
+    "loss": False,
+    "perplexity": False,
+    "bits_per_byte": False,
+    "accuracy": True,
+    "macro_f1": True,
+    "auroc": True,
+}
+"""The metrics of the evaluation, and their directions."""
 
 
 class EvaluationConfig(Section):
@@ -35,6 +47,16 @@ class GateConfig(Section):
     )
     min_slice_examples: int = Field(20, ge=1, description="smaller slices do not decide")
 
+    @field_validator("floors")
+    @classmethod
+    def _known_metrics(cls, floors: dict[str, float]) -> dict[str, float]:
+        unknown = sorted(floors.keys() - GREATER_IS_BETTER.keys())
+        if unknown:
+            raise ValueError(
+                f"no metric {', '.join(unknown)}: one of {', '.join(GREATER_IS_BETTER)}"
+            )
+        return floors
+
 
 class RegistryConfig(Section):
     """Names in the MLflow registry."""
@@ -42,6 +64,11 @@ class RegistryConfig(Section):
     model_name: str | None = Field(None, description="registered model; none: the run's `name`")
     candidate_alias: str = "candidate"
     champion_alias: str = "champion"
+    lock: str | None = Field(
+        None,
+        description="folder or s3:// address of the lock that promotions of all machines share; "
+        "none: the output folder",
+    )
 
 
 class TrackingConfig(Section):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section
 
@@ -85,12 +85,17 @@ class TrainingConfig(Section):
     )
     early_stopping_threshold: float = Field(0.0, ge=0)
 
+    @field_validator("max_steps")
+    @classmethod
+    def _some_steps(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("give a positive number, or -1 to go by epochs")
+        return value
+
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
             raise ValueError("bf16 and fp16 exclude each other")
-        if self.max_steps == 0:
-            raise ValueError("max_steps is 0: give a positive number, or -1 to go by epochs")
         return self
 
 

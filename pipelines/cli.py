@@ -1,0 +1,200 @@
+"""The `steadytrain` command. Everything slow is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steadytrain.components.shared.errors import SteadytrainError
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
+
+DEFAULT_OUTPUT = "steadytrain-output"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Training pipelines that finish: preprocess, train, evaluate, compare with the "
+    "champion, register.\n\nBegin with `steadytrain run causal-lm`, or write a configuration: "
+    "`steadytrain schema` lists every field.",
+)
+
+Source = Annotated[str, typer.Argument(help="A preset's name or the path of a YAML file.")]
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="FIELD=VALUE", help="For example training.max_steps=100."),
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The folder that holds the runs.")]
+RunName = Annotated[str, typer.Argument(help="A run's name; `steadytrain list` shows them.")]
+
+
+@app.command()
+def run(
+    source: Source = "causal-lm",
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    name: Annotated[str, typer.Option("--run", help="Name of the run; the same continues.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="Overrides `output`.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done.")] = False,
+) -> None:
+    """Run the pipeline on this machine, or continue a run that stopped.
+
+    The same configuration continues the same run: what is done is not done again.
+    """
+    extra = [f"{field}={value}" for field, value in (("run", name), ("output", output)) if value]
+    config = _load(source, [*overrides, *extra])
+    if dry_run:
+        from steadytrain.pipelines.outline import outline
+
+        typer.echo("\n".join(outline(config)))
+        return
+    from steadytrain.components.shared.progress import Progress
+    from steadytrain.pipelines.local import run_locally
+    from steadytrain.pipelines.outline import ending
+
+    result = run_locally(config, display=Progress())
+    typer.echo("\n".join(ending(result)))
+    if not result.succeeded:
+        raise typer.Exit(130 if result.stopped else 1)
+
+
+@app.command("list")
+def list_(output: Output = Path(DEFAULT_OUTPUT)) -> None:
+    """List the runs of an output folder."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from steadytrain.pipelines.runs import list_runs
+
+    table = Table("run", "state", "step", "started", box=None, pad_edge=False)
+    for item in list_runs(output):
+        started = f"{datetime.fromtimestamp(item.started):%Y-%m-%d %H:%M}" if item.started else ""
+        table.add_row(item.run_id, item.state, item.step, started)
+    if not table.row_count:
+        typer.echo(f"no runs in {output}")
+        return
+    Console().print(table)
+
+
+@app.command()
+def stop(
+    name: RunName,
+    output: Output = Path(DEFAULT_OUTPUT),
+    grace: Annotated[float, typer.Option(help="Seconds to wait for it.")] = 60,
+) -> None:
+    """Stop a run that works on this machine; it saves a checkpoint and can be continued."""
+    from steadytrain.pipelines.local import stop_run
+    from steadytrain.pipelines.runs import find_run
+
+    _, workspace = find_run(output, name)
+    if stop_run(workspace, grace_seconds=grace):
+        typer.echo(f"stopped {name}; continue it with {_continue(name, output)}")
+    else:
+        typer.echo(f"nobody works on {name}")
+
+
+@app.command()
+def report(name: RunName, output: Output = Path(DEFAULT_OUTPUT)) -> None:
+    """Tell what happened in a run, and write its HTML report anew."""
+    from steadytrain.components.report.step import run as write_report
+    from steadytrain.components.report.summary import summary
+    from steadytrain.pipelines.runs import find_run
+
+    config, workspace = find_run(output, name)
+    page = write_report(config)
+    typer.echo("\n".join([*summary(workspace), f"report: {page}"]))
+
+
+@app.command("compile")
+def compile_(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
+) -> None:
+    """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is."""
+    from steadytrain.pipelines.compile import compile_pipeline
+
+    typer.echo(f"wrote {compile_pipeline(output)}")
+
+
+@app.command()
+def validate(
+    source: Source,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    show: Annotated[bool, typer.Option("--show", help="Print it, defaults included.")] = False,
+) -> None:
+    """Check a configuration and report every problem at once."""
+    config = _load(source, overrides)
+    typer.echo(config.to_yaml().rstrip() if show else f"valid: run {config.run_id}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration: every field, its values and its default."""
+    from steadytrain.components.shared.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+@app.command()
+def presets() -> None:
+    """List the configurations that come with the product."""
+    from steadytrain.components.shared.config import load, preset_names
+
+    for name in preset_names():
+        config = load(name)
+        typer.echo(f"{name}: {config.data.task} on {', '.join(config.data.source)}")
+
+
+@app.command()
+def doctor(output: Output = Path(DEFAULT_OUTPUT)) -> None:
+    """Show what this machine offers: versions, memory, disk, tracking, which credentials."""
+    from steadytrain.pipelines.doctor import examine
+
+    findings = examine(output)
+    for finding in findings:
+        typer.echo(f"{'ok ' if finding.good else 'BAD'}  {finding.topic}: {finding.text}")
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def step(
+    name: Annotated[
+        str, typer.Argument(help="preprocess, train, evaluate, register, promote or report.")
+    ],
+    source: Source,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+) -> None:
+    """Run one step alone, on what the steps before it left in the run's folder."""
+    from steadytrain.pipelines.steps import run_step
+
+    typer.echo(run_step(name, _load(source, overrides)))
+
+
+def main() -> None:
+    """Entry point: errors of the product's own are told without a traceback."""
+    try:
+        app()
+    except SteadytrainError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _load(source: str, overrides: list[str]) -> RunConfig:
+    from steadytrain.components.shared.config import load
+
+    return load(source, overrides)
+
+
+def _continue(name: str, output: Path) -> str:
+    return f"steadytrain run {output / 'runs' / name / 'config.yaml'}"
+
+
+if __name__ == "__main__":
+    main()

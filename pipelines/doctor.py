@@ -1,0 +1,97 @@
+"""What this machine offers a run, and what stands in its way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from steadytrain.components.shared.begin import MIN_FREE_BYTES
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import SteadytrainError
+
+_PACKAGES = ("steadytrain", "kfp", "torch", "transformers", "accelerate", "mlflow")
+_CREDENTIALS = (
+    "HF_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_PROFILE",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    topic: str
+    text: str
+    good: bool = True
+
+
+def examine(output: Path) -> list[Finding]:
+    """Looks at environment, versions, memory, disk, tracking server and credentials.
+
+    Credentials are told as present or absent, never shown.
+    """
+    return [*_machine(output), *_packages(), *_accelerators(), _tracking(), *_credentials()]
+
+
+def _machine(output: Path) -> Iterator[Finding]:
+    yield Finding("python", sys.version.split()[0], good=sys.version_info >= (3, 11))
+    memory = psutil.virtual_memory()
+    yield Finding(
+        "memory", f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
+    )
+    yield Finding("cores", str(len(os.sched_getaffinity(0))))
+    place = next(
+        folder for folder in [output.absolute(), *output.absolute().parents] if folder.is_dir()
+    )
+    free, writable = shutil.disk_usage(place).free, os.access(place, os.W_OK)
+    text = f"{free / _GIB:.1f} GiB free at {place}{'' if writable else ', not writable'}"
+    yield Finding("disk", text, good=writable and free >= MIN_FREE_BYTES)
+
+
+def _packages() -> Iterator[Finding]:
+    for name in _PACKAGES:
+        try:
+            yield Finding(name, version(name))
+        except PackageNotFoundError:
+            yield Finding(name, "not installed: pip install 'steadytrain[train]'", good=False)
+
+
+def _accelerators() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError:
+        return
+    count = torch.cuda.device_count()
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+    yield Finding("accelerators", names or "none: training runs on the CPU")
+
+
+def _tracking() -> Finding:
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return Finding("tracking", "SQLite in the output folder (MLFLOW_TRACKING_URI is not set)")
+    try:
+        from steadytrain.components.shared.tracking import check_uri
+
+        check_uri(uri)
+    except SteadytrainError as error:
+        return Finding("tracking", str(error), good=False)
+    return Finding("tracking", f"{redact(uri)} answers")
+
+
+def _credentials() -> Iterator[Finding]:
+    for name in _CREDENTIALS:
+        yield Finding(name, "present" if os.environ.get(name) else "absent")

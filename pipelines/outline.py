@@ -1,0 +1,80 @@
+"""What a run would do, and how one ended, in a few plain lines."""
+
+from __future__ import annotations
+
+import shlex
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import GateRecord, RegistrationRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.plan.batch import plan_batch
+from steadytrain.pipelines.local import LocalRun
+
+
+def outline(config: RunConfig) -> list[str]:
+    """What `steadytrain run` would do with a configuration."""
+    training, ranks = config.training, config.compute.nproc_per_node
+    batch = plan_batch(
+        global_batch_size=training.global_batch_size,
+        world_size=ranks,
+        micro_batch_size=training.micro_batch_size,
+    )
+    length = (
+        f"{training.max_steps} steps"
+        if training.max_steps > 0
+        else f"{training.num_train_epochs:g} epochs"
+    )
+    return [
+        f"run         {config.run_id}",
+        f"output      {Workspace.of(config).folder}",
+        f"preprocess  {config.data.task} from {', '.join(config.data.source)}",
+        f"train       {config.model.base or config.model.config['model_type'] + ' from scratch'}, "
+        f"{length} at learning rate {training.learning_rate:g}, on {ranks} "
+        f"rank{'s' if ranks > 1 else ''}",
+        f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
+        f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",
+        "evaluate    on the test side, and against the champion of "
+        f"{config.model_name} where there is one",
+        f"register    {config.model_name}, alias {config.registry.candidate_alias}; "
+        f"{config.registry.champion_alias} if the gate lets it",
+    ]
+
+
+def ending(run: LocalRun) -> list[str]:
+    """Where to look after a run, and what to do where it did not finish."""
+    workspace, lines = run.workspace, [""]
+    if run.succeeded:
+        version = RegistrationRecord.load(workspace.record("register"))
+        gate = GateRecord.load(workspace.record("gate"))
+        promoted = _promotion(workspace)
+        lines += [
+            f"model   {version.model_name} version {version.version} ({version.model_uri})",
+            f"gate    {promoted.reason if promoted and not promoted.champion else gate.reason}",
+            f"mlflow  mlflow ui --backend-store-uri {_tracking(workspace)}",
+        ]
+    elif run.stopped:
+        lines.append("stopped; the same command continues it")
+    else:
+        lines += _failure(run)
+    if workspace.report.is_file():
+        lines.append(f"report  {workspace.report}")
+    return lines
+
+
+def _failure(run: LocalRun) -> list[str]:
+    failure = run.failure
+    if failure is None:
+        return [f"failed without a word from any step; see {run.log}"]
+    lines = [f"failed in {failure.stage}: {failure.message}"]
+    if failure.remedy:
+        lines.append(f"remedy  {failure.remedy}")
+    return [*lines, f"log     {run.log}"]
+
+
+def _tracking(workspace: Workspace) -> str:
+    return shlex.quote(f"sqlite:///{workspace.tracking_store}")
+
+
+def _promotion(workspace: Workspace) -> RegistrationRecord | None:
+    path = workspace.record("promote")
+    return RegistrationRecord.load(path) if path.is_file() else None

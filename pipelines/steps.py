@@ -1,0 +1,70 @@
+"""Each step alone, as the pipeline would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+
+
+def run_step(name: str, config: RunConfig) -> str:
+    """Runs one step on what the steps before it left in the run's folder.
+
+    Returns:
+        Its record, as JSON, or the path of what it wrote.
+
+    Raises:
+        BadInput: no such step, or the steps before it have not run.
+    """
+    if name not in _STEPS:
+        raise BadInput(f"step {name!r} is not known", remedy=f"one of {', '.join(_STEPS)}")
+    return _STEPS[name](config)
+
+
+def _preprocess(config: RunConfig) -> str:
+    from steadytrain.components.preprocess.step import run
+    from steadytrain.components.shared.begin import begin
+
+    begin(config)
+    return run(config).model_dump_json(indent=2)
+
+
+def _train(config: RunConfig) -> str:
+    from steadytrain.components.train.step import run_stage
+
+    return run_stage(config).model_dump_json(indent=2)
+
+
+def _evaluate(config: RunConfig) -> str:
+    from steadytrain.components.evaluate.step import run
+
+    return "\n".join(record.model_dump_json(indent=2) for record in run(config))
+
+
+def _register(config: RunConfig) -> str:
+    from steadytrain.components.register.step import run
+
+    return run(config).model_dump_json(indent=2)
+
+
+def _promote(config: RunConfig) -> str:
+    from steadytrain.components.register.promote import promote
+
+    return promote(config).model_dump_json(indent=2)
+
+
+def _report(config: RunConfig) -> str:
+    from steadytrain.components.report.step import run
+
+    return str(run(config))
+
+
+_STEPS: Mapping[str, Callable[[RunConfig], str]] = {
+    "preprocess": _preprocess,
+    "train": _train,
+    "evaluate": _evaluate,
+    "register": _register,
+    "promote": _promote,
+    "report": _report,
+}

@@ -1,0 +1,190 @@
+"""Configurations: read, overridden, and refused with every problem at once."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from steadytrain.components.shared.config import (
+    RunConfig,
+    from_mapping,
+    from_parameters,
+    load,
+    preset_names,
+)
+from steadytrain.components.shared.config.secrets import find_secrets, redact
+from steadytrain.components.shared.errors import BadInput, ConfigError
+
+MINIMAL = {"name": "tiny", "data": {"source": ["a.txt"]}, "model": {"base": "folder"}}
+
+
+def problems(content):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(content)
+    return {problem.field: problem for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_read_back_equal(name):
+    config = load(name)
+    assert load(config.to_yaml()) == config
+
+
+def test_every_problem_is_told_at_once_with_field_value_and_remedy():
+    found = problems(
+        {
+            **MINIMAL,
+            "name": "Bad Name",
+            "training": {"learning_rat": 3, "warmup_steps": -1, "max_steps": 0},
+            "compute": {"nproc_per_node": "two"},
+        }
+    )
+    assert set(found) >= {
+        "name",
+        "training.learning_rat",
+        "training.warmup_steps",
+        "training.max_steps",
+        "compute.nproc_per_node",
+    }
+    assert found["training.learning_rat"].remedy == "did you mean learning_rate?"
+    assert found["training.warmup_steps"].value == "-1"
+    assert all(problem.remedy for problem in found.values())
+
+
+def test_cross_field_problems_name_both_fields():
+    found = problems(
+        {**MINIMAL, "training": {"global_batch_size": 6}, "compute": {"nproc_per_node": 4}}
+    )
+    (problem,) = found.values()
+    assert "training.global_batch_size 6" in problem.message
+    assert "compute.nproc_per_node 4" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"training": {"bf16": True, "fp16": True}}, "exclude each other"),
+        ({"training": {"global_batch_size": 6, "micro_batch_size": 4}}, "does not divide"),
+        ({"model": {}}, "needs either base or config"),
+        ({"model": {"base": "x", "config": {"model_type": "llama"}}}, "exclude each other"),
+        ({"data": {"source": []}}, "at least 1 item"),
+        ({"data": {"source": ["a"], "validation_share": 0.5, "test_share": 0.5}}, "a tenth"),
+    ],
+)
+def test_what_cannot_work_is_refused(change, words):
+    assert any(words in problem.message for problem in problems({**MINIMAL, **change}).values())
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(0, "write it anew"), (2, "newer steadytrain"), ("x", "write it anew")]
+)
+def test_another_schema_version_is_refused_by_name(version, words):
+    found = problems({**MINIMAL, "schema_version": version})
+    assert words in found["schema_version"].remedy
+
+
+SECRETS = [
+    "hf_" + "a" * 34,
+    "AKIA" + "A" * 16,
+    "ghp_" + "b" * 36,
+    "https://user:hunter2@tracking.example",
+    "-----BEGIN RSA PRIVATE KEY-----",
+]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_secret_is_refused_and_never_repeated(secret):
+    content = {**MINIMAL, "tracking": {"uri": secret}}
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(content)
+    assert secret not in str(caught.value)
+    assert "tracking.uri" in str(caught.value)
+    assert secret not in redact(f"before {secret} after")
+
+
+def test_a_secret_in_a_broken_configuration_is_not_repeated_either():
+    secret = SECRETS[0]
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({**MINIMAL, "training": {"tokn": secret, "seed": secret}})
+    assert secret not in str(caught.value)
+
+
+def test_ordinary_words_are_no_secrets():
+    content = {
+        "tokenizer": "hub:gpt2",
+        "pad_token_id": 0,
+        "eos_token": "",
+        "uri": "postgresql://host/db",
+    }
+    assert list(find_secrets(content)) == []
+    assert redact("s3://bucket/path at 10:20@noon") == "s3://bucket/path at 10:20@noon"
+
+
+def test_overrides_by_dotted_name():
+    config = load(
+        yaml.safe_dump(MINIMAL), ["training.learning_rate=3e-4", "data.source=[b.txt, c.txt]"]
+    )
+    assert config.training.learning_rate == 3e-4
+    assert config.data.source == ["b.txt", "c.txt"]
+
+
+@pytest.mark.parametrize("override", ["training.max_steps", "=3", "name.inner=3"])
+def test_a_wrong_override_is_refused(override):
+    with pytest.raises(BadInput, match="override"):
+        load(yaml.safe_dump(MINIMAL), [override])
+
+
+@pytest.mark.parametrize("source", ["no-such-preset", "a: [1\nb: 2\n", "- a\n- b\n"])
+def test_what_is_no_configuration_is_refused(source):
+    with pytest.raises(BadInput) as caught:
+        load(source)
+    assert caught.value.remedy
+
+
+def test_the_run_is_named_by_what_it_does():
+    one = from_mapping(MINIMAL)
+    same = from_mapping({**MINIMAL, "output": "elsewhere"})
+    other = from_mapping({**MINIMAL, "training": {"seed": 1}})
+    assert one.run_id == same.run_id != other.run_id
+    assert from_mapping({**MINIMAL, "run": "mine"}).run_id == "mine"
+
+
+def test_parameters_left_empty_change_nothing():
+    config = from_parameters(
+        config="causal-lm",
+        overrides={},
+        run="",
+        output="",
+        data_source="",
+        base_model="",
+        global_batch_size=0,
+        learning_rate=0.0,
+        num_train_epochs=0.0,
+    )
+    assert config == load("causal-lm")
+
+
+def test_parameters_reach_their_fields():
+    config = from_parameters(
+        config="causal-lm",
+        overrides={"training.max_steps": 7},
+        data_source="a.txt,b.txt",
+        base_model="some/folder",
+        learning_rate=0.5,
+    )
+    assert config.data.source == ["a.txt", "b.txt"]
+    assert (config.model.base, config.model.config) == ("some/folder", {})
+    assert (config.training.learning_rate, config.training.max_steps) == (0.5, 7)
+
+
+def test_a_field_given_twice_is_refused():
+    with pytest.raises(BadInput, match=r"training\.learning_rate"):
+        from_parameters(
+            config="causal-lm", overrides={"training.learning_rate": 1}, learning_rate=2.0
+        )
+
+
+def test_the_schema_describes_every_section():
+    schema = RunConfig.model_json_schema()
+    assert set(schema["properties"]) == set(RunConfig.model_fields)
+    assert schema["additionalProperties"] is False

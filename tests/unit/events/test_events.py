@@ -1,0 +1,97 @@
+"""The event stream: written whole, read once, whatever was torn."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from steadytrain.components.shared.events import EventStream, Follower, JsonLines, read_events
+from steadytrain.components.shared.events.types import (
+    Event,
+    StepFailed,
+    StepStarted,
+    TrainingDiverged,
+    TrainingStep,
+    from_json,
+    to_json,
+)
+
+STEP = TrainingStep(
+    attempt=1,
+    step=10,
+    epoch=0.5,
+    loss=1.5,
+    learning_rate=1e-3,
+    grad_norm=0.7,
+    tokens=100,
+    tokens_per_second=50.0,
+    gpu_memory_used=0,
+    memory_used=1000,
+)
+
+
+def test_events_read_back_equal():
+    assert from_json(to_json(STEP, job_id="run")) == STEP
+
+
+def test_a_line_has_the_fields_that_log_readers_expect():
+    line = json.loads(to_json(STEP, job_id="run-1"))
+    assert {"job_id", "epoch", "step", "loss", "gpu_memory_used", "level"} <= line.keys()
+    assert (line["event"], line["job_id"]) == ("training_step", "run-1")
+
+
+def test_a_loss_that_is_not_a_number_survives():
+    event = from_json(to_json(TrainingDiverged(attempt=1, step=2, loss=math.nan), job_id="r"))
+    assert math.isnan(event.loss)
+    assert event.level == "fatal"
+
+
+def test_every_kind_of_event_has_its_own_name():
+    kinds = Event.__subclasses__()
+    assert len({kind.name for kind in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("line", ['{"event": "step_sta', '{"event": "from_the_future"}'])
+def test_what_is_no_event_is_refused(line):
+    with pytest.raises(ValueError, match=r".+"):
+        from_json(line)
+
+
+def test_a_follower_sees_each_event_once_and_waits_for_whole_lines(tmp_path):
+    stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
+    follower = Follower(tmp_path)
+    stream.emit(STEP)
+    assert follower.new() == [STEP]
+    assert follower.new() == []
+    text = to_json(StepStarted(stage="train"), job_id="r")
+    with (tmp_path / "b.jsonl").open("a") as handle:
+        handle.write(text[:20])
+        handle.flush()
+        assert follower.new() == []
+        handle.write(text[20:] + "\n")
+    assert [event.stage for event in follower.new()] == ["train"]
+    stream.close()
+
+
+def test_events_of_all_writers_come_in_the_order_of_their_times(tmp_path):
+    late = StepFailed(stage="b", error="E", message="m", time=20.0)
+    early = StepStarted(stage="a", time=10.0)
+    for name, event in (("1", late), ("2", early)):
+        stream = EventStream(JsonLines(tmp_path / f"{name}.jsonl", job_id="r"))
+        stream.emit(event)
+        stream.close()
+    (tmp_path / "3.jsonl").write_text('{"torn": \nnot json\n{"event": "step_started"}\n')
+    assert read_events(tmp_path) == [early, late]
+
+
+def test_a_follower_can_leave_out_the_past(tmp_path):
+    stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
+    stream.emit(STEP)
+    follower = Follower(tmp_path)
+    follower.skip_to_end()
+    assert follower.new() == []
+    stream.emit(STEP)
+    assert follower.new() == [STEP]
+    stream.close()

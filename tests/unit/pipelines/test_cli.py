@@ -1,0 +1,113 @@
+"""The `steadytrain` command as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = [
+    "run",
+    "list",
+    "stop",
+    "report",
+    "compile",
+    "validate",
+    "schema",
+    "presets",
+    "doctor",
+    "step",
+]
+
+
+def steadytrain(*arguments, cwd=None):
+    command = [sys.executable, "-m", "steadytrain.pipelines.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(command):
+    done = steadytrain(command, "--help")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) > 5
+
+
+def test_validate_tells_every_problem_and_fails(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("name: x\ndata: {source: [a], sorce: b}\nmodel: {base: m}\ntrainin: {}\n")
+    done = steadytrain("validate", path)
+    assert done.returncode == 2
+    assert "data.sorce = 'b': no such field" in done.stderr
+    assert "did you mean training?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_validate_shows_the_whole_configuration():
+    done = steadytrain("validate", "causal-lm", "--set", "training.max_steps=5", "--show")
+    assert done.returncode == 0
+    assert "max_steps: 5" in done.stdout
+
+
+def test_schema_is_json_schema():
+    schema = json.loads(steadytrain("schema").stdout)
+    assert "training" in schema["properties"]
+
+
+def test_compile_writes_the_file(tmp_path):
+    done = steadytrain("compile", "--output", tmp_path / "sub" / "p.yaml")
+    assert done.returncode == 0
+    assert (tmp_path / "sub" / "p.yaml").is_file()
+
+
+def test_a_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
+    done = steadytrain(
+        "run",
+        "causal-lm",
+        "--dry-run",
+        "--set",
+        "compute.nproc_per_node=2",
+        "--set",
+        "training.global_batch_size=24",
+        "--set",
+        "training.micro_batch_size=4",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    assert "24 = 4 (micro-batch) x 3 (accumulation) x 2 (world size)" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_run_names_those_that_are_there(tmp_path):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    for command in ("stop", "report"):
+        done = steadytrain(command, "other", "--output", tmp_path)
+        assert done.returncode == 2
+        assert "mine" in done.stderr
+
+
+def test_an_unknown_step_names_the_known():
+    done = steadytrain("step", "trian", "causal-lm")
+    assert done.returncode == 2
+    assert "preprocess, train, evaluate" in done.stderr
+
+
+def test_a_step_before_its_time_says_so(tmp_path):
+    done = steadytrain("step", "train", "causal-lm", "--set", f"output={tmp_path}")
+    assert done.returncode == 2
+    assert "the step before this one has not finished" in done.stderr
+
+
+def test_list_of_an_empty_folder(tmp_path):
+    assert "no runs" in steadytrain("list", "--output", tmp_path).stdout
+
+
+def test_doctor_never_prints_a_credential(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "q" * 34)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")
+    done = steadytrain("doctor", "--output", tmp_path)
+    assert done.returncode == 1, "the tracking server is down"
+    assert "HF_TOKEN: present" in done.stdout
+    assert "qqq" not in done.stdout + done.stderr
+    assert "hunter2" not in done.stdout + done.stderr

@@ -1,0 +1,91 @@
+"""The compiled pipeline: what a Kubeflow server is given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from steadytrain.components.shared.config.parameters import FIELDS
+from steadytrain.pipelines.compile import compile_pipeline
+
+STEPS = {"preprocess", "train", "evaluate", "register", "promote", "report"}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return compile_pipeline(tmp_path_factory.mktemp("compile") / "pipeline.yaml")
+
+
+@pytest.fixture(scope="module")
+def spec(path):
+    return next(yaml.safe_load_all(path.read_text()))
+
+
+def tasks(spec):
+    """Every task of the DAG and of those within it, by name."""
+    dags = [spec["root"], *(part for part in spec["components"].values() if "dag" in part)]
+    return {name: task for dag in dags for name, task in dag["dag"]["tasks"].items()}
+
+
+def test_it_is_the_same_from_run_to_run(path, tmp_path):
+    again = tmp_path / "again.yaml"
+    code = (
+        "import sys; from pathlib import Path; "
+        "from steadytrain.pipelines.compile import compile_pipeline; "
+        "compile_pipeline(Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(again)], check=True)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_every_step_is_there_with_a_name_to_show(spec):
+    found = tasks(spec)
+    assert set(found) >= STEPS
+    assert {found[step]["taskInfo"]["name"] for step in STEPS}.isdisjoint(STEPS)
+
+
+def test_no_step_uses_kfps_cache(spec):
+    assert all(
+        not task.get("cachingOptions", {}).get("enableCache")
+        for name, task in tasks(spec).items()
+        if name in STEPS
+    )
+
+
+def test_only_the_promotion_is_conditional(spec):
+    conditional = {
+        name: part["dag"]["tasks"].keys()
+        for name, part in spec["components"].items()
+        if name.startswith("comp-condition")
+    }
+    assert [set(names) for names in conditional.values()] == [{"promote"}]
+
+
+def test_the_report_runs_whatever_happened(spec):
+    report = tasks(spec)["report"]
+    assert report["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+def test_the_form_has_a_handful_of_parameters_each_described(spec):
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert set(parameters) == {*FIELDS, "config", "overrides"}
+    assert all(parameter.get("description") for parameter in parameters.values())
+    assert all(parameter.get("isOptional") for parameter in parameters.values())
+
+
+def test_component_bodies_only_call_the_package(spec):
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        source = executor["container"]["command"][-1]
+        body = source.split('"""')[-1].strip().splitlines()
+        assert body[0].startswith("from steadytrain.components."), name
+        assert sum(not line.startswith(" " * 5) and line.strip(" )") != "" for line in body) <= 2
+
+
+def test_no_image_is_latest_and_none_installs_at_run_time(spec):
+    for executor in spec["deploymentSpec"]["executors"].values():
+        image, command = executor["container"]["image"], " ".join(executor["container"]["command"])
+        assert image.partition(":")[2] not in ("", "latest")
+        assert "pip install" not in command

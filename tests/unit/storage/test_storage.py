@@ -1,0 +1,127 @@
+"""Folders and S3 keep the same promises."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage
+
+
+@pytest.fixture(params=["local", "s3"])
+def storage(request, tmp_path, monkeypatch):
+    if request.param == "local":
+        yield open_storage(str(tmp_path / "root"))
+        return
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield open_storage("s3://bucket/some/prefix")
+
+
+def test_what_is_written_is_read_listed_and_deleted(storage):
+    assert storage.write("a/one", b"1")
+    assert storage.write("b", b"2")
+    assert storage.read("a/one") == b"1"
+    assert storage.list() == ["a/one", "b"]
+    assert storage.list("a/") == ["a/one"]
+    assert storage.exists("b")
+    assert not storage.exists("a")
+    storage.delete("b")
+    storage.delete("b")
+    assert storage.list() == ["a/one"]
+
+
+def test_if_absent_writes_once(storage):
+    assert storage.write("lock", b"first", if_absent=True)
+    assert not storage.write("lock", b"second", if_absent=True)
+    assert storage.read("lock") == b"first"
+    assert storage.write("lock", b"third")
+    assert storage.read("lock") == b"third"
+
+
+def test_absent_is_file_not_found(storage):
+    with pytest.raises(FileNotFoundError):
+        storage.read("nothing")
+
+
+def test_files_go_up_and_come_down(storage, tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(1 << 16))
+    storage.upload(source, "deep/file")
+    storage.download("deep/file", tmp_path / "there" / "file")
+    assert (tmp_path / "there" / "file").read_bytes() == source.read_bytes()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
+def test_below_a_prefix(storage):
+    inner = storage.sub("x").sub("y")
+    inner.write("name", b"content")
+    assert storage.read("x/y/name") == b"content"
+    assert inner.list() == ["name"]
+    assert inner.uri == storage.uri + "/x/y"
+
+
+def test_an_address_without_a_bucket_is_refused():
+    with pytest.raises(BadInput, match="names no bucket"):
+        open_storage("s3:///prefix")
+
+
+def test_a_bucket_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    with mock_aws(), pytest.raises(StorageError, match="NoSuchBucket") as caught:
+        S3Storage("s3://absent/x").write("a", b"b")
+    assert "bucket that exists" in caught.value.remedy
+
+
+def test_only_one_of_many_writers_wins(tmp_path):
+    storage, won = LocalStorage(tmp_path), []
+    threads = [
+        threading.Thread(
+            target=lambda n=n: storage.write("x", b"%d" % n, if_absent=True) and won.append(n)
+        )
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert storage.read("x") == b"%d" % won[0]
+
+
+def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
+    """A file-size limit makes the write fail half-way, as a full disk does."""
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from steadytrain.components.shared.errors import StorageError\n"
+        "from steadytrain.components.shared.storage import LocalStorage\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "storage = LocalStorage(Path(sys.argv[1]))\n"
+        "storage.write('kept', b'before')\n"
+        "try:\n"
+        "    storage.write('kept', b'x' * 5000)\n"
+        "except StorageError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "File too large" in done.stdout
+    assert "remedy" in done.stdout
+    assert (tmp_path / "kept").read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
