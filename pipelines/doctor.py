@@ -13,8 +13,13 @@ from pathlib import Path
 import psutil
 
 from steadytrain.components.shared.begin import MIN_FREE_BYTES
-from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.tracking.connect import (
+    brisk,
+    import_mlflow,
+    shown,
+    tracking_errors,
+)
 
 _PACKAGES = ("steadytrain", "kfp", "torch", "transformers", "accelerate", "mlflow")
 _CREDENTIALS = (
@@ -84,12 +89,11 @@ def _tracking() -> Finding:
     if not uri:
         return Finding("tracking", "SQLite in the output folder (MLFLOW_TRACKING_URI is not set)")
     try:
-        from steadytrain.components.shared.tracking import check_uri
-
-        check_uri(uri)
+        with brisk(), tracking_errors(uri):
+            import_mlflow().MlflowClient(uri).search_experiments(max_results=1)
     except SteadytrainError as error:
         return Finding("tracking", str(error), good=False)
-    return Finding("tracking", f"{redact(uri)} answers")
+    return Finding("tracking", f"{shown(uri)} answers")
 
 
 def _credentials() -> Iterator[Finding]:

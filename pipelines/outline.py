@@ -14,11 +14,7 @@ from steadytrain.pipelines.local import LocalRun
 def outline(config: RunConfig) -> list[str]:
     """What `steadytrain run` would do with a configuration."""
     training, ranks = config.training, config.compute.nproc_per_node
-    batch = plan_batch(
-        global_batch_size=training.global_batch_size,
-        world_size=ranks,
-        micro_batch_size=training.micro_batch_size,
-    )
+    batch = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
     length = (
         f"{training.max_steps} steps"
         if training.max_steps > 0

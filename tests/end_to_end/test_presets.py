@@ -1,0 +1,143 @@
+"""Each preset goes its whole way, made small: real data, the real DAG, a real registry."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+
+import mlflow
+import pytest
+
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    GateRecord,
+    RegistrationRecord,
+    TrainRecord,
+)
+
+from support.command import TINY_LM, TINY_RUN
+
+STEPS = ["preprocess", "train", "evaluate", "gate", "register"]
+RECORDS = [DataRecord, TrainRecord, EvaluationRecord, GateRecord, RegistrationRecord]
+
+
+def records(folder):
+    pairs = zip(STEPS, RECORDS, strict=True)
+    return {name: kind.load(folder / "records" / f"{name}.json") for name, kind in pairs}
+
+
+def registered(output, uri):
+    mlflow.set_tracking_uri(f"sqlite:///{output / 'mlflow.db'}")
+    return mlflow.pyfunc.load_model(uri)
+
+
+@pytest.fixture(scope="module")
+def lm(shared_steadytrain):
+    """The first run of a small causal language model."""
+    done = shared_steadytrain.run("causal-lm", *TINY_LM)
+    assert done.code == 0, done.out + done.err
+    return done
+
+
+def test_causal_lm_ends_with_a_registered_champion(lm):
+    (folder,) = lm.runs
+    found = records(folder)
+    assert found["gate"].promoted
+    assert found["train"].steps == 6
+    version = found["register"]
+    assert version.model_name in lm.out
+    assert found["gate"].reason in lm.out
+    assert str(folder / "report.html") in lm.out
+    assert "mlflow ui --backend-store-uri" in lm.out
+    model = registered(lm.output, f"models:/{version.model_name}@champion")
+    assert model.predict(["import json\n"])
+
+
+def test_its_report_tells_what_happened(lm):
+    (folder,) = lm.runs
+    page = (folder / "report.html").read_text()
+    assert records(folder)["gate"].reason.split(":")[0] in page
+    assert "<script src" not in page
+
+
+def test_the_same_command_again_does_nothing_twice(lm, shared_steadytrain):
+    (folder,) = lm.runs
+    before = records(folder)
+    again = shared_steadytrain.run("causal-lm", *TINY_LM)
+    assert again.code == 0, again.out + again.err
+    after = records(folder)
+    assert again.runs == [folder]
+    assert after["train"] == before["train"]
+    assert after["register"].version == before["register"].version
+    assert after["preprocess"].fingerprint == before["preprocess"].fingerprint
+
+
+def test_another_run_meets_the_gate_and_reuses_the_data(lm, shared_steadytrain):
+    other = shared_steadytrain.run("causal-lm", *TINY_LM, "training.learning_rate=1e-9")
+    assert other.code == 0, other.out + other.err
+    first, second = (records(folder) for folder in sorted(lm.runs, key=_age))
+    assert second["preprocess"].fingerprint == first["preprocess"].fingerprint
+    assert not second["gate"].promoted
+    assert second["gate"].champion_version == first["register"].version
+    assert second["gate"].reason in other.out
+
+
+def _age(folder):
+    return (folder / "config.yaml").stat().st_ctime
+
+
+def test_chat_learns_completions_of_a_model_from_the_registry(shared_steadytrain, lm, tmp_path):
+    """Real question and answer: what a function of the standard library does, by its docstring."""
+    data = tmp_path / "chat.jsonl"
+    lines = [
+        json.dumps(pair) for pair in docstrings(["json", "email.message", "logging", "shutil"])
+    ]
+    data.write_text("\n".join(lines))
+    done = shared_steadytrain.run(
+        "chat",
+        *TINY_RUN,
+        f"data.source=[{data}]",
+        "model.base=models:/stdlib-lm@champion",
+        "data.sequence_length=64",
+        "data.test_share=0.2",
+        "data.validation_share=0.2",
+    )
+    assert done.code == 0, done.out + done.err
+    (folder,) = (run for run in done.runs if run.name.startswith("chat-"))
+    found = records(folder)
+    train = found["preprocess"].sides["train"]
+    assert 0 < train.target_tokens < train.tokens, "prompts are masked out of the loss"
+    assert found["register"].model_name == "chat"
+
+
+def docstrings(modules):
+    for name in modules:
+        for _, function in inspect.getmembers(importlib.import_module(name), callable):
+            text = inspect.getdoc(function)
+            if text and len(text) > 40:
+                yield {"prompt": f"What does {name}.{function.__name__} do?", "completion": text}
+
+
+def test_sequence_classification_from_a_pretrained_encoder(steadytrain):
+    done = steadytrain.run(
+        "sequence-classification",
+        *TINY_RUN,
+        "data.labels=[asyncio,email,encodings,importlib]",
+        "data.exclude=['*.py', 'test/**', '[!aei]*/**', 'idlelib/**', 'ensurepip/**']",
+        "data.sequence_length=32",
+        "training.max_steps=20",
+        "training.eval_steps=20",
+        "evaluation.max_examples=40",
+    )
+    assert done.code == 0, done.out + done.err
+    (folder,) = done.runs
+    found = records(folder)
+    assert set(found["preprocess"].labels) <= {"asyncio", "email", "encodings", "importlib"}
+    judged = found["evaluate"]
+    assert judged.metrics["accuracy"].value > judged.baselines["accuracy"]
+    assert sum(map(sum, judged.confusion)) == judged.examples
+    version = found["register"]
+    model = registered(done.output, f"models:/{version.model_name}@candidate")
+    assert len(model.predict(["import asyncio\n"])) == 1

@@ -1,0 +1,79 @@
+"""The product as it is used: the command, the whole DAG, small real data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TINY_MODEL = (
+    "model.vocab_size=600",
+    "model.config.hidden_size=32",
+    "model.config.intermediate_size=64",
+    "model.config.num_hidden_layers=2",
+    "model.config.num_attention_heads=4",
+    "model.config.num_key_value_heads=4",
+)
+TINY_RUN = (
+    "training.max_steps=6",
+    "training.global_batch_size=4",
+    "training.eval_steps=3",
+    "training.save_steps=3",
+    "training.logging_steps=1",
+    "evaluation.max_examples=12",
+    "evaluation.bootstrap_samples=200",
+)
+TINY_LM = (
+    "data.source=[package:json,package:email,package:logging,package:http]",
+    "data.test_share=0.25",
+    "data.validation_share=0.15",
+    "data.sequence_length=64",
+    *TINY_MODEL,
+    *TINY_RUN,
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+    output: Path
+
+    @property
+    def runs(self) -> list[Path]:
+        return sorted((self.output / "runs").glob("*"))
+
+
+@dataclass(frozen=True)
+class Command:
+    """`steadytrain` in a folder of its own."""
+
+    output: Path
+
+    def __call__(self, *arguments: object, sets: tuple[str, ...] = (), **environment: str) -> Done:
+        done = subprocess.run(
+            self.line(*arguments, sets=sets),
+            capture_output=True,
+            text=True,
+            cwd=self.output.parent,
+            env=self.environment(**environment),
+            timeout=280,
+        )
+        return Done(done.returncode, done.stdout, done.stderr, self.output)
+
+    def run(self, source: object, *sets: str, **environment: str) -> Done:
+        return self("run", source, "--output", self.output, sets=sets, **environment)
+
+    def line(self, *arguments: object, sets: tuple[str, ...] = ()) -> list[str]:
+        options = [text for item in sets for text in ("--set", item)]
+        program = [sys.executable, "-m", "steadytrain.pipelines.cli"]
+        return [*program, *map(str, arguments), *options]
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+        return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **changes}
