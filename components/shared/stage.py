@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.errors import SteadytrainError, Stopped
 from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.shared.events.types import (
@@ -47,7 +48,7 @@ def stage(config: RunConfig, name: str) -> Iterator[Stage]:
     workspace.create()
     stream = workspace.stream(name)
     current = Stage(name, workspace, stream)
-    current.emit(StepStarted(stage=name))
+    current.emit(StepStarted(stage=name, environment=dict(environment())))
     try:
         with _stoppable():
             yield current

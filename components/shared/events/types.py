@@ -27,10 +27,14 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class StepStarted(Event):
-    """A step of the pipeline began its work."""
+    """A step of the pipeline began its work.
+
+    environment: versions of what it runs with.
+    """
 
     name: ClassVar[str] = "step_started"
     stage: str
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,180 @@
+"""Line charts and histograms as inline SVG.
+
+Own code, and little of it: matplotlib takes a second to import and writes
+glyphs as paths that neither a screen reader nor a dark page can use; the
+JavaScript libraries bring megabytes. Colours and fonts come from the page's
+style sheet, and every text is escaped by `Markup.format`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from steadytrain.components.report.curves import Curve, thin
+from steadytrain.components.report.words import number
+
+WIDTH, HEIGHT = 440, 220
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 34
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values of one axis to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def line_chart(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    show: Format = number,
+    marks: Sequence[tuple[float, str]] = (),
+) -> Markup:
+    """Curves over steps, the first as a line, others as a line with dots.
+
+    Args:
+        show: how a value of the vertical axis is written.
+        marks: steps with a label each, drawn as vertical lines.
+
+    Returns:
+        "" where no curve has a point.
+    """
+    points = [point for curve in curves for point in curve.points]
+    if not points:
+        return Markup("")
+    steps = [x for x, _ in points] + [x for curve in curves for x in curve.broken]
+    values = [y for _, y in points]
+    ticks = nice_ticks(min(values), max(values))
+    x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
+    y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = [_grid(ticks, y, show), _step_axis(x)]
+    parts += [_mark(x(step), label) for step, label in marks]
+    for index, curve in enumerate(curves):
+        parts.append(_line(curve, index, x, y, show))
+    return _svg(title, _describe(curves, show), parts)
+
+
+def histogram(title: str, bins: Sequence[tuple[str, float]], *, unit: str) -> Markup:
+    """Bars with the counts of named bins; "" where there are none."""
+    if not bins or max(count for _, count in bins) <= 0:
+        return Markup("")
+    ticks = nice_ticks(0, max(count for _, count in bins))
+    y = Scale(0, ticks[-1], HEIGHT - BOTTOM, TOP)
+    pitch = (WIDTH - LEFT - RIGHT) / len(bins)
+    every = math.ceil(len(bins) / 8)
+    parts = [_grid(ticks, y, number)]
+    for index, (label, count) in enumerate(bins):
+        left = LEFT + index * pitch
+        parts.append(
+            Markup(
+                '<rect class="bar" x="{:.1f}" y="{}" width="{:.1f}" height="{:.1f}">'
+                "<title>{}: {}</title></rect>"
+            ).format(
+                left + pitch * 0.08, y(count), pitch * 0.84, y(0) - y(count), label, number(count)
+            )
+        )
+        if index % every == 0:
+            parts.append(_text(left + pitch / 2, HEIGHT - BOTTOM + 15, label, "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, unit, "middle"))
+    most = max(bins, key=lambda item: item[1])
+    return _svg(title, f"{len(bins)} bins; the largest, {most[0]}, holds {number(most[1])}", parts)
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round values, 1, 2 or 5 times a power of ten apart, that enclose low and high."""
+    if high <= low:
+        spread = abs(low) * 0.1 or 1.0
+        low, high = low - spread, high + spread
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _svg(title: str, description: str, parts: Sequence[Markup]) -> Markup:
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}. {}">{}</svg>'
+    ).format(WIDTH, HEIGHT, title, description, Markup("").join(parts))
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> Markup:
+    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+        x, y, anchor, text
+    )
+
+
+def _grid(ticks: Sequence[float], y: Scale, show: Format) -> Markup:
+    lines = [
+        Markup('<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+            LEFT, WIDTH - RIGHT, y(tick), y(tick)
+        )
+        + _text(LEFT - 6, y(tick) + 4, show(tick), "end")
+        for tick in ticks
+    ]
+    return Markup("").join(lines)
+
+
+def _step_axis(x: Scale) -> Markup:
+    ticks = [tick for tick in nice_ticks(x.low, x.high) if x.low <= tick <= x.high]
+    labels = [
+        _text(x(tick), HEIGHT - BOTTOM + 15, number(int(tick)), "middle")
+        for tick in ticks
+        if tick == int(tick)
+    ]
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return Markup("").join([*labels, _text(middle, HEIGHT - 3, "step", "middle")])
+
+
+def _mark(x: float, label: str) -> Markup:
+    return Markup(
+        '<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"><title>{3}</title></line>'
+    ).format(x, TOP, HEIGHT - BOTTOM, label)
+
+
+def _line(curve: Curve, index: int, x: Scale, y: Scale, show: Format) -> Markup:
+    drawn = thin(curve.points)
+    path = " ".join(f"{x(step)},{y(value)}" for step, value in drawn)
+    parts = [Markup('<polyline class="line c{}" points="{}"/>').format(index, path)]
+    if index > 0 or len(drawn) == 1:
+        parts += [
+            Markup('<circle class="dot c{}" cx="{}" cy="{}" r="2.5"><title>{}</title></circle>').format(
+                index, x(step), y(value), f"{curve.name} at step {number(int(step))}: {show(value)}"
+            )
+            for step, value in thin(drawn, 60)
+        ]
+    parts += [
+        Markup('<path class="broken" d="M{0} {1} l4 -7 h-8 z"><title>{2}</title></path>').format(
+            x(step), TOP + 7, f"{curve.name} is not finite at step {number(int(step))}"
+        )
+        for step in curve.broken[:50]
+    ]
+    return Markup("").join(parts)
+
+
+def _describe(curves: Sequence[Curve], show: Format) -> str:
+    """The chart in words, for those who cannot see it."""
+    said = []
+    for curve in curves:
+        if not curve.points:
+            continue
+        first, last = curve.points[0], curve.points[-1]
+        said.append(
+            f"{curve.name}: {show(first[1])} at step {number(int(first[0]))}, "
+            f"{show(last[1])} at step {number(int(last[0]))}"
+        )
+    return "; ".join(said)

@@ -1,0 +1,202 @@
+"""What happened in a run: its steps, its attempts, where the time went, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.words import number
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    StepFailed,
+    StepFinished,
+    StepStarted,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+)
+
+StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
+RunState = Literal["finished", "failed", "stopped", "unfinished", "empty"]
+
+FIRST_STEP, REPORT_STEP = "preprocess", "report"
+_ON_REQUEST = {"Stopped", "KeyboardInterrupt"}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One time that a step ran. `failure` is there where it failed or was stopped."""
+
+    stage: str
+    state: StepState
+    start: float
+    end: float
+    summary: str = ""
+    failure: StepFailed | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at training. `ended` is None where nobody could say how it ended."""
+
+    started: AttemptStarted
+    ended: AttemptEnded | None
+    ready: float | None
+    last_time: float
+    last_step: int
+    checkpoints: Sequence[CheckpointSaved]
+
+    @property
+    def number(self) -> int:
+        return self.started.attempt
+
+    @property
+    def start(self) -> float:
+        return self.started.time
+
+    @property
+    def end(self) -> float:
+        return self.ended.time if self.ended else self.last_time
+
+    @property
+    def first_step(self) -> int:
+        return self.started.resumed_from_step or 0
+
+    @property
+    def outcome(self) -> str:
+        return self.ended.outcome if self.ended else "cut off"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run stands, in one sentence; with the failure's remedy where there is one."""
+
+    state: RunState
+    sentence: str
+    failure: StepFailed | None = None
+
+
+def executions(events: Sequence[Event]) -> list[Execution]:
+    """Every time a step ran, the report's own left out, in the order of their starts.
+
+    One that was killed ends with the last event before the next step's start.
+    """
+    found: list[Execution] = []
+    running: StepStarted | None = None
+    last = 0.0
+    for event in events:
+        if getattr(event, "stage", "") == REPORT_STEP:
+            continue
+        if isinstance(event, StepStarted):
+            if running:
+                found.append(Execution(running.stage, "unfinished", running.time, last))
+            running = event
+        elif running and isinstance(event, StepFinished | StepFailed):
+            found.append(_execution(running, event))
+            running = None
+        last = event.time
+    if running:
+        found.append(Execution(running.stage, "unfinished", running.time, last))
+    return found
+
+
+def latest(found: Sequence[Execution]) -> list[Execution]:
+    """The last execution of each step since the pipeline was last begun."""
+    begins = [index for index, item in enumerate(found) if item.stage == FIRST_STEP]
+    session = found[begins[-1] :] if begins else found
+    return list({item.stage: item for item in session}.values())
+
+
+def attempts(facts: Facts) -> list[Attempt]:
+    """The attempts at training, in order."""
+    ended = {event.attempt: event for event in facts.of(AttemptEnded)}
+    ready = {event.attempt: event.time for event in facts.of(TrainingStarted)}
+    checkpoints = facts.of(CheckpointSaved)
+    progress: dict[int, tuple[float, int]] = {}
+    for event in facts.events:
+        if isinstance(event, TrainingStep | Validated | CheckpointSaved):
+            progress[event.attempt] = (event.time, event.step)
+    result = []
+    for started in facts.of(AttemptStarted):
+        time, step = progress.get(
+            started.attempt, (started.time, started.resumed_from_step or 0)
+        )
+        end = ended.get(started.attempt)
+        result.append(
+            Attempt(
+                started=started,
+                ended=end,
+                ready=ready.get(started.attempt),
+                last_time=time,
+                last_step=max(step, end.step) if end else step,
+                checkpoints=[item for item in checkpoints if item.attempt == started.attempt],
+            )
+        )
+    return result
+
+
+def outcome(facts: Facts) -> Outcome:
+    """How the run stands."""
+    steps = latest(executions(facts.events))
+    name = facts.setting("name") or facts.workspace.run_id
+    if not steps:
+        return Outcome("empty", f"Run {facts.workspace.run_id} has not begun a step.")
+    last = steps[-1]
+    if last.state == "failed" and last.failure:
+        return Outcome("failed", f"{name} failed in {last.stage}.", last.failure)
+    if last.state == "stopped":
+        return Outcome("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
+    if last.state == "unfinished":
+        return Outcome(
+            "unfinished",
+            f"{name} has not ended: {last.stage} is still at work, or was killed"
+            f"{_at_step(facts)}.",
+        )
+    if _complete(facts, last.stage):
+        return Outcome("finished", _success(facts, str(name)))
+    return Outcome("unfinished", f"{name} has not gone on after {last.stage}.")
+
+
+def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execution:
+    times = started.stage, started.time, event.time
+    if isinstance(event, StepFailed):
+        stopped = event.error in _ON_REQUEST
+        state: StepState = "stopped" if stopped else "failed"
+        return Execution(times[0], state, times[1], times[2], failure=event)
+    state = "reused" if event.reused else "finished"
+    return Execution(times[0], state, times[1], times[2], summary=event.summary)
+
+
+def _complete(facts: Facts, last_stage: str) -> bool:
+    if last_stage == "promote":
+        return True
+    promoted = facts.gate is not None and facts.gate.promoted
+    return last_stage == "register" and not promoted
+
+
+def _at_step(facts: Facts) -> str:
+    steps = facts.of(TrainingStep)
+    return f", at training step {steps[-1].step}" if steps else ""
+
+
+def _success(facts: Facts, name: str) -> str:
+    trained = facts.training
+    work = f"{name} is trained"
+    if trained:
+        work += f": {number(trained.parameters)} parameters, {number(trained.steps)} steps"
+    registered = facts.promotion or facts.registration
+    if registered is None:
+        return f"{work}."
+    place = f"version {registered.version} of {registered.model_name}"
+    if registered.champion:
+        return f"{work}; registered as {place}, the new champion."
+    return f"{work}; registered as {place}, not promoted."

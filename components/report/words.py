@@ -1,0 +1,55 @@
+"""Numbers, sizes and times as people read them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+
+def number(value: float | int | None, digits: int = 4) -> str:
+    """1,234,567 for whole numbers, four significant digits for others."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or (abs(value) < 1e15 and value == int(value) and abs(value) >= 1000):
+        return f"{int(value):,}"
+    if not math.isfinite(value):
+        return "not finite"
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}g}"
+    return f"{value:,.{_decimals(value, digits)}f}"
+
+
+def percent(share: float) -> str:
+    """A share of one."""
+    return f"{share:.1%}"
+
+
+def size(count: float) -> str:
+    """Bytes in a unit that fits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 12.3 s, 3 min 05 s, 2 h 04 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def moment(time: float) -> str:
+    """A time of the clock, in UTC."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _decimals(value: float, digits: int) -> int:
+    whole = len(str(int(abs(value))))
+    leading_zeros = 0 if abs(value) >= 0.1 or value == 0 else -math.floor(math.log10(abs(value))) - 1
+    return max(0, digits - (0 if abs(value) < 1 else whole) + leading_zeros)
