@@ -1,0 +1,110 @@
+"""The candidate against the registry's champion, which is scored anew on the same records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.evaluate.bootstrap import Resampling
+from steadytrain.components.evaluate.gate import Gate, Pair
+from steadytrain.components.evaluate.metrics import Scores
+from steadytrain.components.evaluate.scoring import place
+from steadytrain.components.register.versions import (
+    LABELS,
+    SPLIT,
+    TASK,
+    WEIGHTS,
+    Version,
+    comparable_tags,
+)
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The candidate as it has been evaluated.
+
+    records: what it was scored on. scores: of those records, in their order.
+    """
+
+    config: RunConfig
+    data: DataRecord
+    task: Any
+    weights_digest: str
+    evaluation: EvaluationRecord
+    records: pa.Table
+    scores: Scores
+
+    def against(self, champion: Version | None) -> GateRecord:
+        """The gate's decision. A champion that cannot be compared fairly is not replaced."""
+        values = {name: item.value for name, item in self.evaluation.metrics.items()}
+        gate = Gate(self.config.gate, self.scores.metric, resampling(self.config))
+        if champion is None:
+            return gate.decide(values, None)
+        refusal = self._unlike(champion)
+        if refusal:
+            return gate.refuse(values, refusal, champion.number)
+        try:
+            theirs = Scores.of(self.task.score(self._load(champion), self.records))
+        except Exception as error:
+            # Whatever it is that a foreign model raises, the candidate is not to blame.
+            said = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
+            return gate.refuse(
+                values,
+                f"the champion, version {champion.number}, does not load or score: {said}",
+                champion.number,
+            )
+        pair = self._pair(champion, theirs)
+        if isinstance(pair, str):
+            return gate.refuse(values, pair, champion.number)
+        return gate.decide(values, pair)
+
+    def _unlike(self, champion: Version) -> str:
+        """Why the two may not be compared; "" where they may."""
+        who = f"the champion, version {champion.number},"
+        if champion.tags.get(WEIGHTS) == self.weights_digest:
+            return f"{who} is this very model"
+        differences = {
+            TASK: f"{who} is of another task",
+            SPLIT: f"{who} was trained on another split, so that it may have seen these records",
+            LABELS: f"{who} has other labels",
+        }
+        for tag, mine in comparable_tags(self.config, self.data).items():
+            if champion.tags.get(tag) is None:
+                return f"{who} does not tell its {tag.partition('.')[2].replace('_', ' ')}"
+            if champion.tags[tag] != mine:
+                return differences[tag]
+        return ""
+
+    def _load(self, champion: Version) -> Any:
+        return place(self.task.load_logged(champion.uri), self.config)
+
+    def _pair(self, champion: Version, theirs: Scores) -> Pair | str:
+        metric = self.scores.metric
+        candidate, weights = self.scores.parts(metric)
+        other, their_weights = theirs.parts(metric)
+        who = f"the champion, version {champion.number},"
+        if theirs.metric != metric or not np.array_equal(weights, their_weights):
+            return f"{who} was scored on other spans"
+        if not np.isfinite(other).all():
+            return f"{who} gives losses that are not finite"
+        return Pair(
+            version=champion.number,
+            candidate=candidate,
+            champion=other,
+            weights=weights,
+            units=self.scores.units,
+            slices=self.scores.by_slice(),
+        )
+
+
+def resampling(config: RunConfig) -> Resampling:
+    """How the run's intervals are drawn."""
+    return Resampling(
+        config.evaluation.bootstrap_samples, config.evaluation.confidence, config.training.seed
+    )

@@ -1,0 +1,76 @@
+"""The records that models are judged on, and the candidate's scores on them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import DataError, SteadytrainError
+from steadytrain.components.shared.records import DataRecord
+
+
+def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
+    """The raw records of the test side, or a fixed sample of `evaluation.max_examples`.
+
+    The sample goes by a hash of each record's id, so that it stays the same
+    whatever the order, and changes little as records are added.
+
+    Raises:
+        DataError: there is none.
+    """
+    with pa.memory_map(str(data.path(data.test_records))) as source:
+        records = pa.ipc.open_file(source).read_all()
+    if not records.num_rows:
+        raise DataError(
+            "the test side has no records to judge the model by",
+            remedy="raise data.test_share, or give more data",
+        )
+    limit = config.evaluation.max_examples
+    if limit is None or limit >= records.num_rows:
+        return records
+    hashes = [
+        hashlib.sha256(str(identity).encode()).digest()
+        for identity in records.column("id").to_pylist()
+    ]
+    chosen = sorted(range(len(hashes)), key=lambda row: hashes[row])[:limit]
+    return records.take(sorted(chosen))
+
+
+def score_candidate(config: RunConfig, task: Any, folder: Path, records: pa.Table) -> pa.Table:
+    """The candidate's scores, in the columns of `Task.score`.
+
+    Raises:
+        SteadytrainError: the model's losses are not finite, or nothing is scored.
+    """
+    scores = task.score(place(task.load_exported(folder), config), records)
+    broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
+    if broken:
+        raise SteadytrainError(
+            f"the model's loss is not finite on {broken} of {records.num_rows} test examples",
+            remedy="training has diverged: lower training.learning_rate or raise "
+            "training.warmup_steps, and train again",
+        )
+    if not np.asarray(scores.column("targets").to_numpy()).sum():
+        raise DataError(
+            "no test record has anything to predict",
+            remedy="check data.columns: a chat needs something that the assistant says",
+        )
+    return scores
+
+
+def place(components: Any, config: RunConfig) -> Any:
+    """The components with the model on the device that the run computes on."""
+    import torch
+
+    model = components["model"]
+    if isinstance(model, torch.nn.Module):
+        wanted = config.compute.device
+        if wanted == "auto":
+            wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        model.to(wanted).eval()
+    return components

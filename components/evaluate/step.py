@@ -1,0 +1,134 @@
+"""The evaluate step: the candidate on the test side, then the gate, in one process.
+
+Both need the model and the records, so the gate is no step of its own. An
+evaluation is used again where nothing has changed; the gate is always decided
+anew, since there may be another champion.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steadytrain.components.evaluate.comparison import Candidate, resampling
+from steadytrain.components.evaluate.metrics import (
+    Scores,
+    confusion,
+    measure,
+    measure_slices,
+    per_class,
+)
+from steadytrain.components.evaluate.page import evaluation_page
+from steadytrain.components.evaluate.scoring import judged_records, score_candidate
+from steadytrain.components.register.versions import Registry
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    GateRecord,
+    TrainRecord,
+)
+from steadytrain.components.shared.reuse import ReuseStore, step_key
+from steadytrain.components.shared.stage import Stage, stage
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import open_task
+
+SCORES = "scores.parquet"
+PAGE = "evaluation.html"
+
+
+def run(
+    config: RunConfig, data: DataRecord | None = None, train: TrainRecord | None = None
+) -> tuple[EvaluationRecord, GateRecord]:
+    """Evaluates the run's model and decides whether it becomes champion.
+
+    Leaves the records "evaluate" and "gate", the per-example scores (Parquet)
+    and a page of the evaluation.
+
+    Raises:
+        BadInput: the steps before this one have not run.
+        DataError: the test side has nothing to judge by.
+        TrackingError: the registry cannot be used.
+    """
+    with stage(config, "evaluate") as current:
+        workspace = current.workspace
+        data = data or DataRecord.load(workspace.record("preprocess"))
+        train = train or TrainRecord.load(workspace.record("train"))
+        task = open_task(config, data)
+        records = judged_records(config, data)
+        evaluation, table = _evaluation(current, config, data, train, task, records)
+        evaluation.save(workspace.record("evaluate"))
+        page = evaluation_page(evaluation, table, records, title=config.run_id)
+        LocalStorage(workspace.evaluation).write(PAGE, page.encode())
+
+        candidate = Candidate(
+            config, data, task, train.weights_digest, evaluation, records, Scores.of(table)
+        )
+        registry = Registry(config, workspace)
+        decision = candidate.against(registry.by_alias(config.registry.champion_alias))
+        decision.save(workspace.record("gate"))
+        current.summary = decision.reason
+        return evaluation, decision
+
+
+def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
+    """The candidate as the evaluate step left it, to decide again."""
+    data = DataRecord.load(workspace.record("preprocess"))
+    train = TrainRecord.load(workspace.record("train"))
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    return Candidate(
+        config,
+        data,
+        open_task(config, data),
+        train.weights_digest,
+        evaluation,
+        judged_records(config, data),
+        Scores.of(pq.read_table(evaluation.scores)),
+    )
+
+
+def _evaluation(
+    current: Stage,
+    config: RunConfig,
+    data: DataRecord,
+    train: TrainRecord,
+    task: Any,
+    records: pa.Table,
+) -> tuple[EvaluationRecord, pa.Table]:
+    """The evaluation and the per-example scores, from an earlier one where nothing changed."""
+    store = ReuseStore(current.workspace, "evaluate", EvaluationRecord)
+    key = step_key(
+        data.fingerprint,
+        train.weights_digest,
+        config.data.model_dump(mode="json"),
+        config.evaluation.model_dump(mode="json"),
+        config.training.seed,
+    )
+    known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
+    if known is not None:
+        current.reused = True
+        return known, pq.read_table(known.scores)
+    table = score_candidate(config, task, Path(train.model), records)
+    path = current.workspace.evaluation / SCORES
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes())
+    scores = Scores.of(table)
+    classes = scores.classes
+    evaluation = EvaluationRecord(
+        task=config.data.task,
+        examples=records.num_rows,
+        metrics=measure(scores, resampling(config)),
+        baselines=task.baselines(records),
+        slices=measure_slices(scores),
+        labels=data.labels,
+        confusion=confusion(classes, len(data.labels)) if classes else [],
+        per_class=per_class(classes, data.labels) if classes else {},
+        scores=str(path),
+    )
+    store.remember(key, evaluation, [path])
+    return evaluation, table

@@ -1,0 +1,64 @@
+"""The model card that goes with a registered version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    GateRecord,
+    TrainRecord,
+)
+
+
+def model_card(
+    config: RunConfig,
+    data: DataRecord,
+    train: TrainRecord,
+    evaluation: EvaluationRecord,
+    gate: GateRecord,
+    tags: Mapping[str, str],
+) -> str:
+    """The card in Markdown: what the model is, learned from, scores, and why it stands where."""
+    attempts = f"{train.attempts} attempt{'s' if train.attempts > 1 else ''}"
+    test = f"## Evaluation on {evaluation.examples:,} examples of the test side"
+    return "\n\n".join(
+        [
+            f"# {config.model_name}",
+            f"Task `{config.data.task}`, {train.parameters:,} parameters, from "
+            f"{config.model.base or 'scratch'}. Trained by steadytrain for {train.steps:,} steps "
+            f"({train.seconds:.0f} s, {attempts}); "
+            f"the best {train.metric} of the validation side was {train.best_score:.4g}, at step "
+            f"{train.best_step:,}.",
+            "## Gate",
+            f"{gate.reason[0].upper()}{gate.reason[1:]}.",
+            test,
+            _table(["metric", "value", "interval"], _metric_rows(evaluation)),
+            "## Data",
+            ", ".join(f"`{source}`" for source in config.data.source),
+            _table(
+                ["side", "documents", "rows", "tokens"],
+                (
+                    [name, f"{side.documents:,}", f"{side.rows:,}", f"{side.tokens:,}"]
+                    for name, side in data.sides.items()
+                ),
+            ),
+            "## Origin",
+            _table(["", ""], ([name.partition(".")[2], value] for name, value in tags.items())),
+            "",
+        ]
+    )
+
+
+def _metric_rows(evaluation: EvaluationRecord) -> Iterable[Sequence[str]]:
+    for name, item in evaluation.metrics.items():
+        yield name, f"{item.value:.4g}", f"{item.low:.4g} to {item.high:.4g}"
+    for name, value in evaluation.baselines.items():
+        yield f"baseline: {name}", f"{value:.4g}", ""
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

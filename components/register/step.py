@@ -1,0 +1,84 @@
+"""The register step: the run's model becomes a version with the alias `candidate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from steadytrain.components.evaluate.scoring import judged_records
+from steadytrain.components.register.card import model_card
+from steadytrain.components.register.versions import Registry, Version, version_tags
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    GateRecord,
+    RegistrationRecord,
+    TrainRecord,
+)
+from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.tracking import parent_run
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import open_task
+
+CARD = "README.md"
+
+
+def run(config: RunConfig) -> RegistrationRecord:
+    """Registers the run's model, whatever the gate said.
+
+    A run that has registered these weights already keeps its version.
+
+    Raises:
+        BadInput: the steps before this one have not run.
+        TrackingError: the registry cannot be used.
+    """
+    with stage(config, "register") as current:
+        workspace = current.workspace
+        data = DataRecord.load(workspace.record("preprocess"))
+        train = TrainRecord.load(workspace.record("train"))
+        evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+        gate = GateRecord.load(workspace.record("gate"))
+        registry = Registry(config, workspace)
+        tags = version_tags(config, data, train)
+        version = registry.of_run(tags)
+        if version is None:
+            card = model_card(config, data, train, evaluation, gate, tags)
+            model_uri = _log(config, workspace, data, train, tags, card)
+            version = _register_once(registry, model_uri, tags, card)
+        else:
+            current.reused = True
+        registry.set_alias(config.registry.candidate_alias, version)
+        champion = registry.by_alias(config.registry.champion_alias)
+        record = RegistrationRecord(
+            model_name=registry.name,
+            version=version.number,
+            model_uri=version.uri,
+            champion=champion is not None and champion.number == version.number,
+            reason=gate.reason,
+        )
+        record.save(workspace.record("register"))
+        current.summary = f"version {version.number} of {registry.name}"
+        return record
+
+
+def _log(
+    config: RunConfig,
+    workspace: Workspace,
+    data: DataRecord,
+    train: TrainRecord,
+    tags: dict[str, str],
+    card: str,
+) -> str:
+    """Logs the model and its card to the run's MLflow run; gives back the model's URI."""
+    import mlflow
+
+    task, records = open_task(config, data), judged_records(config, data)
+    with mlflow.start_run(run_id=parent_run(config, workspace)):
+        mlflow.log_text(card, CARD)
+        return task.log_model(Path(train.model), name=config.name, records=records, metadata=tags)
+
+
+def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:
+    """Another process of the same run may have been faster."""
+    with registry.locked():
+        return registry.of_run(tags) or registry.register(model_uri, tags, card)

@@ -1,0 +1,1 @@
+"""Per-example scores of the built-in tasks, and their models in MLflow."""

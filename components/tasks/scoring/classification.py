@@ -1,0 +1,118 @@
+"""How a classifier does on the test side, and what always naming the commonest label does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.shards import read_batches
+from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+
+_RECORDS_AT_ONCE = 2048
+
+
+def score_classification(
+    components: Components,
+    records: pa.Table,
+    *,
+    labels: Sequence[str],
+    batch_size: int,
+    max_length: int,
+) -> pa.Table:
+    """Scores each record.
+
+    Args:
+        components: "model" and "tokenizer".
+        records: `id`, `text` and `label`.
+        labels: classes, in the order of the model's outputs.
+        batch_size: texts a forward pass.
+        max_length: tokens that are read of a text.
+
+    Returns:
+        The columns of `Task.score`; `bytes` is 0, since no text is predicted.
+    """
+    model, tokenizer = components["model"], components["tokenizer"]
+    model.eval()
+    length = longest(model, max_length)
+    parts = [
+        _log_chances(model, tokenizer, batch.column("text").to_pylist(), batch_size, length)
+        for batch in records.select(["text"]).to_batches(max_chunksize=_RECORDS_AT_ONCE)
+    ]
+    log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
+    truth = label_indices(records, labels)
+    return score_table(
+        records,
+        {
+            "loss": -log_chances[np.arange(len(truth)), truth],
+            "targets": np.ones(len(truth), dtype=np.int64),
+            "bytes": np.zeros(len(truth), dtype=np.int64),
+            "label": truth,
+            "prediction": log_chances.argmax(axis=1),
+            "probabilities": list(np.exp(log_chances).astype(np.float32)),
+        },
+    )
+
+
+def classification_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
+    """What always predicting the training side's commonest label reaches on the records.
+
+    Returns:
+        `majority_accuracy`.
+    """
+    counts = np.zeros(len(data.labels), dtype=np.int64)
+    for batch in read_batches(data, "train", ["label"]):
+        counts += np.bincount(batch.column("label").to_numpy(), minlength=len(counts))
+    truth = label_indices(records, data.labels)
+    return {"majority_accuracy": float((truth == counts.argmax()).mean())} if len(truth) else {}
+
+
+def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The class of each record.
+
+    Raises:
+        DataError: a label that the model does not have.
+    """
+    known = {label: index for index, label in enumerate(labels)}
+    found = records.column("label").to_pylist()
+    unknown = sorted({str(label) for label in found if label not in known})
+    if unknown:
+        raise DataError(
+            f"test side: label {unknown[0]!r} is none of {', '.join(labels)}",
+            remedy="set data.labels to all labels that may occur, and prepare the data again",
+        )
+    return np.array([known[label] for label in found], dtype=np.int64)
+
+
+def _log_chances(
+    model: torch.nn.Module, tokenizer: Any, texts: list[str], batch_size: int, length: int
+) -> npt.NDArray[np.float64]:
+    """Logarithms of the probabilities (texts, classes), in the order of the texts."""
+    encoded = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+    order = sorted(range(len(texts)), key=lambda index: len(encoded[index]), reverse=True)
+    parts = [
+        _forward(model, [encoded[index] for index in order[start : start + batch_size]], tokenizer)
+        for start in range(0, len(order), batch_size)
+    ]
+    ordered = np.concatenate(parts)
+    found = np.empty_like(ordered)
+    found[order] = ordered
+    return found
+
+
+@torch.inference_mode()
+def _forward(
+    model: torch.nn.Module, rows: list[list[int]], tokenizer: Any
+) -> npt.NDArray[np.float64]:
+    device = next(model.parameters()).device
+    ids, mask = pad(rows, padding_id(tokenizer))
+    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+    log_chances: npt.NDArray[np.float64] = logits.double().log_softmax(dim=-1).cpu().numpy()
+    return log_chances

@@ -1,0 +1,161 @@
+"""How likely a language model finds the test side, and what a unigram model does.
+
+Only the text is scored: the end token that encoding appends is the product's
+own, and costs a model nothing. So the summed loss of two models with different
+tokenizers is over identical bytes, and can be compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch.nn import functional
+
+from steadytrain.components.shared.encoding import (
+    Encoded,
+    encode_record,
+    encode_texts,
+    load_tokenizer,
+    scored_bytes,
+    windows,
+)
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.shards import read_batches
+from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+
+_RECORDS_AT_ONCE = 512  # encoded and sorted by length together; keeps memory flat
+_IGNORED = -100
+
+
+def score_language(
+    components: Components, records: pa.Table, *, task: str, batch_size: int, max_length: int
+) -> pa.Table:
+    """Scores each record: every token of its text once, given those before it.
+
+    A text longer than the model's context is cut into windows that share one token.
+
+    Args:
+        components: "model" and "tokenizer".
+        records: `id`, and `text` or `messages`.
+        task: name of the task; supervised fine-tuning scores what the assistant says.
+        batch_size: windows a forward pass.
+        max_length: tokens of a window.
+
+    Returns:
+        The columns of `Task.score`, without those of classes.
+    """
+    model, tokenizer = components["model"], components["tokenizer"]
+    model.eval()
+    length, fill = longest(model, max_length), padding_id(tokenizer)
+    loss: list[float] = []
+    targets: list[int] = []
+    for block in _blocks(records):
+        encoded = _encode(tokenizer, block)
+        loss += _losses(model, encoded, batch_size=batch_size, length=length, fill=fill)
+        targets += [sum(document.targets) for document in encoded]
+    sizes = [scored_bytes(record) for block in _blocks(records) for record in block]
+    return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
+
+
+def language_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
+    """What predicting each token by its frequency alone reaches on the records.
+
+    Frequencies are those of the training side's targets, with add-one smoothing.
+
+    Returns:
+        `unigram_loss` (nats a token of the run's tokenizer) and `unigram_bits_per_byte`.
+    """
+    tokenizer = load_tokenizer(data.path(data.tokenizer))
+    counts = _token_counts(data, len(tokenizer)) + 1.0
+    surprise = -np.log(counts / counts.sum())
+    loss, targets, size = 0.0, 0, 0
+    for block in _blocks(records):
+        for document in _encode(tokenizer, block):
+            scored = np.asarray(document.input_ids)[np.asarray(document.targets, dtype=bool)]
+            loss += float(surprise[scored].sum())
+            targets += len(scored)
+        size += sum(map(scored_bytes, block))
+    if not targets or not size:
+        return {}
+    return {
+        "unigram_loss": loss / targets,
+        "unigram_bits_per_byte": loss / math.log(2) / size,
+    }
+
+
+def _blocks(records: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    wanted = [name for name in ("text", "messages") if name in records.column_names]
+    for batch in records.select(wanted).to_batches(max_chunksize=_RECORDS_AT_ONCE):
+        yield batch.to_pylist()
+
+
+def _encode(tokenizer: Any, block: Sequence[Mapping[str, Any]]) -> list[Encoded]:
+    """The documents with targets on what is scored only."""
+    if all(record.get("messages") is None for record in block):
+        encoded = encode_texts(tokenizer, [record["text"] for record in block])
+        return [Encoded(item.input_ids, [*item.targets[:-1], 0]) for item in encoded]
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    return [_without_turn_ends(encode_record(tokenizer, record), special) for record in block]
+
+
+def _without_turn_ends(encoded: Encoded, special: set[int]) -> Encoded:
+    """Takes the special token that ends a turn (or a text) from the targets."""
+    following = [*encoded.targets[1:], 0]
+    targets = [
+        0 if target and not after and token in special else target
+        for token, target, after in zip(encoded.input_ids, encoded.targets, following, strict=True)
+    ]
+    return Encoded(encoded.input_ids, targets)
+
+
+def _losses(
+    model: torch.nn.Module, documents: Sequence[Encoded], *, batch_size: int, length: int, fill: int
+) -> list[float]:
+    """Summed loss of each document in nats, from windows batched by like length."""
+    pieces = [
+        (index, window)
+        for index, document in enumerate(documents)
+        for window in windows(document, length)
+        if any(window.targets)
+    ]
+    pieces.sort(key=lambda piece: len(piece[1].input_ids), reverse=True)
+    totals = np.zeros(len(documents))
+    for start in range(0, len(pieces), batch_size):
+        batch = pieces[start : start + batch_size]
+        sums = _window_losses(model, [window for _, window in batch], fill)
+        np.add.at(totals, [index for index, _ in batch], sums)
+    found: list[float] = totals.tolist()
+    return found
+
+
+@torch.inference_mode()
+def _window_losses(
+    model: torch.nn.Module, batch: Sequence[Encoded], fill: int
+) -> npt.NDArray[np.float64]:
+    device = next(model.parameters()).device
+    ids, mask = pad([window.input_ids for window in batch], fill)
+    scored, _ = pad([window.targets for window in batch], 0)
+    ids, mask = ids.to(device), mask.to(device)
+    wanted = ids.masked_fill(scored.to(device) == 0, _IGNORED)[:, 1:]
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    losses = functional.cross_entropy(
+        logits.float().transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="none"
+    )
+    summed: npt.NDArray[np.float64] = losses.double().sum(dim=1).cpu().numpy()
+    return summed
+
+
+def _token_counts(data: DataRecord, size: int) -> npt.NDArray[np.float64]:
+    counts = np.zeros(size)
+    for batch in read_batches(data, "train", ["input_ids", "targets"]):
+        ids = batch.column("input_ids").flatten().to_numpy()
+        wanted = batch.column("targets").flatten().to_numpy(zero_copy_only=False).astype(bool)
+        counts += np.bincount(ids[wanted], minlength=size)
+    return counts

@@ -1,0 +1,93 @@
+"""Transformers models in MLflow: logged so that pyfunc serves them, and read back whole."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from steadytrain.components.shared.config.secrets import redact
+
+_AUTO = {
+    "text-generation": "AutoModelForCausalLM",
+    "text-classification": "AutoModelForSequenceClassification",
+}
+_EXAMPLE_CHARACTERS = 200
+_NEEDED = ("torch", "transformers", "safetensors", "accelerate")
+
+
+def log_transformers_model(
+    folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str], task: str
+) -> str:
+    """Logs an exported model to the active MLflow run: flavours transformers and pyfunc.
+
+    Args:
+        folder: model and tokenizer as Transformers saves them.
+        records: whence the input example is taken.
+        task: of Transformers' pipelines, text-generation or text-classification.
+
+    Returns:
+        The model's URI.
+    """
+    import mlflow
+    import transformers
+
+    # An absolute folder is no name on a hub, so that MLflow looks for no model card there.
+    place = folder.absolute()
+    auto = getattr(transformers, _AUTO[task])
+    logged = mlflow.transformers.log_model(
+        transformers_model={
+            "model": auto.from_pretrained(place, local_files_only=True),
+            "tokenizer": transformers.AutoTokenizer.from_pretrained(place, local_files_only=True),
+        },
+        name=name,
+        task=task,
+        signature=_signature(task),
+        input_example=[_example(records)],
+        metadata=metadata,
+        model_config=_settings(task),
+        # Stated, since MLflow would find them out by loading the model in another process.
+        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
+    )
+    return str(logged.model_uri)
+
+
+def load_transformers_model(model_uri: str) -> dict[str, Any]:
+    """The "model" and "tokenizer" of a logged or registered model."""
+    import mlflow
+    import torch
+
+    components = mlflow.transformers.load_model(
+        model_uri, return_type="components", dtype=torch.float32
+    )
+    return {"model": components["model"], "tokenizer": components["tokenizer"]}
+
+
+def _signature(task: str) -> Any:
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import ColSpec, Schema
+
+    outputs = (
+        [ColSpec("string")]
+        if task == "text-generation"
+        else [ColSpec("string", "label"), ColSpec("double", "score")]
+    )
+    return ModelSignature(inputs=Schema([ColSpec("string")]), outputs=Schema(outputs))
+
+
+def _settings(task: str) -> dict[str, Any]:
+    """How the pipeline is called when the model is served."""
+    return {"max_new_tokens": 64} if task == "text-generation" else {"truncation": True}
+
+
+def _example(records: pa.Table) -> str:
+    """The beginning of a record, of its first message where it is a chat."""
+    first = records.slice(0, 1).to_pylist()[0]
+    if first.get("messages") is not None:
+        messages = first["messages"]
+        messages = json.loads(messages) if isinstance(messages, str) else messages
+        return redact(messages[0]["content"])[:_EXAMPLE_CHARACTERS]
+    return redact(first["text"])[:_EXAMPLE_CHARACTERS]
