@@ -1,0 +1,85 @@
+"""Model and optimizer as named global tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged
+
+Tensors = dict[str, torch.Tensor]
+
+
+def model_tensors(model: torch.nn.Module) -> Tensors:
+    """Parameters, tied ones once, and the buffers that belong to the model's state."""
+    persistent = model.state_dict(keep_vars=True).keys()
+    buffers = {name: item for name, item in model.named_buffers() if name in persistent}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+@torch.no_grad()
+def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies tensors into a model that has the same names and shapes.
+
+    Raises:
+        CheckpointDamaged: they belong to another model.
+    """
+    own = model_tensors(model)
+    differing = {
+        name
+        for name in own.keys() | tensors.keys()
+        if name not in own or name not in tensors or own[name].shape != tensors[name].shape
+    }
+    if differing:
+        raise CheckpointDamaged(
+            f"the checkpoint is of another model: {sorted(differing)[0]} differs",
+            remedy="give the run another name, or take its old configuration",
+        )
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """Per-parameter state, named `<parameter>/<key>`."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def optimizer_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Settings of the parameter groups (learning rate and so on) as plain data."""
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_optimizer(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    settings: list[dict[str, Any]],
+) -> None:
+    """Puts back what `optimizer_tensors` and `optimizer_settings` gave."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    by_name: dict[str, Tensors] = {}
+    for key, tensor in tensors.items():
+        name, _, part = key.rpartition("/")
+        by_name.setdefault(name, {})[part] = tensor
+    # PyTorch's own load places each tensor on its parameter's device.
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        index: by_name[names[parameter]]
+        for index, parameter in enumerate(ordered)
+        if names[parameter] in by_name
+    }
+    numbered = iter(range(len(ordered)))
+    groups = [
+        {**own, "params": [next(numbered) for _ in group["params"]]}
+        for own, group in zip(settings, optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

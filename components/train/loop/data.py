@@ -1,0 +1,109 @@
+"""Prepared rows, their order, and each rank's part of it.
+
+The order is an endless stream: one seeded permutation of all rows after another.
+Step s takes the rows at s * global batch and on, so that the step alone tells
+the position, no epoch's tail is dropped, and neither micro-batch nor world size
+changes which rows make up a global batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.tasks.base import Row
+
+
+class Rows(Sequence[Row]):
+    """Rows of memory-mapped Arrow files, by global index. Lists come as NumPy arrays."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.batches = [batch for file in files for batch in _record_batches(file)]
+        self.ends = list(accumulate(batch.num_rows for batch in self.batches))
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # no slices
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self.ends, index)
+        batch = self.batches[number]
+        inner = index - (self.ends[number] - batch.num_rows)
+        return {name: _value(batch.column(name)[inner]) for name in batch.schema.names}
+
+
+class RowOrder:
+    """The order of training: the same for equal seeds and numbers of rows."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        if rows < 1:
+            raise DataError(
+                "the training side has no rows", remedy="give more data, or smaller held-out shares"
+            )
+        self.rows, self.seed = rows, seed
+        self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
+
+    def take(self, position: int, count: int) -> list[int]:
+        """Indices of `count` rows of the stream from `position` on."""
+        return [self._at(place) for place in range(position, position + count)]
+
+    def _at(self, place: int) -> int:
+        epoch, offset = divmod(place, self.rows)
+        if epoch != self._epoch:
+            self._epoch, self._permutation = epoch, self._permute(epoch)
+        return int(self._permutation[offset])
+
+    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+        return np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+
+
+def share(items: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
+    """A rank's contiguous share; sizes differ by one at most."""
+    start, end = (len(items) * part // world_size for part in (rank, rank + 1))
+    return items[start:end]
+
+
+def micro_batches(
+    rows: Sequence[Row], limit: int, cost: Callable[[Row], int] = lambda _: 1
+) -> Iterator[list[Row]]:
+    """Cuts rows, in their order, into parts that cost at most `limit`.
+
+    Args:
+        cost: of a row: 1 counts rows, the task's `cost` tokens. A row that
+            alone is over the limit makes a part of its own.
+    """
+    part: list[Row] = []
+    spent = 0
+    for row in rows:
+        spent += (price := cost(row))
+        if part and spent > limit:
+            yield part
+            part, spent = [], price
+        part.append(row)
+    if part:
+        yield part
+
+
+def _record_batches(file: Path) -> list[pa.RecordBatch]:
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(file)))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(
+            f"{file} is not a whole Arrow file: {error}", remedy="run preprocess again"
+        ) from error
+    return [reader.get_batch(index) for index in range(reader.num_record_batches)]
+
+
+def _value(scalar: pa.Scalar[Any]) -> Any:
+    if isinstance(scalar, pa.ListScalar | pa.LargeListScalar) and scalar.is_valid:
+        return scalar.values.to_numpy(zero_copy_only=False)
+    return scalar.as_py()

@@ -1,0 +1,17 @@
+"""How training itself can fail. The supervisor classes a failure by the error's name."""
+
+from __future__ import annotations
+
+from steadytrain.components.shared.errors import SteadytrainError
+
+
+class Diverged(SteadytrainError):
+    """Loss or gradient norm is not finite."""
+
+    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
+        super().__init__(
+            f"training diverged at step {step}: loss {loss}, gradient norm {grad_norm}",
+            remedy="lower training.learning_rate, lengthen training.warmup_steps, or look for "
+            "defective records",
+        )
+        self.step, self.loss = step, loss

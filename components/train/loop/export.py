@@ -1,0 +1,49 @@
+"""The model that leaves training, as a plain folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.storage.local import sync_folder
+from steadytrain.components.tasks.base import Task
+
+
+def export_model(task: Task, module: torch.nn.Module, target: Path) -> None:
+    """Writes the model to `target`, whole or not at all; an older one is replaced.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    partial = target.with_name(f".partial-{target.name}")
+    replaced = target.with_name(f".replaced-{target.name}")
+    try:
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir(parents=True)
+        task.export(module, partial)
+        _sync(partial)
+        if target.exists():
+            target.replace(replaced)
+        partial.replace(target)
+        sync_folder(target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise StorageError(
+            f"the model cannot be written to {target}: {error}",
+            remedy="free space or give write permission there, then start the run again: "
+            "it continues from its last checkpoint",
+        ) from error
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as handle:
+                os.fsync(handle.fileno())
+    sync_folder(folder)

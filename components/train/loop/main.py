@@ -1,0 +1,115 @@
+"""A rank: `python -m steadytrain.components.train.loop.main ATTEMPT_FOLDER`.
+
+Alone, or under torchrun. Exit status: 0 when the training ended or stopped as
+asked, 143 when it left on SIGTERM, 1 when it failed (rank-<r>.error.json says why).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.train.attempt import (
+    PREEMPTED_EXIT,
+    AttemptFolder,
+    AttemptResult,
+    AttemptSpec,
+    RankError,
+)
+from steadytrain.components.train.loop.control import StopRequests, die_with_parent
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.events.types import AttemptOutcome
+    from steadytrain.components.train.loop.training import Training
+
+
+class Rank:
+    """One rank of an attempt."""
+
+    def __init__(self, folder: AttemptFolder) -> None:
+        self.folder = folder
+        self.number = int(os.environ.get("RANK", "0"))
+        self.training: Training | None = None
+
+    def run(self) -> AttemptOutcome:
+        """Trains as the attempt's specification says; rank 0 writes the result."""
+        requests = StopRequests(self.folder.stop if self.number == 0 else None)
+        # Only now: importing torch takes seconds, in which a signal must not be lost.
+        from steadytrain.components.shared.config import load
+        from steadytrain.components.shared.records import DataRecord
+        from steadytrain.components.shared.workspace import Workspace
+        from steadytrain.components.train.checkpoint.store import CheckpointStore
+        from steadytrain.components.train.loop.reporter import Reporter
+        from steadytrain.components.train.loop.setup import set_up
+        from steadytrain.components.train.loop.training import Training
+
+        spec = AttemptSpec.load(self.folder.spec)
+        config = load(Path(spec.config))
+        workspace = Workspace.of(config)
+        stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
+        parts = set_up(config, DataRecord.load(Path(spec.data)), spec.micro_batch_size)
+        self.training = Training(
+            parts,
+            CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
+            Reporter(stream, spec.attempt),
+            requests,
+        )
+        if spec.resume_from:
+            self.training.resume(Path(spec.resume_from))
+        outcome = self.training.run()
+        if self.number == 0:
+            self._finish(self.training, outcome, workspace.model)
+        # Together, since torchrun ends the others once one rank has left with a status.
+        parts.accelerator.wait_for_everyone()
+        parts.accelerator.end_training()
+        return outcome
+
+    def _finish(self, training: Training, outcome: AttemptOutcome, model: Path) -> None:
+        done = outcome in ("finished", "early_stopped")
+        chosen = training.export(model) if done else training.best()
+        AttemptResult(
+            outcome=outcome,
+            step=training.progress.step,
+            max_steps=training.parts.steps,
+            best_step=chosen.step,
+            best_score=chosen.score,
+            metric=chosen.metric,
+            parameters=training.parts.parameters,
+            model=str(model) if done else "",
+        ).save(self.folder.result)
+        if done:
+            training.reporter.finished(training.progress, outcome, chosen.step, chosen.score)
+        training.reporter.close()
+
+    def report(self, error: BaseException) -> None:
+        """Writes why this rank failed."""
+        RankError(
+            rank=self.number,
+            time=time.time(),
+            kind=type(error).__name__,
+            message=redact(str(error)),
+            traceback=redact("".join(traceback.format_exception(error))),
+            step=self.training.progress.step if self.training else 0,
+        ).save(self.folder.error(self.number))
+
+
+def main(folder: str) -> int:
+    """Runs a rank; returns its exit status."""
+    die_with_parent()
+    rank = Rank(AttemptFolder(Path(folder)))
+    try:
+        outcome = rank.run()
+    except Exception as error:
+        traceback.print_exc()
+        rank.report(error)
+        return 1
+    return PREEMPTED_EXIT if outcome == "preempted" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

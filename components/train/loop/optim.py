@@ -1,0 +1,54 @@
+"""Optimizer and learning-rate schedule, as Transformers' Trainer makes them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from transformers.optimization import get_scheduler
+from transformers.trainer_pt_utils import get_parameter_names
+
+from steadytrain.components.shared.config import TrainingConfig
+
+_WITHOUT_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+
+
+def total_steps(training: TrainingConfig, rows: int) -> int:
+    """Optimizer steps of the whole training."""
+    if training.max_steps > 0:
+        return training.max_steps
+    return math.ceil(training.num_train_epochs * rows / training.global_batch_size)
+
+
+def build_optimizer(model: torch.nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
+    """AdamW; biases and norms do not decay."""
+    decaying = set(get_parameter_names(model, [torch.nn.LayerNorm], _WITHOUT_DECAY))
+    named = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
+    groups = [
+        {
+            "params": [item for name, item in named if name in decaying],
+            "weight_decay": training.weight_decay,
+        },
+        {"params": [item for name, item in named if name not in decaying], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=training.learning_rate,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+    )
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, training: TrainingConfig, steps: int
+) -> LRScheduler:
+    """The schedule over `steps` optimizer steps; a warm-up below 1 is a share of them."""
+    warmup = training.warmup_steps
+    scheduler: LRScheduler = get_scheduler(
+        training.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=int(warmup) if warmup >= 1 else math.ceil(steps * warmup),
+        num_training_steps=steps,
+    )
+    return scheduler

@@ -1,0 +1,139 @@
+"""What rank 0 tells about the training; the other ranks are silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from steadytrain.components.shared.events import Event, EventStream
+from steadytrain.components.shared.events.types import (
+    AttemptOutcome,
+    CheckpointSaved,
+    GradientOverflow,
+    TrainingDiverged,
+    TrainingFinished,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+    Warned,
+)
+from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.loop.progress import Progress
+from steadytrain.components.train.loop.setup import Parts, precision
+from steadytrain.components.train.loop.steps import StepResult
+
+
+class Reporter:
+    """Emits events where there is a stream."""
+
+    def __init__(self, stream: EventStream | None, attempt: int) -> None:
+        self.stream, self.attempt = stream, attempt
+        self.tokens = 0
+        self._window_tokens, self._window_seconds = 0, 0.0
+        self._process = psutil.Process()
+
+    def emit(self, event: Event) -> None:
+        if self.stream is not None:
+            self.stream.emit(event)
+
+    def started(self, parts: Parts, progress: Progress) -> None:
+        device = parts.accelerator.device
+        self.emit(
+            TrainingStarted(
+                attempt=self.attempt,
+                step=progress.step,
+                max_steps=parts.steps,
+                parameters=parts.parameters,
+                device=torch.cuda.get_device_name() if device.type == "cuda" else str(device),
+                precision=precision(parts.config),
+            )
+        )
+
+    def count(self, tokens: int, seconds: float) -> None:
+        """Counts a step's work; validation and saving are not in its time."""
+        self.tokens += tokens
+        self._window_tokens += tokens
+        self._window_seconds += seconds
+
+    def step(self, parts: Parts, progress: Progress, result: StepResult) -> None:
+        """Reports the steps since the last report."""
+        rate = self._window_tokens / self._window_seconds
+        self._window_tokens, self._window_seconds = 0, 0.0
+        on_gpu = parts.accelerator.device.type == "cuda"
+        self.emit(
+            TrainingStep(
+                attempt=self.attempt,
+                step=progress.step,
+                epoch=epoch(parts, progress.step),
+                loss=progress.window_loss / progress.window_weight,
+                learning_rate=result.learning_rate,
+                grad_norm=result.grad_norm,
+                tokens=self.tokens,
+                tokens_per_second=rate,
+                gpu_memory_used=torch.cuda.memory_allocated() if on_gpu else 0,
+                memory_used=self._process.memory_info().rss,
+            )
+        )
+
+    def validated(
+        self, parts: Parts, progress: Progress, metrics: dict[str, float], best: bool
+    ) -> None:
+        self.emit(
+            Validated(
+                attempt=self.attempt,
+                step=progress.step,
+                epoch=epoch(parts, progress.step),
+                metrics=metrics,
+                best=best,
+            )
+        )
+
+    def saved(self, progress: Progress, checkpoint: Path, size: int, seconds: float) -> None:
+        self.emit(
+            CheckpointSaved(
+                attempt=self.attempt,
+                step=progress.step,
+                checkpoint=str(checkpoint),
+                bytes=size,
+                seconds=seconds,
+            )
+        )
+
+    def overflow(self, parts: Parts, progress: Progress) -> None:
+        self.emit(
+            GradientOverflow(
+                attempt=self.attempt,
+                step=progress.step,
+                scale=float(parts.accelerator.scaler.get_scale()),
+            )
+        )
+
+    def diverged(self, error: Diverged) -> None:
+        self.emit(TrainingDiverged(attempt=self.attempt, step=error.step, loss=error.loss))
+
+    def warn(self, message: str) -> None:
+        self.emit(Warned(stage="train", message=message))
+
+    def finished(
+        self, progress: Progress, outcome: AttemptOutcome, best_step: int, best_score: float
+    ) -> None:
+        self.emit(
+            TrainingFinished(
+                attempt=self.attempt,
+                step=progress.step,
+                outcome=outcome,
+                best_step=best_step,
+                best_score=best_score,
+            )
+        )
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+
+def epoch(parts: Parts, step: int) -> float:
+    """Passes over the training side that `step` optimizer steps make."""
+    return step * parts.config.training.global_batch_size / len(parts.train)

@@ -1,0 +1,118 @@
+"""One optimizer step over one global batch, on all ranks alike."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+
+import torch
+
+from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.tasks.base import Batch
+from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.data import micro_batches, share
+from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.loop.setup import Parts
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of a global batch.
+
+    tokens: cost of its rows, in the task's units.
+    """
+
+    batches: list[Batch]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know before they begin a step.
+
+    weight: targets of the whole global batch.
+    tokens: cost of its rows.
+    stop: outcome to leave with, or None to go on.
+    """
+
+    weight: int
+    tokens: int
+    stop: AttemptOutcome | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss: sum over the global batch. overflow: the scaler skipped the step."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    overflow: bool
+
+
+def take_share(parts: Parts, step: int) -> Share:
+    """This rank's micro-batches of the global batch of `step`, on the CPU."""
+    size = parts.config.training.global_batch_size
+    indices = share(parts.order.take(step * size, size), parts.rank, parts.world_size)
+    rows = [parts.train[index] for index in indices]
+    return Share(
+        [parts.task.collate(part) for part in micro_batches(rows, parts.micro_batch_size)],
+        sum(map(parts.task.cost, rows)),
+    )
+
+
+def agree(parts: Parts, own: Share, stop_flags: list[int]) -> Agreement:
+    """Adds up over the ranks what each needs from all: targets, tokens, requests to stop."""
+    weight = sum(map(parts.task.weight, own.batches))
+    counts = torch.tensor(
+        [weight, own.tokens, *stop_flags], dtype=torch.int64, device=parts.accelerator.device
+    )
+    weight, tokens, *stops = parts.accelerator.reduce(counts, "sum").tolist()
+    asked = [outcome for outcome, count in zip(OUTCOMES, stops, strict=True) if count]
+    return Agreement(max(weight, 1), tokens, asked[0] if asked else None)
+
+
+def take_step(parts: Parts, step: int, batches: list[Batch], weight: int) -> StepResult:
+    """Forward, backward, clipping and update; the loss is divided by `weight`.
+
+    Raises:
+        Diverged: on all ranks, before the weights are touched.
+    """
+    accelerator = parts.accelerator
+    parts.model.train()
+    loss = _accumulate(parts, batches, weight)
+    norm = float(
+        accelerator.clip_grad_norm_(
+            parts.model.parameters(), parts.config.training.max_grad_norm or math.inf
+        )
+    )
+    overflow = not math.isfinite(norm) and _scale(parts) > 1
+    if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
+        raise Diverged(step + 1, loss / weight, norm)
+    rate = float(parts.scheduler.get_last_lr()[0])
+    parts.optimizer.step()
+    if not parts.optimizer.step_was_skipped:
+        parts.scheduler.step()
+    parts.optimizer.zero_grad()
+    return StepResult(loss, norm, rate, overflow)
+
+
+def _accumulate(parts: Parts, batches: list[Batch], weight: int) -> float:
+    """Gradients of the global batch's mean loss; returns the loss summed over all ranks."""
+    accelerator, last = parts.accelerator, len(batches) - 1
+    summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    for index, batch in enumerate(batches):
+        wait = contextlib.nullcontext() if index == last else accelerator.no_sync(parts.model)
+        with wait:
+            total = parts.task.loss(parts.model, parts.to_device(batch)).total
+            # DDP averages gradients over the ranks; what is wanted is their sum.
+            accelerator.backward(total / weight * parts.world_size)
+        summed += total.detach()
+    return float(accelerator.reduce(summed, "sum"))
+
+
+def _scale(parts: Parts) -> float:
+    """The gradient scaler's scale; 0 without one. At 1 there is nothing left to lower."""
+    scaler = parts.accelerator.scaler
+    return 0.0 if scaler is None else float(scaler.get_scale())

@@ -1,0 +1,185 @@
+"""The training loop of one rank: steps, reports, validation, checkpoints, until it ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate.utils import gather_object
+
+from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged, is_committed
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
+    optimizer_settings,
+    optimizer_tensors,
+    restore_model,
+    restore_optimizer,
+)
+from steadytrain.components.train.checkpoint.store import CheckpointStore, load_state, load_tensors
+from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.loop.export import export_model
+from steadytrain.components.train.loop.progress import Progress
+from steadytrain.components.train.loop.reporter import Reporter
+from steadytrain.components.train.loop.seeds import random_state, restore_random_state
+from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
+from steadytrain.components.train.loop.validation import best_by, pick, validate
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The model that leaves the training: its step and its score by `metric`."""
+
+    step: int
+    metric: str
+    score: float
+
+
+class Training:
+    """The loop and its state."""
+
+    def __init__(
+        self, parts: Parts, store: CheckpointStore, reporter: Reporter, requests: StopRequests
+    ) -> None:
+        self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
+        self.progress = Progress()
+        self.metric, self.greater_is_better = best_by(parts.task, parts.config.training)
+
+    def run(self) -> AttemptOutcome:
+        """Trains until the last step, early stopping, or a request to stop.
+
+        Raises:
+            Diverged: loss or gradient norm is not finite; nothing of that step is saved.
+        """
+        training, progress = self.parts.config.training, self.progress
+        self.reporter.started(self.parts, progress)
+        while progress.step < self.parts.steps:
+            if progress.out_of_patience(training):
+                self.save()
+                return "early_stopped"
+            own = take_share(self.parts, progress.step)
+            agreed = agree(self.parts, own, self.requests.flags())
+            if agreed.stop is not None:
+                self.save()
+                return agreed.stop
+            self._step(own, agreed)
+            last = progress.step == self.parts.steps
+            better = (last or progress.step % training.eval_steps == 0) and self._validate()
+            keep = better and training.load_best_model_at_end
+            if last or keep or progress.step % training.save_steps == 0:
+                self.save()
+        return "finished"
+
+    def _step(self, own: Share, agreed: Agreement) -> None:
+        parts, progress, began = self.parts, self.progress, time.monotonic()
+        try:
+            result = take_step(parts, progress.step, own.batches, agreed.weight)
+        except Diverged as error:
+            self.reporter.diverged(error)
+            raise
+        progress.step += 1
+        progress.last_loss = result.loss / agreed.weight
+        progress.window_loss += result.loss
+        progress.window_weight += agreed.weight
+        self.reporter.count(agreed.tokens, time.monotonic() - began)
+        if result.overflow:
+            self.reporter.overflow(parts, progress)
+        every = parts.config.training.logging_steps
+        if progress.step % every == 0 or progress.step == parts.steps:
+            self.reporter.step(parts, progress, result)
+            progress.window_loss = progress.window_weight = 0.0
+
+    def _validate(self) -> bool:
+        """Validates; returns whether the model is the best so far."""
+        parts, progress = self.parts, self.progress
+        if not len(parts.validation):
+            return False
+        metrics = validate(parts)
+        score = pick(metrics, self.metric)
+        better = progress.note(
+            score, parts.config.training, greater_is_better=self.greater_is_better
+        )
+        self.reporter.validated(parts, progress, metrics, better)
+        return better
+
+    def save(self) -> None:
+        """Saves a checkpoint of this step, unless there is one."""
+        parts, progress = self.parts, self.progress
+        path = self.store.path(progress.step)
+        generators = gather_object([random_state()])
+        if parts.rank != 0 or is_committed(path):
+            return
+        began = time.monotonic()
+        scaler = parts.accelerator.scaler
+        size = self.store.save(
+            progress.step,
+            parts={
+                "model": model_tensors(parts.module),
+                "optimizer": optimizer_tensors(parts.module, parts.optimizer),
+            },
+            state={
+                "progress": progress.as_state(),
+                "groups": optimizer_settings(parts.optimizer),
+                "scheduler": parts.scheduler.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "generators": generators,
+            },
+            world_size=parts.world_size,
+        )
+        self.store.retain(progress.best_step)
+        self.reporter.saved(progress, path, size, time.monotonic() - began)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Puts everything back as it was after the checkpoint's step.
+
+        Raises:
+            CheckpointDamaged: the checkpoint is not as it was written, or of another model.
+        """
+        parts = self.parts
+        restore_model(parts.module, load_tensors(checkpoint, "model"))
+        state = load_state(checkpoint)
+        restore_optimizer(
+            parts.module,
+            parts.optimizer.optimizer,
+            load_tensors(checkpoint, "optimizer"),
+            state["groups"],
+        )
+        parts.scheduler.load_state_dict(state["scheduler"])
+        if parts.accelerator.scaler is not None and state["scaler"] is not None:
+            parts.accelerator.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        # In a larger world the ranks that are new keep the generators that they were seeded with.
+        if parts.rank < len(state["generators"]):
+            restore_random_state(state["generators"][parts.rank])
+
+    def export(self, target: Path) -> Chosen:
+        """Writes the best validated model, or the last one; returns which it is.
+
+        Where the best one's checkpoint is lost the last stays, and a warning says so.
+        """
+        chosen = self.best()
+        if chosen.step != self.progress.step:
+            try:
+                tensors = load_tensors(self.store.path(chosen.step), "model")
+                restore_model(self.parts.module, tensors)
+            except CheckpointDamaged as error:
+                self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
+                chosen = self._last()
+        export_model(self.parts.task, self.parts.module, target)
+        return chosen
+
+    def best(self) -> Chosen:
+        """Which model leaves the training as things stand."""
+        progress = self.progress
+        if self.parts.config.training.load_best_model_at_end and progress.best_score is not None:
+            return Chosen(progress.best_step, self.metric, progress.best_score)
+        return self._last()
+
+    def _last(self) -> Chosen:
+        progress = self.progress
+        if progress.last_score is not None:
+            return Chosen(progress.step, self.metric, progress.last_score)
+        return Chosen(progress.step, "training_loss", progress.last_loss)

@@ -1,0 +1,64 @@
+"""Scores on the validation side, over all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from accelerate.utils import gather_object
+
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.base import Task
+from steadytrain.components.train.loop.data import share
+from steadytrain.components.train.loop.setup import Parts
+
+
+@torch.no_grad()
+def validate(parts: Parts) -> dict[str, float]:
+    """The task's metrics over the whole validation side; equal on all ranks."""
+    # Unwrapped, since ranks may have unequal numbers of batches; autocast stays.
+    model = parts.accelerator.unwrap_model(parts.model)
+    model.eval()
+    mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
+    sums: Counter[str] = Counter()
+    for start in range(0, len(mine), parts.micro_batch_size):
+        chosen = mine[start : start + parts.micro_batch_size]
+        batch = parts.task.collate([parts.validation[index] for index in chosen])
+        sums.update(parts.task.validate(model, parts.to_device(batch)))
+    total: Counter[str] = Counter()
+    for own in gather_object([dict(sums)]):
+        total.update(own)
+    return parts.task.validation_metrics(total)
+
+
+def best_by(task: Task, training: TrainingConfig) -> tuple[str, bool]:
+    """The metric that chooses the best model, and whether more of it is better.
+
+    Raises:
+        BadInput: another metric than the task's own is named without its direction.
+    """
+    metric = (training.metric_for_best_model or task.metric).removeprefix("eval_")
+    if training.greater_is_better is not None:
+        return metric, training.greater_is_better
+    if metric != task.metric:
+        raise BadInput(
+            f"training.metric_for_best_model = {metric!r}: whether more of it is better is not "
+            "known",
+            remedy="set training.greater_is_better too",
+        )
+    return metric, task.greater_is_better
+
+
+def pick(metrics: dict[str, float], metric: str) -> float:
+    """The score that chooses the best model.
+
+    Raises:
+        BadInput: the task has no such metric.
+    """
+    if metric not in metrics:
+        raise BadInput(
+            f"training.metric_for_best_model = {metric!r}: the task has no such metric",
+            remedy=f"one of {', '.join(metrics)}",
+        )
+    return metrics[metric]
