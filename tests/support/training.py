@@ -1,0 +1,253 @@
+"""Small prepared data and whole attempts: what the train step gives to its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.records import DataRecord, SideRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.train.plan.batch import plan_batch
+
+VOCABULARY = 64
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+}
+TEST_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
+    """A tokenizer of `size` words: <end>, <pad>, w2, w3 ..."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<end>": 0, "<pad>": 1, **{f"w{index}": index for index in range(2, size)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>"
+    ).save_pretrained(folder)
+
+
+def write_shard(path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for start in range(0, len(rows), 7):
+            writer.write_batch(pa.RecordBatch.from_pylist(list(rows[start : start + 7]), schema))
+    return path.name
+
+
+PACKED = pa.schema(
+    [
+        ("input_ids", pa.list_(pa.int32())),
+        ("targets", pa.list_(pa.int8())),
+        ("lengths", pa.list_(pa.int32())),
+    ]
+)
+CLASSES = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int64())])
+
+
+def packed_row(lengths: Sequence[int], generator: np.random.Generator) -> dict[str, Any]:
+    """A row of documents whose next token can be learned: each counts upwards."""
+    ids, targets = [], []
+    for length in lengths:
+        start = int(generator.integers(2, VOCABULARY))
+        ids += [2 + (start + index) % (VOCABULARY - 2) for index in range(length)]
+        targets += [0] + [1] * (length - 1)
+    return {"input_ids": ids, "targets": targets, "lengths": list(lengths)}
+
+
+def language_rows(count: int, *, seed: int = 0, longest: int = 48) -> list[dict[str, Any]]:
+    """Rows of very unequal lengths, of one to four documents."""
+    generator = np.random.default_rng(seed)
+    return [
+        packed_row(
+            [int(generator.integers(2, longest // 4 + 1)) for _ in range(generator.integers(1, 5))],
+            generator,
+        )
+        for _ in range(count)
+    ]
+
+
+def class_rows(count: int, *, classes: int = 3, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows whose class is the most frequent of their first tokens."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        label = int(generator.integers(classes))
+        ids = generator.integers(10, VOCABULARY, size=generator.integers(3, 12))
+        ids[: len(ids) // 2 + 1] = 2 + label
+        rows.append({"input_ids": ids.tolist(), "label": label})
+    return rows
+
+
+def write_data(
+    folder: Path,
+    train: Sequence[Mapping[str, Any]],
+    validation: Sequence[Mapping[str, Any]],
+    *,
+    task: str = "causal_lm",
+    schema: pa.Schema = PACKED,
+    labels: Sequence[str] = (),
+    sequence_length: int = 48,
+    tokenizer: bool = True,
+) -> DataRecord:
+    """Prepared data, the training side in two shards."""
+    middle = len(train) // 2
+    if tokenizer:
+        write_tokenizer(folder / "tokenizer")
+    shards = {
+        "train": [
+            write_shard(folder / "train-0.arrow", train[:middle], schema),
+            write_shard(folder / "train-1.arrow", train[middle:], schema),
+        ],
+        "validation": [write_shard(folder / "validation-0.arrow", validation, schema)],
+        "test": [],
+    }
+    counts = {"train": len(train), "validation": len(validation), "test": 0}
+    return DataRecord(
+        folder=str(folder),
+        fingerprint="0" * 64,
+        task=task,
+        sides={
+            side: SideRecord(shards=shards[side], rows=counts[side], documents=counts[side])
+            for side in shards
+        },
+        test_records="",
+        split_digest="0" * 64,
+        sequence_length=sequence_length,
+        tokenizer="tokenizer" if tokenizer else "",
+        labels=list(labels),
+    )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt that has ended."""
+
+    code: int
+    output: str
+    folder: AttemptFolder
+    workspace: Workspace
+
+    @property
+    def result(self) -> AttemptResult:
+        return AttemptResult.load(self.folder.result)
+
+    def events(self, kind: type[Event]) -> list[Any]:
+        return [event for event in read_events(self.workspace.events) if isinstance(event, kind)]
+
+
+@dataclass
+class Bench:
+    """A run's folder, data and configuration, in which attempts are started."""
+
+    root: Path
+    data: DataRecord
+    config: RunConfig
+
+    @classmethod
+    def make(cls, root: Path, data: DataRecord, **sections: Any) -> Bench:
+        content = {
+            "name": "tiny",
+            "run": "tiny",
+            "output": str(root),
+            "data": {"source": ["unused"], "task": data.task},
+            **sections,
+        }
+        content.setdefault("model", {"config": LLAMA})
+        return cls(root, data, from_mapping(content))
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.of(self.config)
+
+    def attempt(self, number: int = 1, *, ranks: int = 1, resume_from: Path | None = None) -> Path:
+        """Writes an attempt's folder."""
+        self.workspace.create()
+        self.workspace.config.write_text(self.config.to_yaml())
+        self.data.save(self.root / "data.json")
+        training = self.config.training
+        plan = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
+        folder = self.workspace.folder / "attempts" / str(number)
+        AttemptSpec(
+            attempt=number,
+            run_id=self.config.run_id,
+            config=str(self.workspace.config),
+            data=str(self.root / "data.json"),
+            micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            resume_from=str(resume_from or ""),
+        ).save(folder / "spec.json")
+        return folder
+
+    def start(self, folder: Path, *, ranks: int = 1, **environment: str) -> subprocess.Popen[str]:
+        """Starts the ranks of an attempt as the launcher does."""
+        return subprocess.Popen(
+            rank_command(ranks, "-m", "steadytrain.components.train.loop.main", str(folder)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **TEST_ENVIRONMENT, **environment},
+        )
+
+    def finish(self, process: subprocess.Popen[str], folder: Path) -> Ended:
+        output, _ = process.communicate(timeout=200)
+        return Ended(process.returncode, output, AttemptFolder(folder), self.workspace)
+
+    def run(
+        self,
+        number: int = 1,
+        *,
+        ranks: int = 1,
+        resume_from: Path | None = None,
+        **environment: str,
+    ) -> Ended:
+        """One attempt from start to end."""
+        folder = self.attempt(number, ranks=ranks, resume_from=resume_from)
+        return self.finish(self.start(folder, ranks=ranks, **environment), folder)
+
+
+def rank_command(ranks: int, *arguments: str) -> list[str]:
+    """Python on one rank, or torchrun on several."""
+    if ranks == 1:
+        return [sys.executable, *arguments]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [sys.executable, *torchrun, *arguments]
+
+
+def losses(ended: Ended) -> dict[int, float]:
+    """Loss by step; where a step was reported twice, the later report."""
+    from steadytrain.components.shared.events.types import TrainingStep
+
+    return {event.step: event.loss for event in ended.events(TrainingStep)}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
