@@ -43,12 +43,14 @@ def line_chart(
     *,
     show: Format = number,
     marks: Sequence[tuple[float, str]] = (),
+    binary: bool = False,
 ) -> Markup:
     """Curves over steps, the first as a line, others as a line with dots.
 
     Args:
         show: how a value of the vertical axis is written.
         marks: steps with a label each, drawn as vertical lines.
+        binary: ticks are round in units of 1024, from 0.
 
     Returns:
         "" where no curve has a point.
@@ -58,7 +60,7 @@ def line_chart(
         return Markup("")
     steps = [x for x, _ in points] + [x for curve in curves for x in curve.broken]
     values = [y for _, y in points]
-    ticks = nice_ticks(min(values), max(values))
+    ticks = byte_ticks(max(values)) if binary else nice_ticks(min(values), max(values))
     x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
     y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [_grid(ticks, y, show), _step_axis(x)]
@@ -104,6 +106,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
+
+
+def byte_ticks(high: float, count: int = 5) -> list[float]:
+    """Ticks from 0 that are round in the unit in which `high` is written."""
+    unit = 1024.0 ** max(0, math.floor(math.log(max(high, 1.0), 1024)))
+    return [tick * unit for tick in nice_ticks(0, max(high, 1.0) / unit, count)]
 
 
 def _svg(title: str, description: str, parts: Sequence[Markup]) -> Markup:
@@ -152,7 +160,9 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale, show: Format) -> Markup:
     parts = [Markup('<polyline class="line c{}" points="{}"/>').format(index, path)]
     if index > 0 or len(drawn) == 1:
         parts += [
-            Markup('<circle class="dot c{}" cx="{}" cy="{}" r="2.5"><title>{}</title></circle>').format(
+            Markup(
+                '<circle class="dot c{}" cx="{}" cy="{}" r="2.5"><title>{}</title></circle>'
+            ).format(
                 index, x(step), y(value), f"{curve.name} at step {number(int(step))}: {show(value)}"
             )
             for step, value in thin(drawn, 60)

@@ -127,9 +127,7 @@ def attempts(facts: Facts) -> list[Attempt]:
             progress[event.attempt] = (event.time, event.step)
     result = []
     for started in facts.of(AttemptStarted):
-        time, step = progress.get(
-            started.attempt, (started.time, started.resumed_from_step or 0)
-        )
+        time, step = progress.get(started.attempt, (started.time, started.resumed_from_step or 0))
         end = ended.get(started.attempt)
         result.append(
             Attempt(
@@ -158,8 +156,7 @@ def outcome(facts: Facts) -> Outcome:
     if last.state == "unfinished":
         return Outcome(
             "unfinished",
-            f"{name} has not ended: {last.stage} is still at work, or was killed"
-            f"{_at_step(facts)}.",
+            f"{name} has not ended: {last.stage} is still at work, or was killed{_at_step(facts)}.",
         )
     if _complete(facts, last.stage):
         return Outcome("finished", _success(facts, str(name)))

@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """1,234,567 for whole numbers, four significant digits for others."""
+    """1,234,567 for whole numbers, four significant digits for others, "" for none."""
     if value is None:
-        return "–"
-    if isinstance(value, int) or (abs(value) < 1e15 and value == int(value) and abs(value) >= 1000):
-        return f"{int(value):,}"
+        return ""
     if not math.isfinite(value):
         return "not finite"
-    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if not 1e-3 <= abs(value) < 1e6:
         return f"{value:.{digits - 1}g}"
-    return f"{value:,.{_decimals(value, digits)}f}"
+    before_point = math.floor(math.log10(abs(value))) + 1
+    return f"{value:,.{max(0, digits - before_point)}f}"
 
 
 def percent(share: float) -> str:
@@ -47,9 +48,3 @@ def duration(seconds: float) -> str:
 def moment(time: float) -> str:
     """A time of the clock, in UTC."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _decimals(value: float, digits: int) -> int:
-    whole = len(str(int(abs(value))))
-    leading_zeros = 0 if abs(value) >= 0.1 or value == 0 else -math.floor(math.log10(abs(value))) - 1
-    return max(0, digits - (0 if abs(value) < 1 else whole) + leading_zeros)

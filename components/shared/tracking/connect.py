@@ -96,7 +96,8 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
         TrackingError: the store is down, hangs, refuses, or is something else.
     """
     uri = resolve_uri(config, workspace)
-    import_mlflow()
+    with tracking_errors(uri):
+        import_mlflow()
     with brisk():
         failure = _within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
     if isinstance(failure, TimeoutError):

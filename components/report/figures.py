@@ -1,0 +1,109 @@
+"""The figures of training: which measures are drawn, and what is said below them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from steadytrain.components.report.charts import line_chart
+from steadytrain.components.report.curves import (
+    Curve,
+    standing,
+    training_curve,
+    validation_curve,
+)
+from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.story import attempts
+from steadytrain.components.report.words import number, size
+from steadytrain.components.shared.events.types import TrainingStep, Validated
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its title, the names of its curves, and its last values in words."""
+
+    title: str
+    svg: Markup
+    legend: Sequence[str]
+    caption: str
+
+
+def training_figures(facts: Facts) -> list[Figure]:
+    """Loss, other validation scores, learning rate, gradient norm, throughput, memory."""
+    loss = training_curve(facts, "training", lambda event: event.loss)
+    figures = [_figure(facts, "Loss", [loss, validation_curve(facts, "validation", "loss")])]
+    figures += [
+        _figure(facts, f"Validation {name}", [validation_curve(facts, name, name)])
+        for name in _other_scores(facts)
+    ]
+    figures += [
+        _figure(
+            facts,
+            "Learning rate",
+            [training_curve(facts, "learning rate", lambda event: event.learning_rate)],
+        ),
+        _figure(
+            facts,
+            "Gradient norm, before clipping",
+            [training_curve(facts, "gradient norm", lambda event: event.grad_norm)],
+        ),
+        _figure(
+            facts,
+            "Tokens per second",
+            [training_curve(facts, "tokens/s", lambda event: event.tokens_per_second)],
+        ),
+        _memory(facts),
+    ]
+    return [figure for figure in figures if figure.svg]
+
+
+def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[dict[str, Any]]]:
+    """The newest validations as a table: names of the metrics, and rows of step, metrics, best."""
+    events = standing(facts.of(Validated))[-limit:]
+    names = list(dict.fromkeys(name for event in events for name in event.metrics))
+    rows = [
+        {"step": event.step, "scores": [event.metrics.get(name) for name in names]}
+        | {"best": event.best}
+        for event in events
+    ]
+    return names, rows
+
+
+def _other_scores(facts: Facts) -> list[str]:
+    """Validation metrics besides the loss; perplexity only repeats it."""
+    names = dict.fromkeys(name for event in facts.of(Validated) for name in event.metrics)
+    return [name for name in names if name not in ("loss", "perplexity", "weight")]
+
+
+def _memory(facts: Facts) -> Figure:
+    curves = [training_curve(facts, "process", lambda event: event.memory_used)]
+    if any(event.gpu_memory_used for event in facts.of(TrainingStep)):
+        curves.append(training_curve(facts, "GPU", lambda event: event.gpu_memory_used))
+    return _figure(facts, "Memory of rank 0", curves, in_bytes=True)
+
+
+def _figure(facts: Facts, title: str, curves: Sequence[Curve], *, in_bytes: bool = False) -> Figure:
+    show = size if in_bytes else number
+    drawn = [curve for curve in curves if curve.points or curve.broken]
+    marks = [
+        (float(attempt.first_step), f"attempt {attempt.number} began at step {attempt.first_step}")
+        for attempt in attempts(facts)[1:]
+    ]
+    chart = line_chart(title, drawn, show=show, marks=marks, binary=in_bytes)
+    legend = [curve.name for curve in drawn] if len(drawn) > 1 else []
+    return Figure(title, chart, legend, _caption(drawn, show))
+
+
+def _caption(curves: Sequence[Curve], show: Any) -> str:
+    said = [
+        f"{curve.name} {show(curve.points[-1][1])} at the end" for curve in curves if curve.points
+    ]
+    said += [
+        f"{curve.name} not finite at {len(curve.broken)} logged steps (red)"
+        for curve in curves
+        if curve.broken
+    ]
+    return "; ".join(said)

@@ -1,0 +1,102 @@
+"""Evaluation and gate, arranged for the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steadytrain.components.report.words import number, percent
+from steadytrain.components.shared.records import EvaluationRecord, GateRecord, Interval
+
+MATRIX_CLASSES = 25
+"""With more classes than this, a matrix cannot be read: the worst confusions are listed."""
+
+
+def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
+    """Metrics with intervals and baselines, classes, confusions, slices."""
+    columns = list(dict.fromkeys(name for row in record.per_class.values() for name in row))
+    slice_columns = list(dict.fromkeys(name for row in record.slices.values() for name in row))
+    others = {name: value for name, value in record.baselines.items() if name not in record.metrics}
+    return {
+        "examples": number(record.examples),
+        "metrics": [
+            {
+                "name": name,
+                "value": number(metric.value),
+                "interval": interval(metric),
+                "baseline": number(record.baselines.get(name)),
+            }
+            for name, metric in record.metrics.items()
+        ],
+        "other_baselines": [(name, number(value)) for name, value in others.items()],
+        "classes": _table(record.per_class, columns),
+        "slices": _table(record.slices, slice_columns),
+        "matrix": _matrix(record) if len(record.labels) <= MATRIX_CLASSES else None,
+        "confusions": _confusions(record),
+    }
+
+
+def gate_section(record: GateRecord) -> dict[str, Any]:
+    """The decision with every number."""
+    direction = "higher" if record.greater_is_better else "lower"
+    rows = [(f"Candidate's {record.metric}", number(record.candidate), f"{direction} is better")]
+    if record.champion is not None:
+        against = f"version {record.champion_version}, on the same records"
+        rows.append((f"Champion's {record.metric}", number(record.champion), against))
+    elif record.champion_version is not None:
+        rows.append(("Champion", f"version {record.champion_version}", "not comparable"))
+    else:
+        rows.append(("Champion", "none", "the floors alone decide"))
+    if record.improvement is not None:
+        low, high = percent(record.improvement.low), percent(record.improvement.high)
+        rows.append(("Improvement", percent(record.improvement.value), f"{low} to {high}"))
+    rows.append(
+        ("Required margin", percent(record.margin), "which the interval's lower end must exceed")
+    )
+    return {
+        "promoted": record.promoted,
+        "reason": record.reason,
+        "rows": rows,
+        "floors": [(name, number(value)) for name, value in record.floors.items()],
+        "slices": [(name, percent(value)) for name, value in record.slices.items()],
+    }
+
+
+def interval(metric: Interval) -> str:
+    """A confidence interval in words."""
+    return f"{number(metric.low)} to {number(metric.high)}"
+
+
+def _table(rows: dict[str, dict[str, float]], columns: list[str]) -> dict[str, Any]:
+    return {
+        "columns": columns,
+        "rows": [
+            (name, [number(values.get(column)) for column in columns])
+            for name, values in rows.items()
+        ],
+    }
+
+
+def _matrix(record: EvaluationRecord) -> dict[str, Any] | None:
+    """Counts, with each cell's share of its true class for the colour."""
+    if not record.confusion:
+        return None
+    rows = []
+    for label, counts in zip(record.labels, record.confusion, strict=False):
+        total = sum(counts) or 1
+        rows.append((label, [(number(count), round(count / total, 3)) for count in counts]))
+    return {"labels": record.labels, "rows": rows}
+
+
+def _confusions(record: EvaluationRecord, limit: int = 10) -> list[tuple[str, str, str]]:
+    """The most frequent mistakes: true class, predicted class, count."""
+    pairs = [
+        (count, true, predicted)
+        for true, counts in enumerate(record.confusion)
+        for predicted, count in enumerate(counts)
+        if count and true != predicted
+    ]
+    pairs.sort(reverse=True)
+    return [
+        (record.labels[true], record.labels[predicted], number(count))
+        for count, true, predicted in pairs[:limit]
+    ]

@@ -1,0 +1,177 @@
+"""The report as one HTML page: the facts, arranged for the template."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from steadytrain.components.report.card import data_section
+from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.figures import training_figures, validation_rows
+from steadytrain.components.report.judging import evaluation_section, gate_section
+from steadytrain.components.report.story import (
+    Attempt,
+    Execution,
+    attempts,
+    executions,
+    latest,
+    outcome,
+)
+from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
+from steadytrain.components.report.words import duration, moment, number
+from steadytrain.components.shared.events.types import StepStarted, TrainingStarted, Warned
+
+_PACKAGE = "steadytrain.components.report"
+
+_LABELS = {
+    "finished": "Finished",
+    "failed": "Failed",
+    "stopped": "Stopped",
+    "unfinished": "Not finished",
+    "empty": "Not begun",
+}
+
+
+def render(facts: Facts) -> str:
+    """The page."""
+    ran = executions(facts.events)
+    tried = attempts(facts)
+    standing = outcome(facts)
+    metrics, validations = validation_rows(facts)
+    return _template().render(
+        css=_css(),
+        name=facts.setting("name") or facts.workspace.run_id,
+        run_id=facts.workspace.run_id,
+        folder=str(facts.workspace.folder),
+        outcome=standing,
+        outcome_label=_LABELS[standing.state],
+        verdict=_verdict(facts),
+        tiles=_tiles(facts, ran),
+        steps=[_step(item) for item in latest(ran)],
+        data=data_section(facts),
+        figures=training_figures(facts),
+        validation_metrics=metrics,
+        validations=validations,
+        attempts=_attempt_rows(tried),
+        repeated=repeated_steps(tried),
+        evaluation=evaluation_section(facts.evaluation) if facts.evaluation else None,
+        gate=gate_section(facts.gate) if facts.gate else None,
+        phases=_phase_rows(ran, tried),
+        wall=duration(wall_seconds(ran)),
+        warnings=Counter((event.stage, event.message) for event in facts.of(Warned)).items(),
+        environment=_environment(facts),
+        config_text=facts.config_text,
+        unreadable=facts.unreadable,
+        written=moment(time.time()),
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader(_PACKAGE, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "duration": duration, "moment": moment}
+    return environment.get_template("report.html.j2")
+
+
+def _css() -> Markup:
+    return Markup((resources.files(_PACKAGE) / "report.css").read_text(encoding="utf-8"))
+
+
+def _tiles(facts: Facts, ran: Sequence[Execution]) -> list[tuple[str, str, str]]:
+    """The figures that one looks for first: name, value, note."""
+    tiles: list[tuple[str, str, str]] = []
+    registered = facts.promotion or facts.registration
+    if registered:
+        note = "champion" if registered.champion else "candidate"
+        tiles.append(("Version", registered.version, f"{registered.model_name}, {note}"))
+    if facts.gate:
+        note = "none before"
+        if facts.gate.champion is not None:
+            note = f"champion's: {number(facts.gate.champion)}"
+        tiles.append((f"Test {facts.gate.metric}", number(facts.gate.candidate), note))
+    if facts.training:
+        trained = facts.training
+        note = f"validation, at step {number(trained.best_step)}"
+        tiles.append((f"Best {trained.metric}", number(trained.best_score), note))
+        tiles.append(("Steps", number(trained.steps), f"{number(trained.parameters)} parameters"))
+        attempt_note = "attempt" if trained.attempts == 1 else "attempts"
+        tiles.append(("Training", duration(trained.seconds), f"{trained.attempts} {attempt_note}"))
+    if ran:
+        tiles.append(("All steps", duration(wall_seconds(ran)), f"since {moment(ran[0].start)}"))
+    return tiles
+
+
+def _step(item: Execution) -> dict[str, Any]:
+    text = item.summary
+    if item.failure:
+        text = item.failure.message
+    return {
+        "name": item.stage,
+        "state": item.state,
+        "start": moment(item.start),
+        "duration": duration(item.seconds),
+        "text": text,
+    }
+
+
+def _attempt_rows(tried: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """Attempts, each with its place on the common time axis in percent."""
+    if not tried:
+        return []
+    start, end = tried[0].start, max(attempt.end for attempt in tried)
+    span = max(end - start, 1e-9)
+    return [
+        {
+            "attempt": attempt,
+            "left": round(100 * (attempt.start - start) / span, 2),
+            "width": max(0.6, round(100 * (attempt.end - attempt.start) / span, 2)),
+            "duration": duration(attempt.end - attempt.start),
+            "failure": attempt.ended.failure_class if attempt.ended else "",
+            "message": attempt.ended.message if attempt.ended else "",
+            "remedy": attempt.ended.remedy if attempt.ended else "",
+        }
+        for attempt in tried
+    ]
+
+
+def _phase_rows(ran: Sequence[Execution], tried: Sequence[Attempt]) -> list[dict[str, Any]]:
+    total = wall_seconds(ran) or 1.0
+    return [
+        {
+            "name": phase.name,
+            "part_of": phase.part_of,
+            "duration": duration(phase.seconds),
+            "percent": round(100 * phase.seconds / total, 1),
+        }
+        for phase in phases(ran, tried)
+    ]
+
+
+def _environment(facts: Facts) -> list[tuple[str, str]]:
+    """What training ran with, or else the newest step that says so; devices as seen there."""
+    started = [event for event in facts.of(StepStarted) if event.environment]
+    trained = [event for event in started if event.stage == "train"]
+    rows = list((trained or started)[-1].environment.items()) if started else []
+    devices = facts.of(TrainingStarted)
+    if devices:
+        rows += [("device", devices[-1].device), ("precision", devices[-1].precision)]
+    return rows
+
+
+def _verdict(facts: Facts) -> str:
+    """Why it is champion or not; the promotion may have met another champion than the gate."""
+    decided = facts.promotion or facts.gate
+    return decided.reason if decided else ""
