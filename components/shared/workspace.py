@@ -8,6 +8,7 @@
     config.yaml           the whole configuration
     records/<step>.json   what each step gave
     events/*.jsonl        the stream of events, a file for each writer
+    attempts/<n>/         where supervisor and ranks meet (train/attempt.py)
     ledger/  checkpoints/ logs/  model/  evaluation/
     tracking/             which MLflow runs are this run's
     report.html
@@ -60,6 +61,10 @@ class Workspace:
     @property
     def ledger(self) -> Path:
         return self.folder / "ledger"
+
+    @property
+    def attempts(self) -> Path:
+        return self.folder / "attempts"
 
     @property
     def checkpoints(self) -> Path:

@@ -73,7 +73,10 @@ class WorkProgress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptStarted(Event):
-    """The supervisor started the ranks."""
+    """The supervisor started the ranks.
+
+    inputs: digest of what decides the result (data, model, training).
+    """
 
     name: ClassVar[str] = "attempt_started"
     attempt: int
@@ -81,6 +84,7 @@ class AttemptStarted(Event):
     micro_batch_size: int
     gradient_accumulation_steps: int
     resumed_from_step: int | None = None
+    inputs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,17 @@ class AttemptEnded(Event):
     failure_class: str = ""
     message: str = ""
     remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionMade(Event):
+    """The supervisor decided what follows a failed attempt."""
+
+    name: ClassVar[str] = "decision_made"
+    attempt: int
+    failure_class: str
+    action: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,42 @@
+"""What the supervisor asks of a launcher, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from steadytrain.components.train.attempt import AttemptFolder
+
+
+class RunningAttempt(Protocol):
+    """The ranks of one attempt."""
+
+    def poll(self) -> bool:
+        """Whether all are down. Ranks that outstay the grace of `stop` are killed here."""
+
+    def stop(self, grace_seconds: float) -> None:
+        """Asks every rank to leave (SIGTERM); returns at once.
+
+        Called again with a shorter grace, it shortens the first.
+        """
+
+    def exits(self) -> Mapping[int, int]:
+        """Exit status by rank (negative: a signal), the earliest failure first.
+
+        Ranks that ended well may be missing. Complete once `poll` says so.
+        """
+
+
+class Launcher(Protocol):
+    """Starts attempts."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that each attempt has."""
+
+    def start(self, folder: AttemptFolder) -> AbstractContextManager[RunningAttempt]:
+        """Starts the ranks on what the attempt's folder specifies.
+
+        However the context is left, no process of the attempt is left behind.
+        """

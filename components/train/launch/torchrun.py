@@ -1,0 +1,28 @@
+"""torchrun that tells how each rank ended: `python -m ...launch.torchrun EXITS OPTION...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from steadytrain.components.shared.parent import die_with_parent
+
+
+def main(exits: str, *options: str) -> int:
+    """Runs torchrun; where ranks fail, writes {rank: exit status}, the earliest first."""
+    die_with_parent()
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(list(options))
+    except ChildFailedError as error:
+        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        Path(exits).write_text(json.dumps({rank: item.exitcode for rank, item in failures}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

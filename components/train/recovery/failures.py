@@ -1,0 +1,229 @@
+"""What broke: one class for every failure, found from what the ranks left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.train.attempt import PREEMPTED_EXIT, RankError
+
+
+class FailureClass(StrEnum):
+    """Every way in which training fails."""
+
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"
+    PREEMPTION = "preemption"
+    NODE_LOST = "node_lost"
+    HANG = "hang"
+    COLLECTIVE_TIMEOUT = "collective_timeout"
+    NETWORK = "network"
+    STORAGE = "storage"
+    CHECKPOINT_CORRUPT = "checkpoint_corrupt"
+    DIVERGENCE = "divergence"
+    DATA = "data"
+    USER_BUG = "user_bug"
+    PENDING_TIMEOUT = "pending_timeout"
+    UNKNOWN = "unknown"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same work can succeed if it is tried again."""
+        return self not in {FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN}
+
+    @property
+    def remedy(self) -> str:
+        """What a person can do about it."""
+        return _REMEDIES[self]
+
+
+_AGAIN = "start the run again: it continues from the newest checkpoint"
+_REMEDIES = {
+    FailureClass.GPU_OOM: "lower training.micro_batch_size (the global batch stays as it is), "
+    "set training.gradient_checkpointing, or shorten data.sequence_length; then "
+    + _AGAIN.removeprefix("start "),
+    FailureClass.HOST_OOM: "give the machine or the pod more memory (and more /dev/shm), or use "
+    f"fewer ranks (compute.nproc_per_node); then {_AGAIN}",
+    FailureClass.PREEMPTION: _AGAIN,
+    FailureClass.NODE_LOST: _AGAIN,
+    FailureClass.HANG: f"look at what the ranks waited for in their logs; {_AGAIN}",
+    FailureClass.COLLECTIVE_TIMEOUT: "look in the logs for a rank that was slow or gone; " + _AGAIN,
+    FailureClass.NETWORK: f"check the network and the names of the hosts; {_AGAIN}",
+    FailureClass.STORAGE: f"free space, or give access to the place that is named; {_AGAIN}",
+    FailureClass.CHECKPOINT_CORRUPT: "remove the checkpoint that is named, so that the one "
+    f"before it is used; {_AGAIN}",
+    FailureClass.DIVERGENCE: "lower training.learning_rate, raise training.warmup_steps, or look "
+    "for broken records in the data card; use another run name",
+    FailureClass.DATA: "look at the data card for the records that are named, mend the data or "
+    "its configuration, and start again",
+    FailureClass.USER_BUG: f"mend the error; the traceback tells where. Then {_AGAIN}",
+    FailureClass.PENDING_TIMEOUT: "ask for fewer or other machines, or wait until there are some",
+    FailureClass.UNKNOWN: f"read the end of the logs that are named; {_AGAIN}",
+}
+
+# Of several ranks that fail together, these are what the others see of the first one's end.
+_ECHOES = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT, FailureClass.PREEMPTION}
+
+# The first that matches decides: from the particular to the general.
+_TEXTS = [
+    (
+        FailureClass.GPU_OOM,
+        r"(?:CUDA|HIP|XPU|MPS)(?: error:| backend)? out of memory|OutOfMemoryError"
+        r"|C(?:UBLAS|USOLVER|UDNN)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_HOST_ALLOCATION_FAILED)"
+        r"|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
+        r"|Cuda failure \d* ?'out of memory'",
+    ),
+    (
+        FailureClass.HOST_OOM,
+        r"MemoryError|Cannot allocate memory|Unable to allocate [\d.]+ [KMGT]iB"
+        r"|killed by signal: (?:Killed|Bus error)|insufficient shared memory|std::bad_alloc"
+        r"|oom-kill|OOMKilled",
+    ),
+    (
+        FailureClass.CHECKPOINT_CORRUPT,
+        r"Checkpoint(?:Corrupt|Damaged|Error)|checkpoint \S+ (?:is )?(?:damaged|corrupt|torn)"
+        r"|PytorchStreamReader failed|failed finding central directory"
+        r"|Error while deserializing header|SafetensorError|file might be corrupted",
+    ),
+    (
+        FailureClass.DIVERGENCE,
+        r"\b[Dd]iverged\b|loss is (?:nan|inf|not finite)|non-finite|FloatingPointError"
+        r"|returned nan values",
+    ),
+    (
+        FailureClass.COLLECTIVE_TIMEOUT,
+        r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)"
+        r"|collective operations? (?:have |has )?(?:failed or )?timed out|DistStoreError"
+        r"|wait timeout after \d+ms|Socket Timeout|monitoredBarrier",
+    ),
+    (
+        FailureClass.STORAGE,
+        r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error"
+        r"|Stale file handle|StorageError|SlowDown|ServiceUnavailable|\[Errno 28\]",
+    ),
+    (
+        FailureClass.NETWORK,
+        r"[Cc]onnection (?:closed by|reset by) (?:remote )?peer|Connection (?:refused|aborted)"
+        r"|ncclRemoteError|ncclSystemError|NCCL error: unhandled system error"
+        r"|Name or service not known|Temporary failure in name resolution"
+        r"|Max retries exceeded|Read timed out|ConnectionError|Broken pipe|Socket closed"
+        r"|Network is unreachable|No route to host",
+    ),
+    (
+        FailureClass.DATA,
+        r"DataError|ArrowInvalid|index out of range in self|Target -?\d+ is out of bounds"
+        r"|UnicodeDecodeError|nll_loss.*(?:Assertion|assert)",
+    ),
+]
+_PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in _TEXTS]
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed: the root cause, not its echoes on other ranks.
+
+    message: one line, or the product's own error text.
+    traceback: of the rank that failed first; "" where it left none.
+    """
+
+    failure_class: FailureClass
+    rank: int
+    message: str
+    remedy: str
+    traceback: str = ""
+    step: int = 0
+
+
+def classify(
+    errors: Sequence[RankError], exits: Mapping[int, int], logs: Mapping[int, str]
+) -> Failure:
+    """The failure of an attempt.
+
+    Args:
+        errors: what the ranks reported, the earliest first.
+        exits: exit status by rank (negative: a signal), the earliest failure first.
+        logs: the end of each rank's output.
+    """
+    suspects = [*map(_reported, errors)]
+    reported = {error.rank for error in errors}
+    suspects += _fallen(
+        {rank: status for rank, status in exits.items() if rank not in reported}, logs
+    )
+    if not suspects:
+        return _failure(FailureClass.UNKNOWN, 0, "the ranks left no result and no error")
+    roots = [suspect for suspect in suspects if suspect.failure_class not in _ECHOES]
+    return (roots or suspects)[0]
+
+
+def class_of_text(text: str) -> FailureClass | None:
+    """The class that an error's text tells, or None where it is no known one."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)
+
+
+def _reported(error: RankError) -> Failure:
+    kind = class_of_text(f"{error.kind}: {error.message}") or FailureClass.USER_BUG
+    message, _, remedy = error.message.partition("\n  remedy: ")
+    name = error.kind.rpartition(".")[2]
+    return Failure(
+        failure_class=kind,
+        rank=error.rank,
+        message=redact(message if remedy else f"{name}: {message}"),
+        remedy=remedy or kind.remedy,
+        traceback=redact(error.traceback),
+        step=error.step,
+    )
+
+
+def _fallen(exits: Mapping[int, int], logs: Mapping[int, str]) -> Iterator[Failure]:
+    """Ranks that died without a report, or were taken down because another one had."""
+    first = True
+    for rank, status in exits.items():
+        if status == 0:
+            continue
+        killed_after = status < 0 and not first
+        first = False
+        if not killed_after:
+            yield _from_exit(rank, status, logs.get(rank, ""))
+
+
+def _from_exit(rank: int, status: int, log: str) -> Failure:
+    if status in (-signal.SIGTERM, PREEMPTED_EXIT):
+        return _failure(FailureClass.PREEMPTION, rank, "the rank was asked to leave (SIGTERM)")
+    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return _failure(
+            FailureClass.HOST_OOM,
+            rank,
+            "the rank was killed (SIGKILL), most often by the kernel because memory ran out",
+        )
+    traceback = _last_traceback(log)
+    told = class_of_text(traceback or log)
+    if traceback:
+        last = traceback.rstrip().rpartition("\n")[2]
+        found = _failure(told or FailureClass.USER_BUG, rank, last)
+        return replace(found, traceback=redact(traceback))
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    last = log.rstrip().rpartition("\n")[2]
+    text = f"the rank ended with {how}" + (f": {last}" if last else "")
+    return _failure(told or FailureClass.UNKNOWN, rank, text)
+
+
+def _last_traceback(log: str) -> str:
+    """The last traceback of an output, without what was printed after it."""
+    start = log.rfind(_TRACEBACK)
+    if start < 0:
+        return ""
+    lines = log[start:].splitlines()
+    end = next(
+        (number for number, line in enumerate(lines[1:], 1) if line and not line[0].isspace()),
+        len(lines) - 1,
+    )
+    return "\n".join(lines[: end + 1])
+
+
+def _failure(kind: FailureClass, rank: int, message: str) -> Failure:
+    return Failure(failure_class=kind, rank=rank, message=redact(message), remedy=kind.remedy)

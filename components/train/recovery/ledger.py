@@ -1,0 +1,114 @@
+"""The record of a run's attempts, from which any supervisor rebuilds what it must know.
+
+One small JSON object an event, written once under a name that sorts. It alone
+holds the state: a supervisor that dies takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+    from_json,
+    to_json,
+)
+from steadytrain.components.shared.storage import Storage
+
+SCHEMA_VERSION: Final = 1
+KEPT = AttemptStarted | AttemptEnded | CheckpointSaved | DecisionMade
+"""The events that are state; the rest of the stream is only told."""
+
+
+@dataclass
+class AttemptHistory:
+    """One attempt. `ended` is None while it runs, or where its supervisor died."""
+
+    started: AttemptStarted
+    checkpoints: list[CheckpointSaved] = field(default_factory=list)
+    ended: AttemptEnded | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of which something is left."""
+        saved = [checkpoint.step for checkpoint in self.checkpoints]
+        return max([self.started.resumed_from_step or 0, *saved])
+
+
+@dataclass
+class History:
+    """What the ledger tells, attempts and decisions in their order."""
+
+    attempts: list[AttemptHistory] = field(default_factory=list)
+    decisions: list[DecisionMade] = field(default_factory=list)
+
+    @property
+    def next_attempt(self) -> int:
+        return self.attempts[-1].started.attempt + 1 if self.attempts else 1
+
+    @property
+    def seconds(self) -> float:
+        """Time that ended attempts took."""
+        return sum(
+            attempt.ended.time - attempt.started.time for attempt in self.attempts if attempt.ended
+        )
+
+
+class Ledger:
+    """Writes and reads the events of one run."""
+
+    def __init__(self, storage: Storage, *, run_id: str) -> None:
+        self.storage, self.run_id = storage, run_id
+
+    def record(self, event: Event) -> None:
+        """Keeps an event that is state; others are passed over.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if not isinstance(event, KEPT):
+            return
+        content = json.loads(to_json(event, job_id=self.run_id))
+        body = json.dumps({"schema_version": SCHEMA_VERSION, **content}).encode()
+        number = len(self.storage.list())
+        # Another writer may take the number first; each event keeps a name of its own.
+        while not self.storage.write(f"{number:08d}.json", body, if_absent=True):
+            number += 1
+
+    def history(self) -> History:
+        """Everything so far.
+
+        Raises:
+            BadInput: the ledger was written by a newer version.
+        """
+        history, attempts = History(), dict[int, AttemptHistory]()
+        for name in self.storage.list():
+            event = self._read(name)
+            if isinstance(event, DecisionMade):
+                history.decisions.append(event)
+            elif isinstance(event, AttemptStarted):
+                attempts[event.attempt] = AttemptHistory(event)
+            elif isinstance(event, AttemptEnded):
+                attempts[event.attempt].ended = event
+            elif isinstance(event, CheckpointSaved):
+                attempts[event.attempt].checkpoints.append(event)
+        history.attempts = list(attempts.values())
+        return history
+
+    def _read(self, name: str) -> Event:
+        body = self.storage.read(name)
+        content: dict[str, Any] = json.loads(body)
+        if content.get("schema_version") != SCHEMA_VERSION:
+            raise BadInput(
+                f"{self.storage.uri}/{name} has schema version {content.get('schema_version')}; "
+                f"this steadytrain reads {SCHEMA_VERSION}",
+                remedy="install the version that wrote it, or use another run name",
+            )
+        return from_json(body.decode())
