@@ -114,12 +114,7 @@ class ProcessAttempt:
 
     def kill(self) -> None:
         """Ends every process of the attempt, those that left its tree too."""
-        while remaining := processes_of(self.folder.path, self.process.pid):
-            for process in remaining:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self.process.poll()
-            psutil.wait_procs(remaining, timeout=1)
+        end_processes(self.folder.path, self.process.pid)
         self.process.wait()
 
     def _ranks(self) -> list[psutil.Process]:
@@ -131,8 +126,17 @@ class ProcessAttempt:
             return []
 
 
+def end_processes(folder: Path, root: int | None = None) -> None:
+    """Kills what is marked with an attempt's folder, or one below it, and the tree of `root`."""
+    while remaining := processes_of(folder, root):
+        for process in remaining:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.02)
+
+
 def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
-    """Live processes marked with an attempt's folder (or one below it), and the tree of `root`."""
+    """Live processes marked with an attempt's folder, or one below it, and the tree of `root`."""
     found = {process for process in psutil.process_iter() if _is_of(process, folder)}
     with contextlib.suppress(psutil.NoSuchProcess):
         if root is not None:

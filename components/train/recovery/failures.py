@@ -68,6 +68,18 @@ _REMEDIES = {
 # Of several ranks that fail together, these are what the others see of the first one's end.
 _ECHOES = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT, FailureClass.PREEMPTION}
 
+# Exceptions whose name says it all; for the rest, the text decides.
+_KINDS = {
+    "OutOfMemoryError": FailureClass.GPU_OOM,
+    "MemoryError": FailureClass.HOST_OOM,
+    "StorageError": FailureClass.STORAGE,
+    "CheckpointDamaged": FailureClass.CHECKPOINT_CORRUPT,
+    "Diverged": FailureClass.DIVERGENCE,
+    "DataError": FailureClass.DATA,
+    "BadInput": FailureClass.USER_BUG,
+    "ConfigError": FailureClass.USER_BUG,
+}
+
 # The first that matches decides: from the particular to the general.
 _TEXTS = [
     (
@@ -85,8 +97,7 @@ _TEXTS = [
     ),
     (
         FailureClass.CHECKPOINT_CORRUPT,
-        r"Checkpoint(?:Corrupt|Damaged|Error)|checkpoint \S+ (?:is )?(?:damaged|corrupt|torn)"
-        r"|PytorchStreamReader failed|failed finding central directory"
+        r"CheckpointDamaged|PytorchStreamReader failed|failed finding central directory"
         r"|Error while deserializing header|SafetensorError|file might be corrupted",
     ),
     (
@@ -103,7 +114,7 @@ _TEXTS = [
     (
         FailureClass.STORAGE,
         r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error"
-        r"|Stale file handle|StorageError|SlowDown|ServiceUnavailable|\[Errno 28\]",
+        r"|Stale file handle|StorageError|SlowDown|ServiceUnavailable",
     ),
     (
         FailureClass.NETWORK,
@@ -128,7 +139,8 @@ class Failure:
     """Why an attempt failed: the root cause, not its echoes on other ranks.
 
     message: one line, or the product's own error text.
-    traceback: of the rank that failed first; "" where it left none.
+    traceback: of the rank that failed; "" where it left none, and for the product's
+        own errors, whose message says it all.
     """
 
     failure_class: FailureClass
@@ -166,15 +178,15 @@ def class_of_text(text: str) -> FailureClass | None:
 
 
 def _reported(error: RankError) -> Failure:
-    kind = class_of_text(f"{error.kind}: {error.message}") or FailureClass.USER_BUG
-    message, _, remedy = error.message.partition("\n  remedy: ")
     name = error.kind.rpartition(".")[2]
+    kind = _KINDS.get(name) or class_of_text(f"{name}: {error.message}") or FailureClass.USER_BUG
+    message, _, remedy = error.message.partition("\n  remedy: ")
     return Failure(
         failure_class=kind,
         rank=error.rank,
         message=redact(message if remedy else f"{name}: {message}"),
         remedy=remedy or kind.remedy,
-        traceback=redact(error.traceback),
+        traceback="" if remedy else redact(error.traceback),
         step=error.step,
     )
 

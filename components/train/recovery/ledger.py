@@ -77,7 +77,8 @@ class Ledger:
             return
         content = json.loads(to_json(event, job_id=self.run_id))
         body = json.dumps({"schema_version": SCHEMA_VERSION, **content}).encode()
-        number = len(self.storage.list())
+        names = self.storage.list()
+        number = int(names[-1].removesuffix(".json")) + 1 if names else 1
         # Another writer may take the number first; each event keeps a name of its own.
         while not self.storage.write(f"{number:08d}.json", body, if_absent=True):
             number += 1

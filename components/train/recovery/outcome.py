@@ -1,0 +1,80 @@
+"""How training ended, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
+from steadytrain.components.train.recovery.failures import Failure, FailureClass, classify
+
+SUCCESSES: tuple[AttemptOutcome, ...] = ("finished", "early_stopped")
+LOG_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended.
+
+    outcome: "finished" and "early_stopped" have a model; the others can be continued.
+    result: what rank 0 told, where it came to that.
+    failure: why it did not go on by itself; None where it ended well or was asked to stop.
+    step: the last step that is known of.
+    attempts, seconds: of the whole run, earlier programs included.
+    """
+
+    outcome: AttemptOutcome
+    step: int
+    attempts: int
+    seconds: float
+    result: AttemptResult | None = None
+    failure: Failure | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome in SUCCESSES
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one attempt ended."""
+
+    outcome: AttemptOutcome
+    result: AttemptResult | None
+    failure: Failure | None
+
+
+def conclude(
+    folder: AttemptFolder, exits: Mapping[int, int], requested: AttemptOutcome | None
+) -> Ending:
+    """How an attempt whose ranks are down has ended.
+
+    A success needs both: rank 0's result, and every rank leaving with status 0.
+
+    Args:
+        requested: the outcome for which the ranks were asked to stop, if they were.
+    """
+    result = AttemptResult.load(folder.result) if folder.result.is_file() else None
+    well = not any(exits.values())
+    if result is not None and result.outcome in SUCCESSES and well:
+        return Ending(result.outcome, result, None)
+    if requested is not None:
+        # What ranks say that were taken down on request is no failure.
+        return Ending(requested, result, None)
+    if result is not None and result.outcome in ("stopped", "pruned") and well:
+        return Ending(result.outcome, result, None)
+    logs = {rank: _tail(folder, rank) for rank in exits}
+    failure = classify(folder.errors(), exits, logs)
+    preempted = failure.failure_class is FailureClass.PREEMPTION
+    return Ending("preempted" if preempted else "failed", result, failure)
+
+
+def _tail(folder: AttemptFolder, rank: int) -> str:
+    try:
+        with folder.log(rank).open("rb") as handle:
+            size = handle.seek(0, 2)
+            handle.seek(max(0, size - LOG_TAIL_BYTES))
+            return handle.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
