@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.tasks.scoring.table import longest
 
 _AUTO = {
     "text-generation": "AutoModelForCausalLM",
     "text-classification": "AutoModelForSequenceClassification",
 }
 _EXAMPLE_CHARACTERS = 200
+_LONGEST = 1_000_000  # a tokenizer that knows of no limit says 10^30, which it cannot take itself
 _NEEDED = ("torch", "transformers", "safetensors", "accelerate")
 
 
@@ -37,18 +39,16 @@ def log_transformers_model(
 
     # An absolute folder is no name on a hub, so that MLflow looks for no model card there.
     place = folder.absolute()
-    auto = getattr(transformers, _AUTO[task])
+    model = getattr(transformers, _AUTO[task]).from_pretrained(place, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
     logged = mlflow.transformers.log_model(
-        transformers_model={
-            "model": auto.from_pretrained(place, local_files_only=True),
-            "tokenizer": transformers.AutoTokenizer.from_pretrained(place, local_files_only=True),
-        },
+        transformers_model={"model": model, "tokenizer": tokenizer},
         name=name,
         task=task,
         signature=_signature(task),
         input_example=[_example(records)],
         metadata=metadata,
-        model_config=_settings(task),
+        model_config=_settings(task, longest(model, min(tokenizer.model_max_length, _LONGEST))),
         # Stated, since MLflow would find them out by loading the model in another process.
         pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
     )
@@ -78,9 +78,11 @@ def _signature(task: str) -> Any:
     return ModelSignature(inputs=Schema([ColSpec("string")]), outputs=Schema(outputs))
 
 
-def _settings(task: str) -> dict[str, Any]:
+def _settings(task: str, length: int) -> dict[str, Any]:
     """How the pipeline is called when the model is served."""
-    return {"max_new_tokens": 64} if task == "text-generation" else {"truncation": True}
+    if task == "text-generation":
+        return {"max_new_tokens": 64}
+    return {"truncation": True, "max_length": length}
 
 
 def _example(records: pa.Table) -> str:

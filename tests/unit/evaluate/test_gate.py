@@ -1,0 +1,186 @@
+"""The gate's decision, by tables and by simulated paired scores."""
+
+import numpy as np
+import pytest
+
+from steadytrain.components.evaluate.bootstrap import Resampling
+from steadytrain.components.evaluate.gate import Gate, Pair
+from steadytrain.components.shared.config import GateConfig
+
+HOW = Resampling(samples=500, confidence=0.95, seed=0)
+
+
+def gate(metric="bits_per_byte", **limits):
+    return Gate(GateConfig(**limits), metric, HOW)
+
+
+def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, seed=0):
+    """Two models whose losses an example vary a lot together and a little apart."""
+    random = np.random.default_rng(seed)
+    size = random.integers(100, 2000, size=count).astype(float)
+    champion = size * 2.5 * random.lognormal(sigma=0.5, size=count)
+    candidate = champion * (1 - better_by) * (1 + noise * random.normal(size=count))
+    return Pair(
+        version="3",
+        candidate=candidate,
+        champion=champion,
+        weights=size,
+        units=np.arange(count) if units is None else units,
+        slices=slices or {},
+    )
+
+
+def decide(pair, metric="bits_per_byte", **limits):
+    value = float(pair.candidate.sum() / pair.weights.sum())
+    return gate(metric, **limits).decide({metric: value}, pair)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "floors", "promoted", "words"),
+    [
+        ("accuracy", 0.9, {}, True, "accuracy 0.9, and there is no champion yet"),
+        ("accuracy", 0.9, {"accuracy": 0.9}, True, "no champion yet"),
+        ("accuracy", 0.7, {"accuracy": 0.8}, False, "accuracy 0.7 is below its floor 0.8"),
+        ("bits_per_byte", 2.0, {"bits_per_byte": 2.5}, True, "no champion yet"),
+        (
+            "bits_per_byte",
+            3.0,
+            {"bits_per_byte": 2.5},
+            False,
+            "bits per byte 3 is above its limit 2.5",
+        ),
+        ("accuracy", 0.9, {"auroc": 0.5}, False, "auroc has a floor of 0.5 and is not measured"),
+    ],
+)
+def test_without_a_champion_the_floors_alone_decide(metric, value, floors, promoted, words):
+    decision = gate(metric, floors=floors).decide({metric: value}, None)
+    assert decision.promoted is promoted
+    assert words in decision.reason
+    assert decision.champion is None
+    assert decision.floors == floors
+
+
+def test_a_real_improvement_is_found_and_told_with_its_numbers():
+    decision = decide(language_pair(0.05))
+    assert decision.promoted
+    assert decision.improvement.low > 0.04
+    assert decision.improvement.high < 0.06
+    assert decision.champion_version == "3"
+    assert decision.candidate < decision.champion
+    assert decision.reason.startswith("promoted: bits per byte ")
+    assert "of version 3, 5." in decision.reason or "of version 3, 4.9" in decision.reason
+    assert "% better (95% interval" in decision.reason
+
+
+def test_pairing_finds_a_difference_that_the_spread_of_examples_would_hide():
+    pair = language_pair(0.01, noise=0.02)
+    assert decide(pair).promoted
+    shuffled = np.random.default_rng(1).permutation(len(pair.weights))
+    unpaired = Pair(
+        "3",
+        pair.candidate,
+        (pair.champion / pair.weights)[shuffled] * pair.weights,
+        pair.weights,
+        pair.units,
+        {},
+    )
+    assert not decide(unpaired).promoted
+
+
+def test_models_without_a_difference_are_rarely_promoted():
+    promoted = sum(decide(language_pair(0.0, seed=seed)).promoted for seed in range(100))
+    assert promoted <= 8
+
+
+def test_the_same_model_is_not_better_than_itself():
+    decision = decide(language_pair(0.0, noise=0.0))
+    assert not decision.promoted
+    assert "lower end does not exceed the margin" in decision.reason
+
+
+@pytest.mark.parametrize(("margin", "promoted"), [(0.0, True), (0.03, True), (0.06, False)])
+def test_the_margin_must_be_exceeded_by_the_lower_end(margin, promoted):
+    decision = decide(language_pair(0.05), margin=margin)
+    assert decision.promoted is promoted
+    assert decision.margin == margin
+
+
+def test_accuracy_is_better_when_it_is_greater():
+    random = np.random.default_rng(0)
+    hits = (random.random(500) < 0.9).astype(float)
+    worse = np.where(np.arange(500) < 60, 0.0, hits)
+    ones, units = np.ones(500), np.arange(500)
+    better = decide(Pair("1", hits, worse, ones, units, {}), "accuracy")
+    assert better.promoted
+    assert better.greater_is_better
+    back = decide(Pair("1", worse, hits, ones, units, {}), "accuracy")
+    assert not back.promoted
+    assert back.improvement.value < 0
+    assert "% worse" in back.reason
+
+
+def test_a_champion_that_is_always_wrong_is_compared_by_the_difference():
+    ones, units = np.ones(50), np.arange(50)
+    decision = decide(Pair("1", ones, np.zeros(50), ones, units, {}), "accuracy")
+    assert decision.promoted
+    assert decision.improvement.value == 1.0
+
+
+def test_groups_are_the_evidence_and_not_their_examples():
+    units = np.repeat(np.arange(10), 100)
+    random = np.random.default_rng(4)
+    drift = random.normal(scale=0.05, size=10)[units]
+    weights = np.ones(1000)
+    champion = np.full(1000, 2.0)
+    candidate = champion * (0.985 + drift - drift.mean())
+    alone = Pair("1", candidate, champion, weights, np.arange(1000), {})
+    grouped = Pair("1", candidate, champion, weights, units, {})
+    assert decide(alone).promoted
+    assert not decide(grouped).promoted
+
+
+@pytest.mark.parametrize(("count", "promoted"), [(5, False), (6, True)])
+def test_a_handful_of_examples_tells_nothing(count, promoted):
+    decision = decide(language_pair(0.5, count=count, noise=0.0))
+    assert decision.promoted is promoted
+    assert ("too few to tell (6 needed)" in decision.reason) is not promoted
+
+
+def sliced(worse_by):
+    pair = language_pair(0.3)
+    rows = {"code": np.arange(150), "prose": np.arange(150, 190), "few": np.arange(190, 200)}
+    candidate = pair.candidate.copy()
+    candidate[150:] = pair.champion[150:] * (1 + worse_by)
+    return Pair("3", candidate, pair.champion, pair.weights, pair.units, rows)
+
+
+def test_a_slice_that_gets_worse_stops_a_better_model():
+    decision = decide(sliced(0.2), max_slice_regression=0.05)
+    assert not decision.promoted
+    assert "slice 'prose' is 20.0 % worse (limit 5 %)" in decision.reason
+    assert decision.slices["prose"] == pytest.approx(-0.2)
+    assert decision.slices["code"] > 0
+
+
+def test_small_slices_do_not_decide():
+    decision = decide(sliced(0.2), max_slice_regression=0.05, min_slice_examples=20)
+    assert "few" not in decision.slices
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_slice_regression": 0.3}])
+def test_slices_decide_only_beyond_their_limit(limits):
+    assert decide(sliced(0.2), **limits).promoted
+
+
+def test_every_objection_is_named():
+    decision = decide(sliced(0.6), max_slice_regression=0.05, floors={"bits_per_byte": 0.1})
+    assert not decision.promoted
+    assert decision.reason.count(" and ") == 2
+
+
+def test_no_fair_comparison_is_no_promotion():
+    decision = gate("accuracy").refuse({"accuracy": 0.99}, "version 2 has other labels", "2")
+    assert not decision.promoted
+    assert decision.reason == "not promoted: accuracy 0.99, but version 2 has other labels"
+    assert decision.champion_version == "2"
+    assert decision.champion is None

@@ -1,0 +1,158 @@
+"""Metrics: by scikit-learn at the point, and the same under resampling weights."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn import metrics as sk
+
+from steadytrain.components.evaluate.bootstrap import Resampling
+from steadytrain.components.evaluate.metrics import (
+    Scores,
+    confusion,
+    measure,
+    measure_slices,
+    per_class,
+    point_values,
+    weighted_values,
+)
+
+
+def language_table(loss, targets, size, *, group=None, slices=None):
+    count = len(loss)
+    return pa.table(
+        {
+            "id": [str(index) for index in range(count)],
+            "group": pa.array(group or [None] * count, pa.string()),
+            "slice": pa.array(slices or [None] * count, pa.string()),
+            "loss": pa.array(loss, pa.float64()),
+            "targets": pa.array(targets, pa.int64()),
+            "bytes": pa.array(size, pa.int64()),
+        }
+    )
+
+
+def class_table(label, probabilities, **more):
+    probabilities = np.asarray(probabilities)
+    label = np.asarray(label)
+    loss = -np.log(probabilities[np.arange(len(label)), label])
+    table = language_table(loss, [1] * len(label), [0] * len(label), **more)
+    return (
+        table.append_column("label", pa.array(label, pa.int64()))
+        .append_column("prediction", pa.array(probabilities.argmax(axis=1), pa.int64()))
+        .append_column("probabilities", pa.array(list(probabilities), pa.list_(pa.float64())))
+    )
+
+
+def random_classes(classes, count=120, seed=0):
+    random = np.random.default_rng(seed)
+    label = random.integers(classes, size=count)
+    raw = random.random((count, classes)).round(1) + 0.05
+    raw[np.arange(count), label] += 0.4
+    return label, raw / raw.sum(axis=1, keepdims=True)
+
+
+def test_language_metrics_are_weighted_by_tokens_and_bytes():
+    values = point_values(Scores.of(language_table([10.0, 2.0], [5, 1], [20, 4])))
+    assert values["loss"] == pytest.approx(12 / 6)
+    assert values["perplexity"] == pytest.approx(math.exp(2))
+    assert values["bits_per_byte"] == pytest.approx(12 / math.log(2) / 24)
+
+
+def test_perplexity_of_a_hopeless_model_is_a_number():
+    values = point_values(Scores.of(language_table([1e6], [1], [1])))
+    assert math.isfinite(values["perplexity"])
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_metrics_under_weights_equal_scikit_learn_with_sample_weights(classes):
+    label, probabilities = random_classes(classes)
+    scores = Scores.of(class_table(label, probabilities))
+    weights = np.random.default_rng(1).integers(0, 4, size=(5, len(label))).astype(float)
+    found = weighted_values(scores, weights)
+    prediction = probabilities.argmax(axis=1)
+    for row, weight in enumerate(weights):
+        assert found["accuracy"][row] == pytest.approx(
+            sk.accuracy_score(label, prediction, sample_weight=weight)
+        )
+        assert found["macro_f1"][row] == pytest.approx(
+            sk.f1_score(label, prediction, average="macro", sample_weight=weight)
+        )
+        ranked = [1] if classes == 2 else range(classes)
+        areas = [
+            sk.roc_auc_score(label == index, probabilities[:, index], sample_weight=weight)
+            for index in ranked
+        ]
+        assert found["auroc"][row] == pytest.approx(np.mean(areas))
+        assert found["loss"][row] == pytest.approx(
+            sk.log_loss(label, probabilities, sample_weight=weight)
+        )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_point_values_are_what_weights_of_one_give(classes):
+    scores = Scores.of(class_table(*random_classes(classes)))
+    weighted = weighted_values(scores, np.ones((1, len(scores.id))))
+    assert {name: value[0] for name, value in weighted.items()} == pytest.approx(
+        point_values(scores)
+    )
+
+
+def test_language_values_under_weights():
+    scores = Scores.of(language_table([10.0, 2.0], [5, 1], [20, 4]))
+    found = weighted_values(scores, np.array([[1.0, 0.0], [1.0, 1.0]]))
+    assert found["loss"] == pytest.approx([2.0, 2.0])
+    assert found["bits_per_byte"][1] == pytest.approx(point_values(scores)["bits_per_byte"])
+
+
+def test_a_class_that_never_occurs_has_no_part_in_the_means():
+    label, probabilities = random_classes(2)
+    wider = np.hstack([probabilities * 0.999, np.full((len(label), 1), 0.001)])
+    narrow = point_values(Scores.of(class_table(label, probabilities)))
+    wide = point_values(Scores.of(class_table(label, wider)))
+    assert wide["macro_f1"] == pytest.approx(narrow["macro_f1"])
+
+
+def test_auroc_is_left_out_where_there_is_one_class_only():
+    values = point_values(Scores.of(class_table([1, 1], [[0.2, 0.8], [0.6, 0.4]])))
+    assert "auroc" not in values
+    assert values["accuracy"] == 0.5
+
+
+def test_confusion_and_classes_tell_true_from_predicted():
+    scores = Scores.of(class_table([0, 0, 1], [[0.9, 0.1], [0.3, 0.7], [0.1, 0.9]]))
+    assert confusion(scores.classes, 2) == [[1, 1], [0, 1]]
+    table = per_class(scores.classes, ["cat", "dog"])
+    assert table["cat"] == pytest.approx({"precision": 1, "recall": 0.5, "f1": 2 / 3, "support": 2})
+    assert table["dog"]["precision"] == pytest.approx(0.5)
+
+
+def test_every_metric_comes_with_an_interval_around_it():
+    measured = measure(Scores.of(class_table(*random_classes(3))), Resampling(300, 0.95, 0))
+    assert measured.keys() == {"loss", "accuracy", "macro_f1", "auroc"}
+    for interval in measured.values():
+        assert interval.low < interval.value < interval.high
+
+
+def test_slices_are_measured_apart():
+    table = language_table([2.0, 8.0, 1.0], [1, 2, 1], [4, 8, 2], slices=["b", "a", None])
+    slices = measure_slices(Scores.of(table))
+    assert list(slices) == ["a", "b"]
+    assert slices["a"]["loss"] == pytest.approx(4.0)
+    assert slices["b"]["examples"] == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "metric"),
+    [
+        (language_table([1.0], [1], [3]), "bits_per_byte"),
+        (language_table([1.0], [1], [0]), "loss"),
+        (class_table([0], [[0.9, 0.1]]), "accuracy"),
+    ],
+)
+def test_what_models_are_compared_by(table, metric):
+    scores = Scores.of(table)
+    assert scores.metric == metric
+    numerators, weights = scores.parts(metric)
+    assert numerators.sum() / weights.sum() == pytest.approx(point_values(scores)[metric])

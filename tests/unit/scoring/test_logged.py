@@ -1,0 +1,55 @@
+"""Models in MLflow: served by pyfunc, read back with the very weights."""
+
+import mlflow
+import pyarrow as pa
+import pytest
+import torch
+
+from steadytrain.components.tasks.scoring.logged import (
+    load_transformers_model,
+    log_transformers_model,
+)
+
+TEXT = pa.table({"id": ["1"], "text": ["def add(first, second):"]})
+CHAT = pa.table({"id": ["1"], "messages": ['[{"role": "user", "content": "What is a stack?"}]']})
+
+
+@pytest.fixture
+def active_run(tmp_path, monkeypatch):
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
+    with mlflow.start_run(experiment_id=experiment) as run:
+        yield run
+    mlflow.set_tracking_uri(None)
+
+
+def log(folder, records, task):
+    return log_transformers_model(
+        folder, name="small", records=records, metadata={"steadytrain.task": task}, task=task
+    )
+
+
+def test_a_language_model_is_served_and_read_back(active_run, language_folder, tokenizer):
+    uri = log(language_folder, CHAT, "text-generation")
+    served = mlflow.pyfunc.load_model(uri)
+    assert served.metadata.signature.inputs.input_types()
+    assert served.metadata.metadata["steadytrain.task"] == "text-generation"
+    assert "What is a stack?" in str(served.input_example)
+    assert all(isinstance(text, str) for text in served.predict(["def push("]))
+
+    loaded = load_transformers_model(uri)
+    assert loaded["tokenizer"].get_vocab() == tokenizer.get_vocab()
+    original = type(loaded["model"]).from_pretrained(language_folder).state_dict()
+    for name, weight in loaded["model"].state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, original[name])
+
+
+def test_a_classifier_is_served_with_labels_and_scores(active_run, classifier_folder):
+    uri = log(classifier_folder, TEXT, "text-classification")
+    served = mlflow.pyfunc.load_model(uri)
+    found = served.predict(["import json", "x = 1\n" * 500])
+    assert set(found["label"]) <= {"code", "prose"}
+    assert found["score"].between(0.5, 1).all()
+    assert [column.name for column in served.metadata.signature.outputs] == ["label", "score"]
+    assert load_transformers_model(uri)["model"].config.id2label == {0: "code", 1: "prose"}
