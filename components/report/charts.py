@@ -18,7 +18,7 @@ from steadytrain.components.report.curves import Curve, thin
 from steadytrain.components.report.words import number
 
 WIDTH, HEIGHT = 440, 220
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 14, 34
 
 Format = Callable[[float], str]
 
@@ -43,6 +43,7 @@ def line_chart(
     *,
     show: Format = number,
     marks: Sequence[tuple[float, str]] = (),
+    from_zero: bool = False,
     binary: bool = False,
 ) -> Markup:
     """Curves over steps, the first as a line, others as a line with dots.
@@ -50,7 +51,8 @@ def line_chart(
     Args:
         show: how a value of the vertical axis is written.
         marks: steps with a label each, drawn as vertical lines.
-        binary: ticks are round in units of 1024, from 0.
+        from_zero: the vertical axis begins at 0.
+        binary: it also has ticks that are round in units of 1024.
 
     Returns:
         "" where no curve has a point.
@@ -60,10 +62,10 @@ def line_chart(
         return Markup("")
     steps = [x for x, _ in points] + [x for curve in curves for x in curve.broken]
     values = [y for _, y in points]
-    ticks = byte_ticks(max(values)) if binary else nice_ticks(min(values), max(values))
+    ticks = _value_ticks(values, from_zero=from_zero, binary=binary)
     x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
     y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [_grid(ticks, y, show), _step_axis(x)]
+    parts = [_grid(ticks, y, show if binary else _tick), _step_axis(x)]
     parts += [_mark(x(step), label) for step, label in marks]
     for index, curve in enumerate(curves):
         parts.append(_line(curve, index, x, y, show))
@@ -78,7 +80,7 @@ def histogram(title: str, bins: Sequence[tuple[str, float]], *, unit: str) -> Ma
     y = Scale(0, ticks[-1], HEIGHT - BOTTOM, TOP)
     pitch = (WIDTH - LEFT - RIGHT) / len(bins)
     every = math.ceil(len(bins) / 8)
-    parts = [_grid(ticks, y, number)]
+    parts = [_grid(ticks, y, _tick)]
     for index, (label, count) in enumerate(bins):
         left = LEFT + index * pitch
         parts.append(
@@ -114,6 +116,12 @@ def byte_ticks(high: float, count: int = 5) -> list[float]:
     return [tick * unit for tick in nice_ticks(0, max(high, 1.0) / unit, count)]
 
 
+def _value_ticks(values: Sequence[float], *, from_zero: bool, binary: bool) -> list[float]:
+    if binary:
+        return byte_ticks(max(values))
+    return nice_ticks(min(0.0, *values) if from_zero else min(values), max(values))
+
+
 def _svg(title: str, description: str, parts: Sequence[Markup]) -> Markup:
     return Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}. {}">{}</svg>'
@@ -137,10 +145,14 @@ def _grid(ticks: Sequence[float], y: Scale, show: Format) -> Markup:
     return Markup("").join(lines)
 
 
+def _tick(value: float) -> str:
+    return f"{value:,.6g}"
+
+
 def _step_axis(x: Scale) -> Markup:
     ticks = [tick for tick in nice_ticks(x.low, x.high) if x.low <= tick <= x.high]
     labels = [
-        _text(x(tick), HEIGHT - BOTTOM + 15, number(int(tick)), "middle")
+        _text(x(tick), HEIGHT - BOTTOM + 15, _tick(tick), "middle")
         for tick in ticks
         if tick == int(tick)
     ]
@@ -161,15 +173,15 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale, show: Format) -> Markup:
     if index > 0 or len(drawn) == 1:
         parts += [
             Markup(
-                '<circle class="dot c{}" cx="{}" cy="{}" r="2.5"><title>{}</title></circle>'
+                '<circle class="dot c{}" cx="{}" cy="{}" r="3"><title>{}</title></circle>'
             ).format(
-                index, x(step), y(value), f"{curve.name} at step {number(int(step))}: {show(value)}"
+                index, x(step), y(value), f"{curve.name} at step {number(step)}: {show(value)}"
             )
             for step, value in thin(drawn, 60)
         ]
     parts += [
         Markup('<path class="broken" d="M{0} {1} l4 -7 h-8 z"><title>{2}</title></path>').format(
-            x(step), TOP + 7, f"{curve.name} is not finite at step {number(int(step))}"
+            x(step), TOP + 7, f"{curve.name} is not finite at step {number(step)}"
         )
         for step in curve.broken[:50]
     ]
@@ -184,7 +196,7 @@ def _describe(curves: Sequence[Curve], show: Format) -> str:
             continue
         first, last = curve.points[0], curve.points[-1]
         said.append(
-            f"{curve.name}: {show(first[1])} at step {number(int(first[0]))}, "
-            f"{show(last[1])} at step {number(int(last[0]))}"
+            f"{curve.name}: {show(first[1])} at step {number(first[0])}, "
+            f"{show(last[1])} at step {number(last[0])}"
         )
     return "; ".join(said)

@@ -44,16 +44,19 @@ def training_figures(facts: Facts) -> list[Figure]:
             facts,
             "Learning rate",
             [training_curve(facts, "learning rate", lambda event: event.learning_rate)],
+            from_zero=True,
         ),
         _figure(
             facts,
             "Gradient norm, before clipping",
             [training_curve(facts, "gradient norm", lambda event: event.grad_norm)],
+            from_zero=True,
         ),
         _figure(
             facts,
             "Tokens per second",
             [training_curve(facts, "tokens/s", lambda event: event.tokens_per_second)],
+            from_zero=True,
         ),
         _memory(facts),
     ]
@@ -85,21 +88,30 @@ def _memory(facts: Facts) -> Figure:
     return _figure(facts, "Memory of rank 0", curves, in_bytes=True)
 
 
-def _figure(facts: Facts, title: str, curves: Sequence[Curve], *, in_bytes: bool = False) -> Figure:
+def _figure(
+    facts: Facts,
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    from_zero: bool = False,
+    in_bytes: bool = False,
+) -> Figure:
     show = size if in_bytes else number
     drawn = [curve for curve in curves if curve.points or curve.broken]
     marks = [
         (float(attempt.first_step), f"attempt {attempt.number} began at step {attempt.first_step}")
         for attempt in attempts(facts)[1:]
     ]
-    chart = line_chart(title, drawn, show=show, marks=marks, binary=in_bytes)
+    chart = line_chart(title, drawn, show=show, marks=marks, from_zero=from_zero, binary=in_bytes)
     legend = [curve.name for curve in drawn] if len(drawn) > 1 else []
     return Figure(title, chart, legend, _caption(drawn, show))
 
 
 def _caption(curves: Sequence[Curve], show: Any) -> str:
     said = [
-        f"{curve.name} {show(curve.points[-1][1])} at the end" for curve in curves if curve.points
+        f"{curve.name} {show(curve.points[-1][1])} at step {number(curve.points[-1][0])}"
+        for curve in curves
+        if curve.points
     ]
     said += [
         f"{curve.name} not finite at {len(curve.broken)} logged steps (red)"

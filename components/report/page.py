@@ -26,7 +26,12 @@ from steadytrain.components.report.story import (
 )
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
 from steadytrain.components.report.words import duration, moment, number
-from steadytrain.components.shared.events.types import StepStarted, TrainingStarted, Warned
+from steadytrain.components.shared.events.types import (
+    StepStarted,
+    TrainingStarted,
+    TrainingStep,
+    Warned,
+)
 
 _PACKAGE = "steadytrain.components.report"
 
@@ -109,6 +114,11 @@ def _tiles(facts: Facts, ran: Sequence[Execution]) -> list[tuple[str, str, str]]
         tiles.append(("Steps", number(trained.steps), f"{number(trained.parameters)} parameters"))
         attempt_note = "attempt" if trained.attempts == 1 else "attempts"
         tiles.append(("Training", duration(trained.seconds), f"{trained.attempts} {attempt_note}"))
+    elif steps := facts.of(TrainingStep):
+        planned = facts.of(TrainingStarted)
+        note = f"of {number(planned[-1].max_steps)}" if planned else ""
+        tiles.append(("Last step", number(steps[-1].step), note))
+        tiles.append(("Last loss", number(steps[-1].loss), "training"))
     if ran:
         tiles.append(("All steps", duration(wall_seconds(ran)), f"since {moment(ran[0].start)}"))
     return tiles

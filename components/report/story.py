@@ -88,25 +88,29 @@ class Outcome:
 def executions(events: Sequence[Event]) -> list[Execution]:
     """Every time a step ran, the report's own left out, in the order of their starts.
 
-    One that was killed ends with the last event before the next step's start.
+    One that was killed ends with the last event before another step's start.
     """
     found: list[Execution] = []
-    running: StepStarted | None = None
+    running: dict[str, StepStarted] = {}
+    cut: dict[str, float] = {}
     last = 0.0
     for event in events:
         if getattr(event, "stage", "") == REPORT_STEP:
             continue
         if isinstance(event, StepStarted):
-            if running:
-                found.append(Execution(running.stage, "unfinished", running.time, last))
-            running = event
-        elif running and isinstance(event, StepFinished | StepFailed):
-            found.append(_execution(running, event))
-            running = None
+            for stage in running:
+                cut.setdefault(stage, last)
+            ends = list(running) if event.stage == FIRST_STEP else [event.stage]
+            found += [
+                _killed(running.pop(stage), cut.pop(stage)) for stage in ends if stage in running
+            ]
+            running[event.stage] = event
+        elif isinstance(event, StepFinished | StepFailed) and event.stage in running:
+            found.append(_execution(running.pop(event.stage), event))
+            cut.pop(event.stage, None)
         last = event.time
-    if running:
-        found.append(Execution(running.stage, "unfinished", running.time, last))
-    return found
+    found += [_killed(started, cut.get(stage, last)) for stage, started in running.items()]
+    return sorted(found, key=lambda item: item.start)
 
 
 def latest(found: Sequence[Execution]) -> list[Execution]:
@@ -161,6 +165,10 @@ def outcome(facts: Facts) -> Outcome:
     if _complete(facts, last.stage):
         return Outcome("finished", _success(facts, str(name)))
     return Outcome("unfinished", f"{name} has not gone on after {last.stage}.")
+
+
+def _killed(started: StepStarted, end: float) -> Execution:
+    return Execution(started.stage, "unfinished", started.time, end)
 
 
 def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execution:

@@ -43,10 +43,7 @@ def phases(executions: Sequence[Execution], attempts: Sequence[Attempt]) -> list
 
 def repeated_steps(attempts: Sequence[Attempt]) -> int:
     """Optimizer steps taken anew because the attempt before was cut off after its checkpoint."""
-    return sum(
-        max(0, before.last_step - after.first_step)
-        for before, after in pairwise(attempts)
-    )
+    return sum(max(0, before.last_step - after.first_step) for before, after in pairwise(attempts))
 
 
 def _training(seconds: float, attempts: Sequence[Attempt]) -> list[Phase]:

@@ -29,9 +29,9 @@ def size(count: float) -> str:
     """Bytes in a unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.4g} {unit}" if abs(count) >= 100 else f"{count:.3g} {unit}"
         count /= 1024
-    return f"{count:.1f} TiB"
+    return f"{count:,.4g} TiB"
 
 
 def duration(seconds: float) -> str:

@@ -59,6 +59,7 @@ class Writer:
         stream.close()
 
     def begin(self, step: str) -> None:
+        self.clock += 0.2
         self.emit(step, StepStarted, stage=step, environment=environment())
 
     def finish(self, step: str, seconds: float, summary: str = "", reused: bool = False) -> None:
