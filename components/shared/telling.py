@@ -1,0 +1,123 @@
+"""Events in words: one line each."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import singledispatch
+
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+    GradientOverflow,
+    StepFailed,
+    StepFinished,
+    StepStarted,
+    TrainingDiverged,
+    TrainingStarted,
+    Validated,
+    Warned,
+)
+
+
+def amount(number: float) -> str:
+    """A number as people read it: 950, 12.3k, 4.56M, 1.2G."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= limit:
+            return f"{number / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{number:,.0f}" if abs(number) >= 10 or number == round(number) else f"{number:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people read it: 4.2 s, 3:05, 1 day, 2:03:05."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+@singledispatch
+def tell(event: Event) -> str:  # noqa: ARG001  the fallback has nothing to look at
+    """The event in one line; "" for those that are only shown as they go."""
+    return ""
+
+
+@tell.register
+def _(event: StepStarted) -> str:
+    return f"{event.stage}: started"
+
+
+@tell.register
+def _(event: StepFinished) -> str:
+    state = "reused" if event.reused else "done"
+    return f"{event.stage}: {state}" + (f", {event.summary}" if event.summary else "")
+
+
+@tell.register
+def _(event: StepFailed) -> str:
+    return f"{event.stage}: failed: {_first_line(event.message)}"
+
+
+@tell.register
+def _(event: AttemptStarted) -> str:
+    start = f"from step {event.resumed_from_step:,}" if event.resumed_from_step else "from step 0"
+    batch = (
+        f"{event.micro_batch_size} (micro-batch) x {event.gradient_accumulation_steps} "
+        f"(accumulation) x {event.world_size} (world size)"
+    )
+    return f"train: attempt {event.attempt} starts {start}, batch {batch}"
+
+
+@tell.register
+def _(event: AttemptEnded) -> str:
+    text = (
+        f"train: attempt {event.attempt} {event.outcome.replace('_', ' ')} at step {event.step:,}"
+    )
+    return (
+        f"{text} ({event.failure_class}): {_first_line(event.message)}" if event.message else text
+    )
+
+
+@tell.register
+def _(event: DecisionMade) -> str:
+    return f"train: {event.action.replace('_', ' ')}: {event.reason}"
+
+
+@tell.register
+def _(event: TrainingStarted) -> str:
+    return (
+        f"train: {amount(event.parameters)} parameters, {event.precision} on {event.device}, "
+        f"{event.max_steps:,} steps"
+    )
+
+
+@tell.register
+def _(event: Validated) -> str:
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+    return f"train: step {event.step:,} validated, {metrics}" + (" (best)" if event.best else "")
+
+
+@tell.register
+def _(event: CheckpointSaved) -> str:
+    return (
+        f"train: step {event.step:,} checkpoint saved, {amount(event.bytes)}B "
+        f"in {duration(event.seconds)}"
+    )
+
+
+@tell.register
+def _(event: TrainingDiverged) -> str:
+    return f"train: diverged at step {event.step:,}, loss {event.loss}"
+
+
+@tell.register
+def _(event: GradientOverflow) -> str:
+    return f"train: step {event.step:,} skipped, gradients overflowed at scale {event.scale:g}"
+
+
+@tell.register
+def _(event: Warned) -> str:
+    return f"{event.stage}: {event.message}"
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
