@@ -119,9 +119,12 @@ class Progress:
         self.view.end_work()
 
 
+_STYLES = {"info": "", "warn": "yellow", "error": "red", "fatal": "bold red"}
+
+
 class _View(Protocol):
     def line(self, text: str, level: str) -> None: ...
-    def show(self, work: _Work, time: float, text: str) -> None: ...
+    def show(self, work: _Work, time: float, text: str, /) -> None: ...
     def end_work(self) -> None: ...
     def close(self) -> None: ...
 
@@ -151,8 +154,6 @@ class _Plain:
 class _Live:
     """Lines above, and below them a bar for what is going on."""
 
-    _STYLES = {"info": "", "warn": "yellow", "error": "red", "fatal": "bold red"}
-
     def __init__(self, console: Console) -> None:
         self.bars = Bars(
             SpinnerColumn(),
@@ -165,9 +166,9 @@ class _Live:
         self.work: _Work | None = None
 
     def line(self, text: str, level: str) -> None:
-        self.bars.console.print(Text(text, style=self._STYLES[level]))
+        self.bars.console.print(Text(text, style=_STYLES[level]))
 
-    def show(self, work: _Work, time: float, text: str) -> None:
+    def show(self, work: _Work, _: float, text: str) -> None:
         if self.work is not work:
             self.end_work()
             self.work = work
