@@ -57,11 +57,15 @@ class SideRecord(Record):
     rows: sequences (packed) or examples.
     tokens: all tokens in them; target_tokens: those that count in the loss.
     documents: input records on this side.
+    index: Arrow file, relative to the data folder, with a row for each row of the
+        shards, in order: shard, row (in the shard), tokens, targets, documents
+        (content hashes).
     """
 
     shards: list[str]
     rows: int
     documents: int
+    index: str = ""
     tokens: int = 0
     target_tokens: int = 0
 

@@ -83,6 +83,11 @@ class Workspace:
         return self.folder / "evaluation"
 
     @property
+    def quarantine(self) -> Path:
+        """Records that were not used, where preparing the data failed."""
+        return self.folder / "quarantine.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.folder / "report.html"
 
@@ -108,6 +113,11 @@ class Workspace:
 
     def record(self, step: str) -> Path:
         return self.folder / "records" / f"{step}.json"
+
+    @property
+    def unfinished_data(self) -> Path:
+        """Where this run prepares data until they are whole; beside their final place."""
+        return self.output / "data" / f".partial-{self.run_id}"
 
     def data(self, fingerprint: str) -> Path:
         return self.output / "data" / fingerprint

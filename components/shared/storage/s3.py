@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a listing tells of an object: `tag` changes with its content."""
+
+    name: str
+    size: int
+    tag: str
 
 
 class S3Storage:
@@ -78,13 +88,22 @@ class S3Storage:
         return True
 
     def list(self, prefix: str = "") -> list[str]:
+        return [item.name for item in self.describe(prefix)]
+
+    def describe(self, prefix: str = "") -> Sequence[ObjectInfo]:
+        """As `list`, with size and entity tag."""
         with self._named(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=self._key(prefix)
             )
-            keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
+            found = [item for page in pages for item in page.get("Contents", [])]
         cut = len(self.prefix) + 1 if self.prefix else 0
-        return sorted(key[cut:] for key in keys if not key.endswith("/"))
+        objects = (
+            ObjectInfo(item["Key"][cut:], item["Size"], item["ETag"])
+            for item in found
+            if not item["Key"].endswith("/")
+        )
+        return sorted(objects, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
         with self._named(name):

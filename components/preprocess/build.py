@@ -1,0 +1,268 @@
+"""Building the prepared data, from the first byte read to the data card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.preprocess.card import DataCard, card_html
+from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
+from steadytrain.components.preprocess.inputs import Inputs
+from steadytrain.components.preprocess.model import Model
+from steadytrain.components.preprocess.parallel import Workers, cores, workers
+from steadytrain.components.preprocess.prepare import (
+    PartJob,
+    SideCounts,
+    prepare,
+    test_schema,
+    training_texts,
+)
+from steadytrain.components.preprocess.quarantine import Quarantine
+from steadytrain.components.preprocess.reading import Reading, check_defects, read_everything
+from steadytrain.components.preprocess.shards import write_side
+from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
+from steadytrain.components.preprocess.split import SIDES, split_digest
+from steadytrain.components.preprocess.spool import Spool
+from steadytrain.components.preprocess.tokenizer import (
+    SAMPLE_BYTES,
+    copy_tokenizer,
+    train_tokenizer,
+)
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import code_digest, file_digest, value_digest
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.records import DataRecord, Side, SideRecord
+from steadytrain.components.shared.stage import Stage
+
+TEST_RECORDS: Final = "test-records.arrow"
+TOKENIZER: Final = "tokenizer"
+_SMALL_BYTES: Final = 4 << 20
+"""Below this, starting other processes takes longer than the work."""
+
+
+def build(
+    config: RunConfig, model: Model, inputs: Inputs, scratch: Path, current: Stage
+) -> DataRecord:
+    """Prepares the data in <scratch>/data; other folders of `scratch` are in-between results.
+
+    Returns:
+        The record, whose folder is not yet the final one.
+
+    Raises:
+        DataError: the data cannot be used.
+    """
+    size = inputs.bytes
+    small = size is not None and size < _SMALL_BYTES
+    with workers(1 if small else cores()) as pool:
+        return _Builder(config, model, inputs, scratch, current, pool).build()
+
+
+@dataclass
+class _Builder:
+    config: RunConfig
+    model: Model
+    inputs: Inputs
+    scratch: Path
+    current: Stage
+    pool: Workers
+    counts: dict[Side, SideCounts] = field(
+        default_factory=lambda: {side: SideCounts() for side in SIDES}
+    )
+
+    def __post_init__(self) -> None:
+        self.data = self.config.data
+        self.folder = self.scratch / "data"
+        self.parts = self.scratch / "parts"
+        self.parts.mkdir()
+        self.quarantine = Quarantine(self.folder / "quarantine.jsonl")
+        self.spool = Spool(self.scratch / "spool", self.inputs.bytes)
+
+    def build(self) -> DataRecord:
+        try:
+            reading = self._read()
+            findings = self._find_duplicates()
+            trained = self._trained_labels(reading, findings)
+            labels = self.data.labels or trained
+            self._make_tokenizer()
+            names = self._encode(labels, trained)
+            check_defects(self.data, self.quarantine, reading.records)
+            self._check_sides()
+        finally:
+            self.quarantine.close()
+        sides = {side: self._pack(side, names) for side in SIDES}
+        self._join_test_records(names)
+        record = self._record(sides, labels)
+        self._write_card(record, reading)
+        return record
+
+    def _read(self) -> Reading:
+        total = self.inputs.bytes
+        return read_everything(
+            self.inputs,
+            self.data,
+            spool=self.spool,
+            quarantine=self.quarantine,
+            scratch=self.scratch,
+            workers=self.pool,
+            progress=lambda done: (
+                self._progress("reading", self.spool.count, None, "records")
+                if total is None
+                else self._progress("reading", min(done, total), total, "bytes")
+            ),
+        )
+
+    def _find_duplicates(self) -> Findings:
+        threshold = self.data.near_duplicate_threshold
+        findings = find_duplicates(
+            self.spool,
+            threshold=threshold,
+            bands=0 if threshold is None else PERMUTATIONS // band_rows(threshold),
+            conflicts=self.data.task == "sequence_classification",
+            progress=lambda done, total: self._progress("finding duplicates", done, total, "bands"),
+        )
+        findings.save(self.spool.folder)
+        return findings
+
+    def _trained_labels(self, reading: Reading, findings: Findings) -> list[str]:
+        """Labels that occur on the training side, sorted."""
+        if self.data.task != "sequence_classification":
+            return []
+        training = self.spool.array("sides") == SIDES.index("train")
+        seen = np.unique(self.spool.array("labels")[training & (findings.codes == KEPT)])
+        trained = sorted(reading.labels[int(label)] for label in seen)
+        if len(trained) < 2:
+            raise DataError(
+                f"the training side has {len(trained)} different labels "
+                f"({', '.join(trained)}), two are the least",
+                remedy="give data with more classes, or check data.columns.label",
+            )
+        absent = sorted(set(self.data.labels or ()) - set(trained))
+        if absent:
+            self.current.emit(
+                Warned(
+                    stage=self.current.name,
+                    message=f"no training record has the label {', '.join(absent)}",
+                )
+            )
+        return trained
+
+    def _make_tokenizer(self) -> None:
+        folder = self.folder / TOKENIZER
+        if self.model.tokenizer is not None:
+            copy_tokenizer(self.model.tokenizer, folder, task=self.data.task)
+            return
+        train_tokenizer(
+            self._sample(),
+            folder,
+            vocab_size=self.config.model.vocab_size,
+            task=self.data.task,
+        )
+
+    def _sample(self) -> Iterator[str]:
+        """Texts of the training side, by content hash, up to SAMPLE_BYTES."""
+        done = 0
+        total = min(SAMPLE_BYTES, sum(path.stat().st_size for path in self.spool.written()))
+        for part in self.spool.written():
+            for text in training_texts(part, self.spool.folder, self.data.task):
+                if done >= SAMPLE_BYTES:
+                    return
+                done += len(text)
+                yield text
+            self._progress("training the tokenizer", min(done, total), total, "bytes")
+
+    def _encode(self, labels: list[str], trained: list[str]) -> list[str]:
+        """Encodes part by part; returns the names of the parts, in order."""
+        jobs = [
+            PartJob(
+                part=part,
+                spool=self.spool.folder,
+                tokenizer=self.folder / TOKENIZER,
+                output=self.parts,
+                task=self.data.task,
+                sequence_length=self.data.sequence_length,
+                labels=tuple(labels),
+                trained=frozenset(trained),
+            )
+            for part in self.spool.written()
+        ]
+        total, done = sum(job.part.stat().st_size for job in jobs), 0
+        for job, prepared in zip(jobs, self.pool.map(prepare, jobs), strict=True):
+            for side, counts in prepared.sides.items():
+                self.counts[side].add(counts)
+            self.quarantine.add(prepared.quarantine)
+            done += job.part.stat().st_size
+            self._progress("encoding", done, total, "bytes")
+        return [job.part.stem for job in jobs]
+
+    def _check_sides(self) -> None:
+        for side, counts in self.counts.items():
+            if not counts.documents:
+                kept = sum(other.documents for other in self.counts.values())
+                raise DataError(
+                    f"the {side} side of the split is empty: there are {kept} usable records",
+                    remedy="give more data, raise data.validation_share or data.test_share, "
+                    "or set another data.split_salt; with data.columns.group there must be "
+                    "many groups",
+                )
+
+    def _pack(self, side: Side, names: list[str]) -> SideRecord:
+        self._progress("packing", SIDES.index(side), len(SIDES), "sides")
+        return write_side(
+            side,
+            [self.parts / f"{side}-{name}.arrow" for name in names],
+            self.folder,
+            task=self.data.task,
+            capacity=self.data.sequence_length,
+            documents=self.counts[side].documents,
+        )
+
+    def _join_test_records(self, names: list[str]) -> None:
+        with pa.ipc.new_file(str(self.folder / TEST_RECORDS), test_schema(self.data.task)) as out:
+            for name in names:
+                with pa.memory_map(str(self.parts / f"test-records-{name}.arrow")) as part:
+                    reader = pa.ipc.open_file(part)
+                    for number in range(reader.num_record_batches):
+                        out.write_batch(reader.get_batch(number))
+
+    def _record(self, sides: dict[Side, SideRecord], labels: list[str]) -> DataRecord:
+        split = split_digest(self.data)
+        prepared = [
+            *(name for side in sides.values() for name in (*side.shards, side.index)),
+            TEST_RECORDS,
+            *(f"{TOKENIZER}/{path.name}" for path in sorted((self.folder / TOKENIZER).iterdir())),
+        ]
+        content = {name: file_digest(self.folder / name) for name in prepared}
+        return DataRecord(
+            folder=str(self.folder),
+            fingerprint=value_digest([content, split, labels, code_digest()]),
+            task=self.data.task,
+            sides=sides,
+            test_records=TEST_RECORDS,
+            split_digest=split,
+            sequence_length=self.data.sequence_length,
+            tokenizer=TOKENIZER,
+            labels=labels,
+        )
+
+    def _write_card(self, record: DataRecord, reading: Reading) -> None:
+        card = DataCard.of(
+            record,
+            source=self.data.source,
+            records=reading.records,
+            counts=self.counts,
+            quarantine=self.quarantine.counts,
+            trained_tokenizer=self.model.tokenizer is None,
+        )
+        content = json.dumps(card.as_dict(), indent=2, ensure_ascii=False)
+        (self.folder / "card.json").write_text(content, encoding="utf-8")
+        (self.folder / "card.html").write_text(card_html(card), encoding="utf-8")
+
+    def _progress(self, work: str, done: float, total: float | None, unit: str) -> None:
+        self.current.progress(work, done, total, unit)

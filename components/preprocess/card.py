@@ -1,0 +1,247 @@
+"""The data card: what is in the prepared data, as plain data and as one HTML page."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.components.preprocess.prepare import SideCounts
+from steadytrain.components.preprocess.validate import DEFECTS, SET_ASIDE
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.records import DataRecord, Side
+
+_ORDER: tuple[Side, ...] = ("train", "validation", "test")
+_DUPLICATES = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
+
+
+@dataclass(frozen=True)
+class SideCard:
+    """One side of the split.
+
+    fill: share of the sequences' places that hold a token.
+    lengths: documents by their tokens, as [from, to, count].
+    truncated: records cut to the sequence length.
+    skipped_windows: windows of long chats in which there is nothing to predict.
+    """
+
+    documents: int
+    bytes: int
+    rows: int
+    tokens: int
+    target_tokens: int
+    fill: float
+    lengths: list[list[int]]
+    truncated: int
+    skipped_windows: int
+    labels: dict[str, int]
+    samples: list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class DataCard:
+    """The whole data set. `records` is what was read, used or not."""
+
+    fingerprint: str
+    task: str
+    source: list[str]
+    sequence_length: int
+    trained_tokenizer: bool
+    records: int
+    defective: int
+    duplicates: dict[str, int]
+    quarantine: dict[str, int]
+    sides: dict[Side, SideCard]
+
+    @classmethod
+    def of(
+        cls,
+        record: DataRecord,
+        *,
+        source: list[str],
+        records: int,
+        counts: Mapping[Side, SideCounts],
+        quarantine: Counter[str],
+        trained_tokenizer: bool,
+    ) -> DataCard:
+        """The card of prepared data."""
+        return cls(
+            fingerprint=record.fingerprint,
+            task=record.task,
+            source=source,
+            sequence_length=record.sequence_length,
+            trained_tokenizer=trained_tokenizer,
+            records=records,
+            defective=sum(quarantine[reason] for reason in DEFECTS),
+            duplicates={reason: quarantine[reason] for reason in _DUPLICATES},
+            quarantine=dict(quarantine.most_common()),
+            sides={side: _side(record, side, counts[side]) for side in _ORDER},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The card as plain data."""
+        return dataclasses.asdict(self)
+
+
+def _side(record: DataRecord, side: Side, counts: SideCounts) -> SideCard:
+    prepared = record.sides[side]
+    places = max(1, prepared.rows * record.sequence_length)
+    return SideCard(
+        documents=counts.documents,
+        bytes=counts.bytes,
+        rows=prepared.rows,
+        tokens=prepared.tokens,
+        target_tokens=prepared.target_tokens,
+        fill=round(prepared.tokens / places, 4),
+        lengths=[[2**n, 2 ** (n + 1) - 1, counts.lengths[n]] for n in sorted(counts.lengths)],
+        truncated=counts.truncated,
+        skipped_windows=counts.skipped,
+        labels=dict(counts.labels.most_common()),
+        samples=[{**sample, "text": redact(sample["text"])} for sample in counts.samples],
+    )
+
+
+def card_html(card: DataCard) -> str:
+    """The card as one page that needs nothing else."""
+    sections = [
+        _section("Split", _split_table(card)),
+        _section("Document lengths", _lengths(card)),
+        _section("Not used", _quarantine_table(card)),
+    ]
+    if any(side.labels for side in card.sides.values()):
+        sections.append(_section("Labels", _label_table(card)))
+    sections.append(_section("Samples", _samples(card)))
+    return _PAGE.format(
+        style=_STYLE,
+        source=html.escape(", ".join(card.source)),
+        task=html.escape(card.task),
+        records=f"{card.records:,}",
+        used=f"{sum(side.documents for side in card.sides.values()):,}",
+        tokenizer="trained on the training side" if card.trained_tokenizer else "the model's own",
+        length=f"{card.sequence_length:,}",
+        fingerprint=html.escape(card.fingerprint),
+        sections="\n".join(sections),
+    )
+
+
+def _split_table(card: DataCard) -> str:
+    heads = ("", "records", "MB of text", "sequences", "tokens", "predicted", "filled", "cut")
+    rows = [
+        (
+            side,
+            f"{part.documents:,}",
+            f"{part.bytes / 1e6:,.2f}",
+            f"{part.rows:,}",
+            f"{part.tokens:,}",
+            f"{part.target_tokens:,}",
+            f"{part.fill:.1%}",
+            f"{part.truncated:,}",
+        )
+        for side, part in card.sides.items()
+    ]
+    return _table(heads, rows)
+
+
+def _quarantine_table(card: DataCard) -> str:
+    if not card.quarantine:
+        return "<p>Every record is used.</p>"
+    meanings = DEFECTS | SET_ASIDE
+    rows = [
+        (reason, meanings[reason], f"{count:,}", f"{count / card.records:.2%}")
+        for reason, count in card.quarantine.items()
+    ]
+    note = "<p>Each of them is in quarantine.jsonl, with its source, line and reason.</p>"
+    return _table(("reason", "meaning", "records", "share"), rows, words=2) + note
+
+
+def _label_table(card: DataCard) -> str:
+    totals: Counter[str] = Counter()
+    for side in card.sides.values():
+        totals.update(side.labels)
+    most = max(totals.values())
+    rows = [
+        (label, *(f"{card.sides[side].labels.get(label, 0):,}" for side in _ORDER), count)
+        for label, count in totals.most_common()
+    ]
+    body = "".join(
+        f"<tr><td>{html.escape(label)}</td><td>{train}</td><td>{validation}</td><td>{test}</td>"
+        f'<td class="bar"><i style="width:{100 * count / most:.1f}%"></i></td></tr>'
+        for label, train, validation, test, count in rows
+    )
+    heads = "".join(f"<th>{name}</th>" for name in ("label", *_ORDER, ""))
+    return f"<table><tr>{heads}</tr>{body}</table>"
+
+
+def _lengths(card: DataCard) -> str:
+    """Bars of the documents of all sides by length, in tokens."""
+    totals: Counter[tuple[int, int]] = Counter()
+    for side in card.sides.values():
+        for low, high, count in side.lengths:
+            totals[low, high] += count
+    most = max(totals.values(), default=1)
+    rows = "".join(
+        f'<tr><td>{low:,} to {high:,} tokens</td><td>{count:,}</td><td class="bar">'
+        f'<i style="width:{100 * count / most:.1f}%"></i></td></tr>'
+        for (low, high), count in sorted(totals.items())
+    )
+    return f"<table><tr><th>length</th><th>records</th><th></th></tr>{rows}</table>"
+
+
+def _samples(card: DataCard) -> str:
+    return "".join(
+        f"<h3>{side}</h3>"
+        + "".join(f"<pre>{html.escape(one['text'])}</pre>" for one in part.samples)
+        for side, part in card.sides.items()
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> str:
+    """A table whose first `words` columns are text and the others figures."""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{' class=word' if index < words else ''}>{html.escape(cell)}</td>"
+            for index, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1c2430;background:#fff;max-width:60rem;
+margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
+h3{font-size:.95rem;margin:1rem 0 .3rem;color:#5b6675}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;margin:1rem 0}
+dt{color:#5b6675}dd{margin:0;overflow-wrap:anywhere}
+table{border-collapse:collapse;width:100%}
+th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid #e4e8ee;
+font-variant-numeric:tabular-nums}
+th{color:#5b6675;font-weight:600}th:first-child,td:first-child,td.word{text-align:left}
+td.bar{width:45%;text-align:left}td.bar i{display:block;height:.8rem;background:#3b6ea8;
+min-width:1px;border-radius:2px}
+pre{background:#f5f7fa;padding:.6rem .8rem;border-radius:4px;white-space:pre-wrap;
+overflow-wrap:anywhere;font-size:.85rem;max-height:16rem;overflow:auto}
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Data card</title>
+<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>
+<body><h1>Data card</h1>
+<dl><dt>source</dt><dd>{source}</dd><dt>task</dt><dd>{task}</dd>
+<dt>records</dt><dd>{records} read, {used} used</dd>
+<dt>tokenizer</dt><dd>{tokenizer}</dd><dt>sequence length</dt><dd>{length} tokens</dd>
+<dt>fingerprint</dt><dd><code>{fingerprint}</code></dd></dl>
+{sections}
+</body></html>
+"""

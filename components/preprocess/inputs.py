@@ -1,0 +1,61 @@
+"""All that the configuration's addresses stand for, found before any of it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadytrain.components.preprocess.formats import Chunk, read_files, wanted
+from steadytrain.components.preprocess.hub import dataset_digest, is_dataset, read_dataset
+from steadytrain.components.preprocess.parallel import cores
+from steadytrain.components.preprocess.sources import SourceFile, find_files
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.digest import value_digest
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Files, each with its format, and data sets that the `datasets` library reads."""
+
+    files: list[tuple[SourceFile, str]]
+    datasets: list[str]
+
+    @property
+    def bytes(self) -> int | None:
+        """Size of all input as it is stored; None where it cannot be known before."""
+        return None if self.datasets else sum(file.size for file, _ in self.files)
+
+    def digest(self) -> str:
+        """Digest of the content, whatever the order of the files."""
+        with ThreadPoolExecutor(cores()) as pool:
+            digests = list(pool.map(SourceFile.digest, [file for file, _ in self.files]))
+        named = [
+            [file.path, name, digest]
+            for (file, name), digest in zip(self.files, digests, strict=True)
+        ]
+        return value_digest([sorted(named), sorted(map(dataset_digest, self.datasets))])
+
+    def chunks(self, data: DataConfig, scratch: Path) -> Iterator[Chunk]:
+        """Everything, in chunks; what has to be fetched lies below `scratch` meanwhile."""
+        yield from read_files(self.files, data, scratch)
+        for address in self.datasets:
+            yield from read_dataset(address)
+
+
+def find_inputs(data: DataConfig) -> Inputs:
+    """The inputs of a configuration; a file that two addresses name is read once.
+
+    Raises:
+        BadInput: an address names nothing that can be read.
+    """
+    files: dict[str, tuple[SourceFile, str]] = {}
+    datasets: dict[str, None] = {}
+    for address in data.source:
+        if is_dataset(address):
+            datasets[address] = None
+        else:
+            found = wanted(find_files(address, data.exclude), address, data)
+            files |= {file.name: (file, name) for file, name in found}
+    return Inputs(list(files.values()), list(datasets))

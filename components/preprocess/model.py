@@ -1,0 +1,132 @@
+"""What the model says about the data it can take, read from its folder without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import file_digest, value_digest
+from steadytrain.components.shared.encoding import load_tokenizer
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.model_source import resolve_model
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}
+"""Their position table begins after the padding token's index."""
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model that the data are prepared for.
+
+    config: Transformers' configuration, as far as it is given.
+    tokenizer: folder of the tokenizer; None: one is to be trained.
+    """
+
+    config: dict[str, Any]
+    tokenizer: Path | None
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self._number("vocab_size")
+
+    @property
+    def positions(self) -> int | None:
+        """Longest sequence that the model can take; None where it does not say."""
+        found = next(filter(None, map(self._number, _POSITIONS)), None)
+        if found is not None and self.config.get("model_type") in _OFFSET_POSITIONS:
+            found -= int(self.config.get("pad_token_id", 1)) + 1
+        return found
+
+    def tokenizer_digest(self) -> str:
+        """Digest of the tokenizer's files; "" where one is to be trained."""
+        if self.tokenizer is None:
+            return ""
+        files = [self.tokenizer / name for name in _TOKENIZER_FILES]
+        return value_digest({path.name: file_digest(path) for path in files if path.is_file()})
+
+    def _number(self, name: str) -> int | None:
+        inner = self.config.get("text_config")
+        value = self.config.get(name, inner.get(name) if isinstance(inner, dict) else None)
+        return value if isinstance(value, int) else None
+
+
+def find_model(config: RunConfig) -> Model:
+    """The model of a configuration.
+
+    Raises:
+        BadInput: its folder lacks configuration or weights, its tokenizer cannot be read
+            or has other tokens, or sequences are longer than it can take.
+    """
+    base = resolve_model(config.model.base, config) if config.model.base else None
+    named = config.model.tokenizer
+    tokenizer = resolve_model(named, config) if named else base
+    model = Model(_read_config(base) if base else config.model.config, tokenizer)
+    if model.positions is not None and config.data.sequence_length > model.positions:
+        raise BadInput(
+            f"data.sequence_length = {config.data.sequence_length}: the model takes at most "
+            f"{model.positions} tokens",
+            remedy=f"set data.sequence_length to {model.positions} or less, or take a model "
+            "with more positions",
+        )
+    _check_vocabulary(config, model, base)
+    return model
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"model.base: {folder} has no config.json that can be read",
+            remedy="give the folder of a model saved by Transformers (save_pretrained)",
+        ) from error
+    if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+        raise BadInput(
+            f"model.base: {folder} holds no weights",
+            remedy="put model.safetensors beside config.json, or train from scratch with "
+            "model.config",
+        )
+    return dict(content)
+
+
+def _check_vocabulary(config: RunConfig, model: Model, base: Path | None) -> None:
+    if model.tokenizer is None:
+        size = config.model.vocab_size
+    else:
+        tokenizer = load_tokenizer(model.tokenizer)
+        size = len(tokenizer)
+        own = base if base is not None and (base / "tokenizer.json").is_file() else None
+        if own is not None and own != model.tokenizer:
+            _check_same_tokens(tokenizer.get_vocab(), load_tokenizer(own).get_vocab())
+    if model.vocab_size is not None and size > model.vocab_size:
+        raise BadInput(
+            f"the tokenizer has {size} tokens, the model only {model.vocab_size}: "
+            "their vocabularies differ",
+            remedy="take the model's own tokenizer (leave model.tokenizer out), or give a "
+            "model of that vocabulary (model.vocab_size, model.config.vocab_size)",
+        )
+
+
+def _check_same_tokens(given: dict[str, int], own: dict[str, int]) -> None:
+    differing = [token for token, index in own.items() if given.get(token) != index]
+    if differing:
+        raise BadInput(
+            f"model.tokenizer: {len(differing)} tokens of the base model's vocabulary (such as "
+            f"{differing[0]!r}) are absent or have another index: their vocabularies differ",
+            remedy="leave model.tokenizer out, so that the base model's own is used",
+        )

@@ -1,0 +1,89 @@
+"""All cores for a stream of small jobs, in order, with few of them in flight."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from steadytrain.components.shared.errors import SteadytrainError
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+class Workers:
+    """Runs functions of a module in other processes; with one worker, in this one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = _pool(count) if count > 1 else None
+
+    def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
+        """Results in the order of the jobs, which are taken only as they are needed.
+
+        Raises:
+            SteadytrainError: a worker was killed.
+        """
+        if self._pool is None:
+            yield from map(function, jobs)
+            return
+        pending: collections.deque[Future[R]] = collections.deque()
+        try:
+            for job in jobs:
+                pending.append(self._pool.submit(function, job))
+                if len(pending) > 2 * self.count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool as error:
+            raise SteadytrainError(
+                "a worker of the preprocessing was killed, most likely for want of memory",
+                remedy="give the step more memory or fewer cores, then start the run again",
+            ) from error
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[Workers]:
+    """Workers that are gone when the block ends."""
+    current = Workers(count)
+    try:
+        yield current
+    finally:
+        current.close()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _pool(count: int) -> ProcessPoolExecutor:
+    # Spawned, since a fork of a process with threads (Arrow's, boto3's) can hang.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, mp_context=context, initializer=_start)
+
+
+def _start() -> None:
+    """Ctrl-C is the parent's to handle; a parent that is killed takes its workers along."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

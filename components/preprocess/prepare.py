@@ -1,0 +1,312 @@
+"""A part of the spool encoded: the work of an encoding worker.
+
+What stays is encoded, in the order of content hashes; what does not goes to the
+quarantine with its reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
+from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
+from steadytrain.components.preprocess.split import ID_BYTES, SIDES
+from steadytrain.components.preprocess.spool import read_part
+from steadytrain.components.shared.encoding import (
+    Encoded,
+    encode_chat,
+    encode_texts,
+    load_tokenizer,
+    windows,
+)
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import Side
+
+WINDOWS: Final = pa.schema(
+    [
+        ("document", pa.string()),
+        ("input_ids", pa.list_(pa.int32())),
+        ("targets", pa.list_(pa.int8())),
+        ("label", pa.int32()),
+    ]
+)
+"""A row is a window of a document, or a record to classify (`targets` is empty then)."""
+
+_TEXT_AT_ONCE: Final = 1 << 20
+_SAMPLES: Final = 3
+
+
+@dataclass(frozen=True)
+class PartJob:
+    """A part to encode, and what decides how.
+
+    spool, findings, tokenizer, output: folders. labels: classes in order.
+    trained: those that training sees.
+    """
+
+    part: Path
+    spool: Path
+    tokenizer: Path
+    output: Path
+    task: str
+    sequence_length: int
+    labels: tuple[str, ...]
+    trained: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A record encoded: all its tokens, and the windows with something to predict."""
+
+    tokens: int
+    windows: list[Encoded]
+    skipped: int = 0
+    truncated: bool = False
+
+
+@dataclass
+class SideCounts:
+    """What a part gives to one side.
+
+    lengths: documents by the binary logarithm of their tokens, rounded down.
+    skipped: windows in which there is nothing to predict.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    truncated: int = 0
+    skipped: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    labels: Counter[str] = field(default_factory=Counter)
+    samples: list[dict[str, str]] = field(default_factory=list)
+
+    def count(self, record: dict[str, Any], outcome: Outcome) -> None:
+        self.documents += 1
+        self.tokens += outcome.tokens
+        self.bytes += len(record["content"].encode())
+        self.truncated += outcome.truncated
+        self.skipped += outcome.skipped
+        self.lengths[outcome.tokens.bit_length() - 1] += 1
+        if record["label"] is not None:
+            self.labels[record["label"]] += 1
+        if len(self.samples) < _SAMPLES:
+            text = record["content"][:EXCERPT_CHARACTERS]
+            self.samples.append({"id": record["id"].hex(), "text": text})
+
+    def add(self, other: SideCounts) -> None:
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.bytes += other.bytes
+        self.truncated += other.truncated
+        self.skipped += other.skipped
+        self.lengths += other.lengths
+        self.labels += other.labels
+        self.samples = (self.samples + other.samples)[:_SAMPLES]
+
+
+@dataclass
+class Prepared:
+    """What became of a part: counts by side, and what is not used."""
+
+    name: str
+    sides: dict[Side, SideCounts]
+    quarantine: list[Entry] = field(default_factory=list)
+    bytes: int = 0
+
+
+def prepare(job: PartJob) -> Prepared:
+    """Encodes a part: <output>/<side>-<part>.arrow, and test-records-<part>.arrow."""
+    table = read_part(job.part)
+    result = Prepared(job.part.stem, {side: SideCounts() for side in SIDES})
+    result.bytes = table["content"].nbytes
+    findings = Findings.load(job.spool)
+    codes = findings.codes[table["number"].to_numpy()]
+    set_aside = table.filter(pa.array(codes != KEPT))
+    result.quarantine += _entries(set_aside, findings, job.spool / "ids.bin")
+    kept = table.filter(pa.array(codes == KEPT))
+    for index, side in enumerate(SIDES):
+        rows = kept.filter(pa.array(np.asarray(kept["side"]) == index))
+        path = job.output / f"{side}-{result.name}.arrow"
+        with pa.ipc.new_file(str(path), WINDOWS) as writer:
+            used = _encode_side(rows, result.sides[side], job, writer, result.quarantine)
+        if side == "test":
+            _write_test_records(used, job, result.name)
+    return result
+
+
+def test_schema(task: str) -> pa.Schema:
+    """Columns of the raw test records of a task."""
+    fields = [("id", pa.string()), ("group", pa.string()), ("slice", pa.string())]
+    own = "messages" if task == "supervised_finetuning" else "text"
+    fields.append((own, pa.large_string()))
+    if task == "sequence_classification":
+        fields.append(("label", pa.string()))
+    return pa.schema(fields)
+
+
+def training_texts(part: Path, spool: Path, task: str) -> Iterator[str]:
+    """Texts of the training side that stay, for a tokenizer to be trained on."""
+    table = read_part(part)
+    codes = Findings.load(spool).codes[table["number"].to_numpy()]
+    training = np.asarray(table["side"]) == SIDES.index("train")
+    for content in table.filter(pa.array((codes == KEPT) & training))["content"]:
+        if task == "supervised_finetuning":
+            yield from (item["content"] for item in json.loads(content.as_py()))
+        else:
+            yield content.as_py()
+
+
+@functools.cache
+def _tokenizer(folder: Path) -> Any:
+    return load_tokenizer(folder)
+
+
+def _encode_side(
+    rows: pa.Table,
+    counts: SideCounts,
+    job: PartJob,
+    writer: pa.RecordBatchFileWriter,
+    quarantine: list[Entry],
+) -> pa.Table:
+    """Writes what a side's records give; returns the records that were used."""
+    used = [rows.slice(0, 0)]
+    for batch in _by_size(rows):
+        records, good = batch.to_pylist(), []
+        outcomes = _encode(records, job)
+        for record, outcome in zip(records, outcomes, strict=True):
+            if isinstance(outcome, Entry):
+                quarantine.append(outcome)
+            else:
+                counts.count(record, outcome)
+                good += [(record, window) for window in outcome.windows]
+        writer.write_batch(_window_batch(good, job.labels))
+        used.append(batch.filter(pa.array([not isinstance(item, Entry) for item in outcomes])))
+    return pa.concat_tables(used)
+
+
+def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
+    """Consecutive rows with about as much text as is worth having in memory at once."""
+    sizes = np.cumsum(pc.binary_length(rows["content"]).to_numpy())
+    start = 0
+    while start < rows.num_rows:
+        before = sizes[start - 1] if start else 0
+        stop = int(np.searchsorted(sizes, before + _TEXT_AT_ONCE, side="right"))
+        stop = max(stop, start + 1)
+        yield rows.slice(start, stop - start)
+        start = stop
+
+
+def _encode(records: Sequence[dict[str, Any]], job: PartJob) -> list[Outcome | Entry]:
+    tokenizer = _tokenizer(job.tokenizer)
+    if job.task == "sequence_classification":
+        return _encode_classes(records, job, tokenizer)
+    if job.task == "supervised_finetuning":
+        chats = [_encode_messages(record, tokenizer) for record in records]
+        return [
+            item if isinstance(item, Entry) else _windowed(record, item, job)
+            for record, item in zip(records, chats, strict=True)
+        ]
+    texts = encode_texts(tokenizer, [record["content"] for record in records])
+    return [_windowed(record, item, job) for record, item in zip(records, texts, strict=True)]
+
+
+def _windowed(record: dict[str, Any], encoded: Encoded, job: PartJob) -> Outcome | Entry:
+    found = windows(encoded, job.sequence_length)
+    useful = [window for window in found if any(window.targets)]
+    if not useful:
+        return _entry(record, "refused_by_template", "it leaves nothing to predict")
+    return Outcome(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
+
+
+def _encode_messages(record: dict[str, Any], tokenizer: Any) -> Encoded | Entry:
+    try:
+        return encode_chat(tokenizer, json.loads(record["content"]))
+    except BadInput as error:
+        return _entry(record, "refused_by_template", error.message)
+
+
+def _encode_classes(
+    records: Sequence[dict[str, Any]], job: PartJob, tokenizer: Any
+) -> list[Outcome | Entry]:
+    encoded = tokenizer(
+        [record["content"] for record in records],
+        truncation=True,
+        max_length=job.sequence_length,
+        return_overflowing_tokens=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    pieces = Counter(encoded["overflow_to_sample_mapping"])
+    firsts: dict[int, list[int]] = {}
+    for index, ids in zip(encoded["overflow_to_sample_mapping"], encoded["input_ids"], strict=True):
+        firsts.setdefault(index, ids)
+    return [
+        Outcome(len(firsts[index]), [Encoded(firsts[index], [])], truncated=pieces[index] > 1)
+        if record["label"] in job.trained
+        else _entry(record, "label_unseen_in_training", f"label {record['label'][:80]!r}")
+        for index, record in enumerate(records)
+    ]
+
+
+def _window_batch(
+    good: Sequence[tuple[dict[str, Any], Encoded]], labels: tuple[str, ...]
+) -> pa.RecordBatch:
+    classes = {label: index for index, label in enumerate(labels)}
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([record["id"].hex() for record, _ in good], pa.string()),
+            pa.array([window.input_ids for _, window in good], pa.list_(pa.int32())),
+            pa.array([window.targets for _, window in good], pa.list_(pa.int8())),
+            pa.array([classes.get(record["label"]) for record, _ in good], pa.int32()),
+        ],
+        schema=WINDOWS,
+    )
+
+
+def _write_test_records(rows: pa.Table, job: PartJob, name: str) -> None:
+    schema = test_schema(job.task)
+    columns = {
+        "id": pa.array([one.hex() for one in rows["id"].to_pylist()], pa.string()),
+        "group": rows["group"],
+        "slice": rows["slice"],
+        "text": rows["content"],
+        "messages": rows["content"],
+        "label": rows["label"],
+    }
+    table = pa.table([columns[column] for column in schema.names], schema=schema)
+    with pa.ipc.new_file(str(job.output / f"test-records-{name}.arrow"), schema) as writer:
+        writer.write_table(table)
+
+
+def _entries(rows: pa.Table, findings: Findings, ids: Path) -> Iterator[Entry]:
+    with ids.open("rb") as handle:
+        for record in rows.to_pylist():
+            number = record["number"]
+            handle.seek(int(findings.partners[number]) * ID_BYTES)
+            reason = REASONS[findings.codes[number]]
+            yield _entry(record, reason, duplicate_of=handle.read(ID_BYTES).hex())
+
+
+def _entry(
+    record: dict[str, Any], reason: str, detail: str = "", *, duplicate_of: str = ""
+) -> Entry:
+    return Entry(
+        record["source"],
+        record["line"],
+        reason,
+        detail,
+        id=record["id"].hex(),
+        duplicate_of=duplicate_of,
+        excerpt=record["content"][:EXCERPT_CHARACTERS],
+    )

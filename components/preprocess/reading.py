@@ -1,0 +1,126 @@
+"""Reading everything: each record checked and put on the spool, or in the quarantine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from steadytrain.components.preprocess.inputs import Inputs
+from steadytrain.components.preprocess.intake import Job, take_in
+from steadytrain.components.preprocess.parallel import Workers
+from steadytrain.components.preprocess.quarantine import Quarantine, reason_table
+from steadytrain.components.preprocess.spool import Spool
+from steadytrain.components.preprocess.validate import needed_columns
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import DataError
+
+MAX_LABELS: Final = 100_000
+_EARLY: Final = 10_000
+
+
+@dataclass
+class Reading:
+    """What was read.
+
+    labels: names of all labels by their hash, as the spool holds it.
+    columns: names that occurred.
+    """
+
+    records: int = 0
+    labels: dict[int, str] = field(default_factory=dict)
+    columns: Counter[str] = field(default_factory=Counter)
+
+
+def read_everything(
+    inputs: Inputs,
+    data: DataConfig,
+    *,
+    spool: Spool,
+    quarantine: Quarantine,
+    scratch: Path,
+    workers: Workers,
+    progress: Callable[[int], None],
+) -> Reading:
+    """Puts every good record on the spool and every bad one in the quarantine.
+
+    Args:
+        progress: told the bytes of input that are done (0 where files do not tell).
+
+    Raises:
+        DataError: there are no records, a column is absent, or too many are bad.
+    """
+    reading, done = Reading(), 0
+    jobs = (Job(chunk, data, spool.parts) for chunk in inputs.chunks(data, scratch))
+    for taken in workers.map(take_in, jobs):
+        spool.add(taken.batch)
+        quarantine.add(taken.defects)
+        reading.records += taken.records
+        reading.columns += taken.columns
+        reading.labels |= taken.labels
+        done += taken.bytes
+        progress(done)
+        if not spool.count and reading.records >= _EARLY:
+            _check_columns(reading, data)
+        _check_labels(reading, data)
+    spool.close()
+    _check(reading, data, spool, quarantine)
+    return reading
+
+
+def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> None:
+    """Compares the share of defective records with the limit.
+
+    Raises:
+        DataError: with a table of reasons.
+    """
+    if quarantine.defects <= data.max_bad_share * records:
+        return
+    share = quarantine.defects / records
+    raise DataError(
+        f"{quarantine.defects} of {records} records are defective ({share:.2%}), and "
+        f"data.max_bad_share = {data.max_bad_share:.2%} are allowed:\n"
+        f"{reason_table(quarantine.counts, records)}",
+        remedy="mend the records that the quarantine file lists, or raise data.max_bad_share",
+    )
+
+
+def _check(reading: Reading, data: DataConfig, spool: Spool, quarantine: Quarantine) -> None:
+    if not reading.records:
+        raise DataError(
+            f"data.source = {', '.join(data.source)}: there is no record in it",
+            remedy="give a data set that is not empty",
+        )
+    _check_columns(reading, data)
+    check_defects(data, quarantine, reading.records)
+    if not spool.count:
+        raise DataError(
+            f"all {reading.records} records are quarantined:\n"
+            f"{reason_table(quarantine.counts, reading.records)}",
+            remedy="mend the records that the quarantine file lists, or the fields of data.columns",
+        )
+
+
+def _check_columns(reading: Reading, data: DataConfig) -> None:
+    alternatives = needed_columns(data)
+    missing = [
+        [column for column in columns if not reading.columns[column]] for columns in alternatives
+    ]
+    # Where no row could be decoded at all, the columns are not what is wrong.
+    if all(missing) and reading.columns:
+        wished = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
+        raise DataError(
+            f"no record has the column {wished}; the columns that exist are "
+            f"{', '.join(sorted(reading.columns))}",
+            remedy="name the columns in data.columns",
+        )
+
+
+def _check_labels(reading: Reading, data: DataConfig) -> None:
+    if len(reading.labels) > MAX_LABELS:
+        raise DataError(
+            f"column {data.columns.label!r} holds more than {MAX_LABELS} different labels",
+            remedy="set data.columns.label to the column of the class",
+        )

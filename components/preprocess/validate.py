@@ -1,0 +1,168 @@
+"""Every record is checked; what is wrong with a bad one has a name.
+
+A defect is the record's own fault and counts against `data.max_bad_share`. A
+record that is quarantined for what stands elsewhere (a duplicate, a leak, a
+label that training never saw) is a good record, and does not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steadytrain.components.preprocess.split import content_id
+from steadytrain.components.shared.config import DataConfig
+
+DEFECTS: Final = {
+    "bad_encoding": "is not valid UTF-8",
+    "bad_format": "cannot be read in the format of its file",
+    "wrong_type": "a field holds something else than it should",
+    "missing_field": "a field is absent or null",
+    "empty_field": "a field holds nothing but white space",
+    "bad_messages": "messages are not a chat in which the assistant says something",
+    "unknown_label": "the label is not among data.labels",
+    "too_long": "is longer than data.max_record_bytes",
+    "refused_by_template": "the tokenizer's chat template refuses it",
+}
+SET_ASIDE: Final = {
+    "exact_duplicate": "the same content as a record that is kept",
+    "near_duplicate": "nearly the same content as another record of its side",
+    "leakage": "a duplicate or near duplicate of a held-out record",
+    "conflicting_label": "the same content occurs with another label",
+    "label_unseen_in_training": "held out, with a label that training never saw",
+}
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+class Defect(Exception):
+    """Why a record cannot be used: `reason` is a key of DEFECTS."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A good record: `content` is its text, or its messages as canonical JSON."""
+
+    identity: bytes
+    content: str
+    label: str | None
+    group: str | None
+    slice: str | None
+
+
+def check(row: Mapping[str, Any], data: DataConfig) -> Checked:
+    """The record of a row.
+
+    Raises:
+        Defect: the first thing that is wrong with it.
+    """
+    columns = data.columns
+    content = _chat(row, data) if data.task == "supervised_finetuning" else _text(row, columns.text)
+    size = _utf8_size(content)
+    if size > data.max_record_bytes:
+        raise Defect("too_long", f"{size} bytes, {data.max_record_bytes} allowed")
+    label = _label(row, data) if data.task == "sequence_classification" else None
+    group = _scalar(row, columns.group) if columns.group else None
+    part = _scalar(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
+    if columns.group and group is None:
+        raise Defect("missing_field", f"{columns.group} (the group) is absent or null")
+    _utf8_size("".join(filter(None, (label, group, part))))
+    return Checked(content_id(content), content, label, group, part)
+
+
+def needed_columns(data: DataConfig) -> list[list[str]]:
+    """Alternatives of columns, one of which each record must have."""
+    columns = data.columns
+    more = [columns.group] if columns.group else []
+    if data.task == "supervised_finetuning":
+        return [[columns.messages, *more], [columns.prompt, columns.completion, *more]]
+    if data.task == "sequence_classification":
+        more = [columns.label, *more]
+    return [[columns.text, *more]]
+
+
+def _utf8_size(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise Defect("bad_encoding", "holds bytes or code points that are not UTF-8") from error
+
+
+def _text(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not isinstance(value, str):
+        raise Defect("wrong_type", f"{column} is {type(value).__name__}, not text")
+    if not value.strip():
+        raise Defect("empty_field", f"{column} is empty")
+    return value
+
+
+def _label(row: Mapping[str, Any], data: DataConfig) -> str:
+    column = data.columns.label
+    label = _scalar(row, column)
+    if label is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not label.strip():
+        raise Defect("empty_field", f"{column} is empty")
+    if data.labels is not None and label not in data.labels:
+        raise Defect("unknown_label", f"{column} is {label[:80]!r}")
+    return label
+
+
+def _scalar(row: Mapping[str, Any], column: str) -> str | None:
+    value = row.get(column)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return str(value)
+    raise Defect("wrong_type", f"{column} is {type(value).__name__}, not text or a whole number")
+
+
+def _chat(row: Mapping[str, Any], data: DataConfig) -> str:
+    columns = data.columns
+    value = row.get(columns.messages)
+    if value is None and (columns.prompt in row or columns.completion in row):
+        messages = [
+            {"role": "user", "content": _text(row, columns.prompt)},
+            {"role": "assistant", "content": _text(row, columns.completion)},
+        ]
+    else:
+        messages = [_message(item) for item in _turns(value, columns.messages)]
+        if not any(item["role"] == "assistant" for item in messages):
+            raise Defect("bad_messages", "the assistant says nothing")
+    return json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+
+
+def _turns(value: Any, column: str) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise Defect("bad_messages", f"{column} is text that is not JSON") from error
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not isinstance(value, list):
+        raise Defect("wrong_type", f"{column} is {type(value).__name__}, not a list")
+    if not value:
+        raise Defect("empty_field", f"{column} is empty")
+    return value
+
+
+def _message(item: Any) -> dict[str, str]:
+    if not isinstance(item, Mapping) or not {"role", "content"} <= item.keys():
+        raise Defect("bad_messages", "a message is not a mapping with role and content")
+    role, content = item["role"], item["content"]
+    if role not in _ROLES:
+        raise Defect("bad_messages", f"role {str(role)[:40]!r} is none of {', '.join(_ROLES)}")
+    if not isinstance(content, str):
+        raise Defect("wrong_type", f"content is {type(content).__name__}, not text")
+    if role == "assistant" and not content.strip():
+        raise Defect("bad_messages", "the assistant says nothing")
+    return {"role": role, "content": content}
