@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.plan.batch import plan_batch
 
+if TYPE_CHECKING:
+    from steadytrain.components.train.loop.training import Training
+
+E = TypeVar("E", bound=Event)
 VOCABULARY = 64
 LLAMA = {
     "model_type": "llama",
@@ -160,9 +166,6 @@ class Ended:
     def result(self) -> AttemptResult:
         return AttemptResult.load(self.folder.result)
 
-    def events(self, kind: type[Event]) -> list[Any]:
-        return [event for event in read_events(self.workspace.events) if isinstance(event, kind)]
-
 
 @dataclass
 class Bench:
@@ -207,6 +210,17 @@ class Bench:
         ).save(folder / "spec.json")
         return folder
 
+    def train_here(self, number: int = 1, *, resume_from: Path | None = None) -> Training:
+        """One attempt in this process, on one rank."""
+        from accelerate.state import AcceleratorState, GradientState
+
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        rank = Rank(AttemptFolder(self.attempt(number, resume_from=resume_from)))
+        rank.run()
+        assert rank.training is not None
+        return rank.training
+
     def start(self, folder: Path, *, ranks: int = 1, **environment: str) -> subprocess.Popen[str]:
         """Starts the ranks of an attempt as the launcher does."""
         return subprocess.Popen(
@@ -242,12 +256,14 @@ def rank_command(ranks: int, *arguments: str) -> list[str]:
     return [sys.executable, *torchrun, *arguments]
 
 
-def losses(ended: Ended) -> dict[int, float]:
+def events_of(workspace: Workspace, kind: type[E]) -> list[E]:
+    return [event for event in read_events(workspace.events) if isinstance(event, kind)]
+
+
+def losses_of(workspace: Workspace) -> dict[int, float]:
     """Loss by step; where a step was reported twice, the later report."""
-    from steadytrain.components.shared.events.types import TrainingStep
-
-    return {event.step: event.loss for event in ended.events(TrainingStep)}
+    return {event.step: event.loss for event in events_of(workspace, TrainingStep)}
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+def weights_digest(workspace: Workspace) -> str:
+    return file_digest(workspace.model / "model.safetensors")

@@ -6,8 +6,6 @@ anyway, so that all of them leave at the same step.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -19,15 +17,21 @@ OUTCOMES: Final[tuple[AttemptOutcome, ...]] = ("preempted", "stopped", "pruned")
 """What a request can ask for; where there are several, the first wins."""
 
 _SIGNALS: dict[int, AttemptOutcome] = {signal.SIGTERM: "preempted", signal.SIGINT: "stopped"}
-_PR_SET_PDEATHSIG = 1
 
 
 class StopRequests:
-    """The requests that have reached this process."""
+    """The requests that have reached this process.
+
+    Args:
+        file: the attempt's stop file, for the one rank that looks at it.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
         self.received: set[AttemptOutcome] = set()
+
+    def listen(self) -> None:
+        """Takes SIGTERM as a preemption and SIGINT as a stop."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
 
@@ -39,11 +43,3 @@ class StopRequests:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.received.add(_SIGNALS[number])
-
-
-def die_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends, however that ends (Linux)."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -104,6 +104,5 @@ def _record_batches(file: Path) -> list[pa.RecordBatch]:
 
 
 def _value(scalar: pa.Scalar[Any]) -> Any:
-    if isinstance(scalar, pa.ListScalar | pa.LargeListScalar) and scalar.is_valid:
-        return scalar.values.to_numpy(zero_copy_only=False)
-    return scalar.as_py()
+    values = getattr(scalar, "values", None)
+    return scalar.as_py() if values is None else values.to_numpy(zero_copy_only=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.parent import die_with_parent
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
@@ -21,7 +22,7 @@ from steadytrain.components.train.attempt import (
     AttemptSpec,
     RankError,
 )
-from steadytrain.components.train.loop.control import StopRequests, die_with_parent
+from steadytrain.components.train.loop.control import StopRequests
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.events.types import AttemptOutcome
@@ -34,12 +35,12 @@ class Rank:
     def __init__(self, folder: AttemptFolder) -> None:
         self.folder = folder
         self.number = int(os.environ.get("RANK", "0"))
+        self.requests = StopRequests(folder.stop if self.number == 0 else None)
         self.training: Training | None = None
 
     def run(self) -> AttemptOutcome:
         """Trains as the attempt's specification says; rank 0 writes the result."""
-        requests = StopRequests(self.folder.stop if self.number == 0 else None)
-        # Only now: importing torch takes seconds, in which a signal must not be lost.
+        # Late, since torch takes seconds to import, in which a signal must not be lost.
         from steadytrain.components.shared.config import load
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.workspace import Workspace
@@ -57,7 +58,7 @@ class Rank:
             parts,
             CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
             Reporter(stream, spec.attempt),
-            requests,
+            self.requests,
         )
         if spec.resume_from:
             self.training.resume(Path(spec.resume_from))
@@ -102,6 +103,7 @@ def main(folder: str) -> int:
     """Runs a rank; returns its exit status."""
     die_with_parent()
     rank = Rank(AttemptFolder(Path(folder)))
+    rank.requests.listen()
     try:
         outcome = rank.run()
     except Exception as error:

@@ -17,15 +17,14 @@ from steadytrain.components.train.loop.setup import Parts
 @torch.no_grad()
 def validate(parts: Parts) -> dict[str, float]:
     """The task's metrics over the whole validation side; equal on all ranks."""
-    # Unwrapped, since ranks may have unequal numbers of batches; autocast stays.
-    model = parts.accelerator.unwrap_model(parts.model)
-    model.eval()
+    # Not the wrapped model, since ranks may have unequal numbers of batches.
+    parts.module.eval()
     mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
     sums: Counter[str] = Counter()
     for start in range(0, len(mine), parts.micro_batch_size):
         chosen = mine[start : start + parts.micro_batch_size]
         batch = parts.task.collate([parts.validation[index] for index in chosen])
-        sums.update(parts.task.validate(model, parts.to_device(batch)))
+        sums.update(parts.task.validate(parts.module, parts.to_device(batch)))
     total: Counter[str] = Counter()
     for own in gather_object([dict(sums)]):
         total.update(own)

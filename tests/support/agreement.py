@@ -1,0 +1,162 @@
+"""Our loop and Transformers' Trainer on the same rows, from the same weights.
+
+Run on each rank: `python agreement.py FOLDER`. For each recipe below, the losses
+of every step ours and Trainer's, are written to FOLDER/losses.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from steadytrain.components.train.checkpoint.store import CheckpointStore
+from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.reporter import Reporter
+from steadytrain.components.train.loop.setup import Parts, set_up
+from steadytrain.components.train.loop.training import Training
+
+from support.training import LLAMA, VOCABULARY, Bench, losses_of, packed_row, write_data
+
+STEPS, GLOBAL_BATCH = 30, 8
+ACCUMULATIONS = (1, 4)
+RECIPE = {
+    "max_steps": STEPS,
+    "learning_rate": 5e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.1,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "adam_beta2": 0.98,
+    "seed": 3,
+}
+PADDING = 1
+
+
+class Losses(TrainerCallback):
+    """Keeps the logged losses."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in logs:
+            self.found.append(logs["loss"])
+
+
+def rows() -> list[dict[str, Any]]:
+    """Single documents of 2 to 48 tokens, the beginning of some not in the loss."""
+    generator = np.random.default_rng(0)
+    made = []
+    for _ in range(100):
+        row = packed_row([int(generator.integers(2, 49))], generator)
+        length = len(row["input_ids"])
+        masked = int(generator.integers(0, length))
+        row["targets"] = [int(index > masked) for index in range(length)]
+        made.append(row)
+    return made
+
+
+def padded(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """What a collator of Trainer's gives: padded on the right, labels not shifted."""
+    longest = max(len(row["input_ids"]) for row in features)
+    batch: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
+    for row in features:
+        ids, wanted = list(map(int, row["input_ids"])), row["targets"]
+        empty = longest - len(ids)
+        labels = [token if target else -100 for token, target in zip(ids, wanted, strict=True)]
+        batch["input_ids"].append(ids + [PADDING] * empty)
+        batch["attention_mask"].append([1] * len(ids) + [0] * empty)
+        batch["labels"].append(labels + [-100] * empty)
+    return {name: torch.tensor(values) for name, values in batch.items()}
+
+
+def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) -> list[float]:
+    """Losses of Trainer, its batches in the order in which our ranks take theirs."""
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**LLAMA, vocab_size=VOCABULARY), dtype=torch.float32
+    )
+    model.load_state_dict(initial)
+    kept = Losses()
+    Trainer(
+        model=model,
+        train_dataset=[parts.train[index] for index in trainer_order(parts)],
+        data_collator=padded,
+        callbacks=[kept],
+        args=TrainingArguments(
+            str(folder / "trainer"),
+            **RECIPE,
+            optim="adamw_torch",
+            per_device_train_batch_size=parts.micro_batch_size,
+            gradient_accumulation_steps=GLOBAL_BATCH // parts.micro_batch_size // parts.world_size,
+            train_sampling_strategy="sequential",
+            remove_unused_columns=False,
+            use_cpu=True,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+    ).train()
+    return kept.found
+
+
+def trainer_order(parts: Parts) -> Iterator[int]:
+    """Trainer deals whole micro-batches out to the ranks in turn; ours have contiguous shares."""
+    micro, own = parts.micro_batch_size, GLOBAL_BATCH // parts.world_size
+    for step in range(STEPS):
+        batch = parts.order.take(step * GLOBAL_BATCH, GLOBAL_BATCH)
+        for part in range(0, own, micro):
+            for start in range(part, GLOBAL_BATCH, own):
+                yield from batch[start : start + micro]
+
+
+def ours(bench: Bench, parts: Parts) -> list[float]:
+    stream = bench.workspace.stream("train") if parts.rank == 0 else None
+    store = CheckpointStore(bench.workspace.checkpoints, keep=1)
+    Training(parts, store, Reporter(stream, 1), StopRequests(None)).run()
+    return list(losses_of(bench.workspace).values()) if parts.rank == 0 else []
+
+
+def main(folder: Path) -> None:
+    rank, world_size = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    data = write_data(folder / f"data-{rank}", rows(), rows()[:3])
+    found = {}
+    for accumulation in ACCUMULATIONS:
+        bench = Bench.make(
+            folder / f"ours-{accumulation}",
+            data,
+            training={
+                **RECIPE,
+                "global_batch_size": GLOBAL_BATCH,
+                "logging_steps": 1,
+                "eval_steps": STEPS,
+                "save_steps": STEPS,
+            },
+            compute={"nproc_per_node": world_size},
+        )
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        parts = set_up(bench.config, data, GLOBAL_BATCH // accumulation // world_size)
+        initial = {name: item.clone() for name, item in parts.module.state_dict().items()}
+        found[accumulation] = [ours(bench, parts), by_trainer(folder, parts, initial)]
+    if rank == 0:
+        (folder / "losses.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
