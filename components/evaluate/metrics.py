@@ -62,7 +62,7 @@ class Scores:
             return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
 
         return cls(
-            id=table.column("id").to_pylist(),
+            id=[str(item) for item in table.column("id").to_pylist()],
             loss=numbers("loss"),
             targets=numbers("targets"),
             bytes=numbers("bytes"),
@@ -252,5 +252,6 @@ def _weighted_area(positive: np.ndarray, score: FloatArray, weights: FloatArray)
     positives = np.add.reduceat(sorted_weights * positive, starts, axis=1)
     negatives = np.add.reduceat(sorted_weights * ~positive, starts, axis=1)
     below = np.cumsum(negatives, axis=1) - negatives / 2
-    area: FloatArray = (positives * below).sum(axis=1)
-    return area / (positives.sum(axis=1) * negatives.sum(axis=1))
+    pairs = positives.sum(axis=1) * negatives.sum(axis=1)
+    area: FloatArray = (positives * below).sum(axis=1) / pairs
+    return area

@@ -24,7 +24,7 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
         DataError: there is none.
     """
     with pa.memory_map(str(data.path(data.test_records))) as source:
-        records = pa.ipc.open_file(source).read_all()
+        records: pa.Table = pa.ipc.open_file(source).read_all()
     if not records.num_rows:
         raise DataError(
             "the test side has no records to judge the model by",
@@ -47,7 +47,7 @@ def score_candidate(config: RunConfig, task: Any, folder: Path, records: pa.Tabl
     Raises:
         SteadytrainError: the model's losses are not finite, or nothing is scored.
     """
-    scores = task.score(place(task.load_exported(folder), config), records)
+    scores: pa.Table = task.score(place(task.load_exported(folder), config), records)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
         raise SteadytrainError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -91,7 +92,8 @@ class Registry:
         """A new version of a logged model."""
         import mlflow
 
-        with self._errors():
+        # MLflow announces the version on stderr, which the step does itself.
+        with self._errors(), contextlib.redirect_stderr(io.StringIO()):
             made = mlflow.register_model(model_uri, self.name, tags=dict(tags))
             self.tracking.client.update_model_version(self.name, made.version, description)
             return self._version(made)
@@ -101,13 +103,13 @@ class Registry:
         with self._errors():
             self.tracking.client.set_registered_model_alias(self.name, alias, version.number)
 
-    @contextmanager
-    def locked(self) -> Iterator[Any]:
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Callable[[], None]]:
         """Alone among all runs that use the same lock address; yields the lock's check."""
         with lease(self.lock_address, f"registry-{self.name}") as check:
             yield check
 
-    def _errors(self) -> Any:
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
         return tracking_errors(self.tracking.uri)
 
     def _version(self, found: Any) -> Version:

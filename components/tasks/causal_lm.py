@@ -61,7 +61,6 @@ class CausalLanguageModel(TextTask):
         return score_language(
             components,
             records,
-            task=self.config.data.task,
             batch_size=self.config.evaluation.batch_size,
             max_length=self.data.sequence_length,
         )

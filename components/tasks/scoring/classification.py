@@ -42,9 +42,10 @@ def score_classification(
     model, tokenizer = components["model"], components["tokenizer"]
     model.eval()
     length = longest(model, max_length)
+    texts: list[Any] = records.column("text").to_pylist()
     parts = [
-        _log_chances(model, tokenizer, batch.column("text").to_pylist(), batch_size, length)
-        for batch in records.select(["text"]).to_batches(max_chunksize=_RECORDS_AT_ONCE)
+        _log_chances(model, tokenizer, texts[start : start + _RECORDS_AT_ONCE], batch_size, length)
+        for start in range(0, len(texts), _RECORDS_AT_ONCE)
     ]
     log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
     truth = label_indices(records, labels)
@@ -81,7 +82,7 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
         DataError: a label that the model does not have.
     """
     known = {label: index for index, label in enumerate(labels)}
-    found = records.column("label").to_pylist()
+    found: list[Any] = records.column("label").to_pylist()
     unknown = sorted({str(label) for label in found if label not in known})
     if unknown:
         raise DataError(

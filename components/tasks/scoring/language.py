@@ -35,7 +35,7 @@ _IGNORED = -100
 
 
 def score_language(
-    components: Components, records: pa.Table, *, task: str, batch_size: int, max_length: int
+    components: Components, records: pa.Table, *, batch_size: int, max_length: int
 ) -> pa.Table:
     """Scores each record: every token of its text once, given those before it.
 
@@ -43,8 +43,7 @@ def score_language(
 
     Args:
         components: "model" and "tokenizer".
-        records: `id`, and `text` or `messages`.
-        task: name of the task; supervised fine-tuning scores what the assistant says.
+        records: `id`, and `text` or `messages`; of a chat, what the assistant says is scored.
         batch_size: windows a forward pass.
         max_length: tokens of a window.
 

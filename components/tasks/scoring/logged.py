@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,17 +44,19 @@ def log_transformers_model(
     place = folder.absolute()
     model = getattr(transformers, _AUTO[task]).from_pretrained(place, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-    logged = mlflow.transformers.log_model(
-        transformers_model={"model": model, "tokenizer": tokenizer},
-        name=name,
-        task=task,
-        signature=_signature(task),
-        input_example=[_example(records)],
-        metadata=metadata,
-        model_config=_settings(task, longest(model, min(tokenizer.model_max_length, _LONGEST))),
-        # Stated, since MLflow would find them out by loading the model in another process.
-        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
-    )
+    length = longest(model, min(tokenizer.model_max_length, _LONGEST))
+    with _quiet():
+        logged = mlflow.transformers.log_model(
+            transformers_model={"model": model, "tokenizer": tokenizer},
+            name=name,
+            task=task,
+            signature=_signature(task),
+            input_example=[_example(records)],
+            metadata=metadata,
+            model_config=_settings(task, length),
+            # Stated, since MLflow would find them out by loading the model in another process.
+            pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
+        )
     return str(logged.model_uri)
 
 
@@ -64,6 +69,18 @@ def load_transformers_model(model_uri: str) -> dict[str, Any]:
         model_uri, return_type="components", dtype=torch.float32
     )
     return {"model": components["model"], "tokenizer": components["tokenizer"]}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """MLflow warns that no hub has a card and a licence for a model that was trained here."""
+    logger = logging.getLogger("mlflow.transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _signature(task: str) -> Any:

@@ -8,44 +8,41 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("group", pa.string()),
-        ("slice", pa.string()),
-        ("loss", pa.float64()),
-        ("targets", pa.int64()),
-        ("bytes", pa.int64()),
-    ]
-)
-CLASS_FIELDS = [
-    pa.field("label", pa.int64()),
-    pa.field("prediction", pa.int64()),
-    pa.field("probabilities", pa.list_(pa.float32())),
-]
+_TYPES: dict[str, Any] = {
+    "id": pa.string(),
+    "group": pa.string(),
+    "slice": pa.string(),
+    "loss": pa.float64(),
+    "targets": pa.int64(),
+    "bytes": pa.int64(),
+    "label": pa.int64(),
+    "prediction": pa.int64(),
+    "probabilities": pa.list_(pa.float32()),
+}
 
 
-def score_table(records: pa.Table, values: Mapping[str, Sequence[Any]]) -> pa.Table:
+def score_table(records: pa.Table, values: Mapping[str, Any]) -> pa.Table:
     """The scores of records, in their order.
 
     Args:
-        values: the columns beside `id`, `group` and `slice`, which the records bring.
+        values: the columns beside `id`, `group` and `slice`, which the records bring;
+            those of classes only where there are classes.
     """
     absent = pa.nulls(records.num_rows, pa.string())
     columns: dict[str, Any] = {
         name: records.column(name) if name in records.column_names else absent
         for name in ("id", "group", "slice")
     }
-    fields = [*SCHEMA, *(field for field in CLASS_FIELDS if field.name in values)]
     columns |= values
-    schema = pa.schema(fields)
-    return pa.table([_column(columns[name], schema.field(name)) for name in schema.names], schema)
+    typed = {name: _column(columns[name], kind) for name, kind in _TYPES.items() if name in columns}
+    table: pa.Table = pa.table(typed)
+    return table
 
 
-def _column(values: Any, field: pa.Field[Any]) -> Any:
+def _column(values: Any, kind: Any) -> Any:
     if isinstance(values, pa.ChunkedArray | pa.Array):
-        return values.cast(field.type)
-    return pa.array(values, field.type)
+        return values.cast(kind)
+    return pa.array(values, kind)
 
 
 def longest(model: torch.nn.Module, wanted: int) -> int:

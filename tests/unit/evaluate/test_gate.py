@@ -184,3 +184,8 @@ def test_no_fair_comparison_is_no_promotion():
     assert decision.reason == "not promoted: accuracy 0.99, but version 2 has other labels"
     assert decision.champion_version == "2"
     assert decision.champion is None
+
+
+def test_a_floor_of_an_unknown_metric_is_refused_with_the_configuration():
+    with pytest.raises(ValueError, match="no metric bleu: one of loss"):
+        GateConfig(floors={"bleu": 0.3})

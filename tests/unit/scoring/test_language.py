@@ -43,7 +43,6 @@ def score(model, tokenizer, records, *, batch_size=3, max_length=128):
     return score_language(
         {"model": model, "tokenizer": tokenizer},
         records,
-        task="causal_lm",
         batch_size=batch_size,
         max_length=max_length,
     )

@@ -1,0 +1,144 @@
+"""The built-in tasks through evaluation, gate, registry and back, with tiny real models."""
+
+import json
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from steadytrain.components.evaluate.step import run as evaluate
+from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import run as register
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.digest import file_digest
+from steadytrain.components.shared.records import DataRecord, SideRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+
+from support.tiny import TEXTS, make_classifier, make_language_model, make_tokenizer
+
+LABELS = ["code", "prose"]
+LINES = [line for text in TEXTS for line in text.splitlines(keepends=True) if line.strip()]
+
+
+def write(path, table):
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
+        out.write_table(table)
+
+
+@pytest.fixture
+def finished(trained):
+    """A run of a built-in task whose model is there: what evaluation begins with."""
+
+    def make(run, task, tokenizer, model, records):
+        config = trained(run, 0.5)
+        content = config.model_dump(mode="json")
+        content["data"] |= {"task": task, "sequence_length": 64}
+        content["data"].pop("source")
+        config = from_mapping(content | {"data": content["data"] | {"source": ["lines"]}})
+        workspace = Workspace.of(config)
+        folder = workspace.data(f"data-{run}")
+        tokenizer.save_pretrained(folder / "tokenizer")
+        ids = [tokenizer(line)["input_ids"] for line in LINES]
+        shard = {"input_ids": pa.array(ids, pa.list_(pa.int32()))}
+        if task == "sequence_classification":
+            shard["label"] = pa.array([0] * len(ids), pa.int64())
+        else:
+            ones = [[1] * len(row) for row in ids]
+            shard["targets"] = pa.array(ones, pa.list_(pa.int8()))
+        write(folder / "train.arrow", pa.table(shard))
+        write(folder / "test.arrow", records)
+        side = SideRecord(shards=["train.arrow"], rows=len(ids), documents=len(ids))
+        DataRecord(
+            folder=str(folder), fingerprint=run, task=task, sides={"train": side},
+            test_records="test.arrow", split_digest="split", sequence_length=64,
+            tokenizer="tokenizer", labels=LABELS if task == "sequence_classification" else [],
+        ).save(workspace.record("preprocess"))  # fmt: skip
+        model.save_pretrained(workspace.model)
+        tokenizer.save_pretrained(workspace.model)
+        train = TrainRecord.load(workspace.record("train"))
+        digest = file_digest(workspace.model / "model.safetensors")
+        train.model_copy(update={"weights_digest": digest}).save(workspace.record("train"))
+        return config
+
+    return make
+
+
+def ids(count):
+    return [f"id-{index}" for index in range(count)]
+
+
+def lines():
+    return pa.table({"id": ids(len(LINES)), "text": LINES})
+
+
+def better(model, tokenizer):
+    """The model after some steps on the very lines: an improvement that is no luck."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(10):
+        for line in LINES:
+            row = torch.tensor([[0, *tokenizer(line)["input_ids"]]])
+            model(input_ids=row, labels=row).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def test_language_models_with_other_tokenizers_are_compared_by_bytes(finished):
+    first, second = make_tokenizer(10), make_tokenizer(100)
+    random = make_language_model("gpt2", len(first))
+    learned = better(make_language_model("llama", len(second)), second)
+    one = finished("one", "causal_lm", first, random, lines())
+    evaluation, gate = evaluate(one)
+    assert gate.promoted
+    assert evaluation.metrics.keys() == {"loss", "perplexity", "bits_per_byte"}
+    assert evaluation.baselines["unigram_loss"] > 0
+    record = register(one)
+    assert promote(one).champion
+    served = mlflow.pyfunc.load_model(record.model_uri)
+    assert all(isinstance(text, str) for text in served.predict(["def "]))
+
+    two = finished("two", "causal_lm", second, learned, lines())
+    mine, gate = evaluate(two)
+    assert gate.promoted, gate.reason
+    # The champion, loaded from the registry, scores what it scored when it was evaluated.
+    assert gate.champion == pytest.approx(evaluation.metrics["bits_per_byte"].value, rel=1e-5)
+    assert gate.candidate == pytest.approx(mine.metrics["bits_per_byte"].value)
+    register(two)
+    assert promote(two).champion
+
+
+def test_a_fine_tuned_chat_model_goes_the_whole_way(finished):
+    tokenizer = make_tokenizer(100)
+    chats = [
+        json.dumps(
+            [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": line.strip()}]
+        )
+        for line in LINES
+    ]
+    records = pa.table({"id": ids(len(chats)), "messages": chats})
+    model = make_language_model("llama", len(tokenizer))
+    config = finished("chat", "supervised_finetuning", tokenizer, model, records)
+    _, gate = evaluate(config)
+    assert gate.metric == "bits_per_byte"
+    assert np.isfinite(gate.candidate)
+    record = register(config)
+    assert mlflow.pyfunc.load_model(record.model_uri).predict(["Go on."])
+
+
+def test_a_classifier_goes_the_whole_way(finished):
+    tokenizer = make_tokenizer(100)
+    labels = [LABELS[index % 2] for index in range(len(LINES))]
+    records = lines().append_column("label", pa.array(labels))
+    model = make_classifier(tokenizer, LABELS)
+    config = finished("classes", "sequence_classification", tokenizer, model, records)
+    evaluation, gate = evaluate(config)
+    assert gate.metric == "accuracy"
+    assert evaluation.baselines["majority_accuracy"] == pytest.approx(
+        labels.count("code") / len(labels)
+    )
+    record = register(config)
+    served = mlflow.pyfunc.load_model(record.model_uri).predict(["import json"])
+    assert served["label"][0] in LABELS

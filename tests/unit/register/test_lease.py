@@ -1,0 +1,148 @@
+"""The lock: one holder at a time, in a folder and on S3; a dead holder is succeeded."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from steadytrain.components.shared import lease as module
+from steadytrain.components.shared.errors import RunBusy, StorageError
+from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.storage import S3Storage
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="locks")
+        yield "s3://locks/team"
+
+
+@pytest.fixture(params=["folder", "s3"])
+def address(request, tmp_path, bucket):
+    return str(tmp_path) if request.param == "folder" else bucket
+
+
+def objects():
+    return S3Storage("s3://locks/team").list()
+
+
+def test_one_holds_it_at_a_time(address):
+    waiting = lease(address, "x", wait_seconds=0.05)
+    with lease(address, "x"), pytest.raises(RunBusy, match="held by another"), waiting:
+        pass
+
+
+def test_it_can_be_held_again_and_again(address):
+    for _ in range(3):
+        with lease(address, "x", wait_seconds=0) as check:
+            check()
+
+
+def test_an_error_inside_lets_it_go(address):
+    with pytest.raises(ZeroDivisionError), lease(address, "x"):
+        1 / 0  # noqa: B018
+    with lease(address, "x", wait_seconds=0):
+        pass
+
+
+def test_other_names_are_other_locks(address):
+    with lease(address, "x"), lease(address, "y", wait_seconds=0):
+        pass
+
+
+def test_threads_exclude_each_other(address):
+    inside, most = 0, 0
+    counted = threading.Lock()
+
+    def work():
+        nonlocal inside, most
+        for _ in range(3):
+            with lease(address, "x", wait_seconds=30):
+                with counted:
+                    inside += 1
+                    most = max(most, inside)
+                time.sleep(0.002)
+                with counted:
+                    inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_a_killed_process_lets_go_of_a_file_lock(tmp_path):
+    code = (
+        "import sys, time\n"
+        "from steadytrain.components.shared.lease import lease\n"
+        "with lease(sys.argv[1], 'x'):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunBusy), lease(str(tmp_path), "x", wait_seconds=0):
+            pass
+        os.kill(holder.pid, signal.SIGKILL)
+        with lease(str(tmp_path), "x", wait_seconds=30):
+            pass
+
+
+def test_a_dead_holder_on_s3_is_succeeded_when_its_time_is_up(bucket):
+    storage = S3Storage(f"{bucket}/x.lock")
+    storage.write(f"{7:020d}", json.dumps({"owner": "dead", "expires": time.time() - 1}).encode())
+    with lease(bucket, "x", wait_seconds=0):
+        assert objects() == [f"x.lock/{8:020d}"]
+
+
+def test_a_living_holder_on_s3_is_waited_for(bucket):
+    storage = S3Storage(f"{bucket}/x.lock")
+    storage.write(f"{7:020d}", json.dumps({"owner": "a", "expires": time.time() + 60}).encode())
+    with pytest.raises(RunBusy), lease(bucket, "x", wait_seconds=0.05):
+        pass
+
+
+def test_whoever_is_too_slow_on_s3_is_told_before_the_act(bucket):
+    with lease(bucket, "x", expiry_seconds=0.05) as check:
+        time.sleep(0.06)
+        with pytest.raises(StorageError, match="over"):
+            check()
+        with lease(bucket, "x", wait_seconds=0) as theirs:
+            theirs()
+
+
+def test_a_number_that_was_used_and_cleared_away_is_not_the_lock(bucket):
+    """A waiter read the row at 1, slept while 2 came and went, and asks for 2 while 3 holds."""
+    storage = S3Storage(f"{bucket}/x.lock")
+    held = json.dumps({"owner": "a", "expires": time.time() + 60}).encode()
+    row = module._Row(storage, 60)
+    reads = iter([[f"{1:020d}"], [f"{2:020d}", f"{3:020d}"]])
+
+    class Stale:
+        uri = storage.uri
+        read, write, delete = storage.read, storage.write, storage.delete
+
+        def list(self):
+            return next(reads)
+
+    storage.write(f"{1:020d}", json.dumps({"owner": "b", "expires": 0}).encode())
+    storage.write(f"{3:020d}", held)
+    row.storage = Stale()
+    assert not row.take()
+    assert storage.list() == [f"{1:020d}", f"{3:020d}"]

@@ -1,0 +1,243 @@
+"""Evaluate, gate, register and promote, one after another, as the pipeline does."""
+
+import mlflow
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.evaluate.step import run as evaluate
+from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import run as register
+from steadytrain.components.register.versions import Registry
+from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.records import (
+    EvaluationRecord,
+    GateRecord,
+    RegistrationRecord,
+)
+from steadytrain.components.shared.workspace import Workspace
+
+
+def whole(config):
+    _, gate = evaluate(config)
+    registered = register(config)
+    return gate, promote(config) if gate.promoted else registered
+
+
+def champion(config):
+    version = Registry(config, Workspace.of(config)).by_alias(config.registry.champion_alias)
+    return version and version.number
+
+
+def test_the_evaluation_leaves_records_scores_and_a_page(trained):
+    config = trained("first", 0.8)
+    workspace = Workspace.of(config)
+    evaluation, gate = evaluate(config)
+    assert EvaluationRecord.load(workspace.record("evaluate")) == evaluation
+    assert GateRecord.load(workspace.record("gate")) == gate
+    assert evaluation.examples == 200
+    assert evaluation.metrics["accuracy"].value == pytest.approx(0.8, abs=0.1)
+    assert sum(map(sum, evaluation.confusion)) == 200
+    assert evaluation.per_class["circle"]["support"] == 67
+    assert evaluation.slices["small"]["examples"] == 50
+    scores = pq.read_table(evaluation.scores)
+    assert scores.num_rows == 200
+    assert "prediction" in scores.column_names
+    page = (workspace.evaluation / "evaluation.html").read_text()
+    for word in ("accuracy", "majority accuracy", "triangle", "Slices", "Worst examples"):
+        assert word in page
+    assert "http" not in page
+
+
+def test_the_evaluation_is_used_again_and_the_gate_decides_anew(trained):
+    config = trained("first", 0.8)
+    workspace = Workspace.of(config)
+    first, gate = evaluate(config)
+    assert gate.promoted
+    register(config)
+    promote(config)
+    again, gate = evaluate(config)
+    assert again == first
+    assert not gate.promoted
+    assert "is this very model" in gate.reason
+    finished = [e for e in read_events(workspace.events) if e.name == "step_finished"]
+    assert [e.reused for e in finished if e.stage == "evaluate"] == [False, True]
+
+
+def test_other_weights_are_evaluated_anew(trained):
+    first, _ = evaluate(trained("first", 0.8))
+    second, _ = evaluate(trained("first", 0.6))
+    assert second.metrics["accuracy"].value < first.metrics["accuracy"].value
+
+
+def test_a_sample_is_fixed_and_is_of_the_size_that_was_asked_for(trained):
+    sections = {"evaluation": {"max_examples": 50, "bootstrap_samples": 200}}
+    first, _ = evaluate(trained("first", 0.8, **sections))
+    second, _ = evaluate(trained("second", 0.6, **sections))
+    ids = [pq.read_table(item.scores)["id"].to_pylist() for item in (first, second)]
+    assert len(ids[0]) == 50
+    assert ids[0] == ids[1]
+
+
+def test_a_test_side_without_records_is_refused(trained):
+    with pytest.raises(DataError, match="no records"):
+        evaluate(trained("first", 0.8, {"examples": 0}))
+
+
+def test_without_a_trained_model_the_step_says_so(trained):
+    config = trained("first", 0.8)
+    Workspace.of(config).record("train").unlink()
+    with pytest.raises(BadInput, match="has not finished"):
+        evaluate(config)
+
+
+def test_a_model_that_gives_no_finite_loss_is_refused(trained):
+    config = trained("first", 0.8)
+    (Workspace.of(config).model / "model.json").write_text('{"skill": 0.8, "scale": NaN}')
+    with pytest.raises(SteadytrainError, match="not finite on 200 of 200"):
+        evaluate(config)
+
+
+def test_the_first_model_becomes_champion_and_a_better_one_replaces_it(trained):
+    first, second = trained("first", 0.6), trained("second", 0.9)
+    gate, record = whole(first)
+    assert gate.promoted
+    assert record.champion
+    assert champion(first) == "1"
+    gate, record = whole(second)
+    assert gate.promoted
+    assert gate.champion_version == "1"
+    assert "of version 1" in gate.reason
+    assert champion(second) == record.version == "2"
+
+
+def test_a_model_that_is_no_better_is_registered_and_not_promoted(trained):
+    whole(trained("first", 0.9))
+    second = trained("second", 0.7)
+    gate, record = whole(second)
+    assert not gate.promoted
+    assert record.version == "2"
+    assert not record.champion
+    assert champion(second) == "1"
+    # Nothing is promoted against the gate, even where it is asked for.
+    assert not promote(second).champion
+    assert champion(second) == "1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"split_digest": "another"}, "was trained on another split"),
+        ({"labels": ["triangle", "circle", "square"]}, "has other labels"),
+    ],
+)
+def test_what_is_not_comparable_is_not_promoted(trained, changes, reason):
+    whole(trained("first", 0.3))
+    second = trained("second", 0.9, changes)
+    gate, _ = whole(second)
+    assert not gate.promoted
+    assert reason in gate.reason
+    assert champion(second) == "1"
+
+
+def test_a_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
+    first = trained("first", 0.3)
+    whole(first)
+    for path in Workspace.of(first).tracking_artifacts.rglob("model.json"):
+        path.unlink()
+    gate, _ = whole(trained("second", 0.9))
+    assert not gate.promoted
+    assert "version 1, does not load or score" in gate.reason
+
+
+def test_a_champion_of_unknown_origin_is_not_replaced(trained):
+    first = trained("first", 0.3)
+    whole(first)
+    registry = Registry(first, Workspace.of(first))
+    registry.tracking.client.delete_model_version_tag("shapes", "1", "steadytrain.split_digest")
+    gate, _ = whole(trained("second", 0.9))
+    assert not gate.promoted
+    assert "does not tell its split digest" in gate.reason
+
+
+def test_a_version_tells_where_it_comes_from_and_is_served(trained):
+    config = trained("first", 0.8)
+    evaluate(config)
+    record = register(config)
+    workspace = Workspace.of(config)
+    assert RegistrationRecord.load(workspace.record("register")) == record
+    assert record.model_uri == "models:/shapes/1"
+    client = Registry(config, workspace).tracking.client
+    version = client.get_model_version_by_alias("shapes", "candidate")
+    assert version.version == "1" or version.version == 1
+    for tag in (
+        "data_fingerprint", "config_digest", "code_version", "split_digest", "labels_digest",
+        "pipeline_run", "parent_model", "weights_digest",
+    ):  # fmt: skip
+        assert version.tags[f"steadytrain.{tag}"]
+    assert version.tags["steadytrain.config_digest"] == config.digest()
+    for word in ("# shapes", "## Gate", "accuracy", "## Data", config.digest()):
+        assert word in version.description
+    served = mlflow.pyfunc.load_model(record.model_uri)
+    assert served.predict(["x"]) == ["circle"]
+    assert served.metadata.signature is not None
+    card = mlflow.artifacts.load_text(f"runs:/{version.run_id}/README.md")
+    assert card == version.description
+
+
+def test_registering_twice_gives_one_version(trained):
+    config = trained("first", 0.8)
+    evaluate(config)
+    assert register(config).version == register(config).version == "1"
+    client = Registry(config, Workspace.of(config)).tracking.client
+    assert len(client.search_model_versions("name = 'shapes'")) == 1
+
+
+def test_promoting_twice_changes_nothing(trained):
+    config = trained("first", 0.8)
+    whole(config)
+    assert promote(config).champion
+    assert champion(config) == "1"
+
+
+def test_a_run_that_is_trained_anew_has_a_new_version(trained):
+    config = trained("first", 0.6)
+    whole(config)
+    trained("first", 0.9)
+    _, record = whole(config)
+    assert record.version == "2"
+
+
+@pytest.mark.parametrize(("skill", "wins"), [(0.5, True), (0.95, False)])
+def test_a_champion_that_came_in_between_is_met_by_the_gate(trained, skill, wins):
+    config = trained("first", 0.8)
+    _, gate = evaluate(config)
+    register(config)
+    assert gate.champion_version is None
+    between = trained("between", skill)
+    whole(between)
+    record = promote(config)
+    assert record.champion is wins
+    assert champion(config) == ("1" if wins else "2")
+    gate = GateRecord.load(Workspace.of(config).record("gate"))
+    assert gate.promoted is wins
+    assert gate.champion_version == "2"
+
+
+def test_an_alias_that_is_moved_by_hand_while_it_is_written_is_noticed(trained, monkeypatch):
+    config = trained("first", 0.8)
+    evaluate(config)
+    register(config)
+    trained("second", 0.9)
+    second = trained("second", 0.9)
+    evaluate(second)
+    register(second)
+    honest = Registry.set_alias
+
+    def with_a_hand_in_between(self, alias, version):
+        honest(self, alias, version)
+        self.tracking.client.set_registered_model_alias(self.name, alias, "2")
+
+    monkeypatch.setattr(Registry, "set_alias", with_a_hand_in_between)
+    with pytest.raises(SteadytrainError, match="names version 2 now"):
+        promote(config)
