@@ -163,13 +163,14 @@ def _label_table(card: DataCard) -> str:
         totals.update(side.labels)
     most = max(totals.values())
     rows = [
-        (label, *(f"{card.sides[side].labels.get(label, 0):,}" for side in _ORDER), count)
+        (label, [card.sides[side].labels.get(label, 0) for side in _ORDER], count)
         for label, count in totals.most_common()
     ]
     body = "".join(
-        f"<tr><td>{html.escape(label)}</td><td>{train}</td><td>{validation}</td><td>{test}</td>"
-        f'<td class="bar"><i style="width:{100 * count / most:.1f}%"></i></td></tr>'
-        for label, train, validation, test, count in rows
+        f"<tr><td>{html.escape(label)}</td>"
+        + "".join(f"<td>{count:,}</td>" for count in by_side)
+        + f'<td class="bar"><i style="width:{100 * count / most:.1f}%"></i></td></tr>'
+        for label, by_side, count in rows
     )
     heads = "".join(f"<th>{name}</th>" for name in ("label", *_ORDER, ""))
     return f"<table><tr>{heads}</tr>{body}</table>"

@@ -52,9 +52,9 @@ Row = tuple[str, int, Mapping[str, Any] | Defect]
 
 
 class Chunk(Protocol):
-    """A part of a file. `bytes` is how much of the file it stands for."""
+    """A part of a file. `size` is how much of the file it stands for."""
 
-    bytes: int
+    size: int
 
     def rows(self) -> Iterator[Row]:
         """Its rows, decoded."""
@@ -68,7 +68,7 @@ class Lines:
     first: int
     block: bytes
     plain: bool
-    bytes: int = 0
+    size: int = 0
 
     def rows(self) -> Iterator[Row]:
         for line, content in enumerate(self.block.split(b"\n"), start=self.first):
@@ -94,7 +94,7 @@ class Rows:
 
     source: str
     content: list[tuple[int, Mapping[str, Any] | Defect]]
-    bytes: int = 0
+    size: int = 0
 
     def rows(self) -> Iterator[Row]:
         return ((self.source, line, row) for line, row in self.content)
@@ -107,7 +107,7 @@ class Table:
     source: str
     first: int
     batch: pa.RecordBatch
-    bytes: int = 0
+    size: int = 0
 
     def rows(self) -> Iterator[Row]:
         for line, row in enumerate(self.batch.to_pylist(), start=self.first):
@@ -120,7 +120,7 @@ class Files:
 
     content: list[tuple[str, str, bytes]]
     limit: int
-    bytes: int = 0
+    size: int = 0
 
     def rows(self) -> Iterator[Row]:
         for name, path, content in self.content:
@@ -185,22 +185,24 @@ def read_files(
         with file.open(scratch) as stream:
             content = stream.data.read(data.max_record_bytes + 4)
         whole.content.append((file.name, file.path, content))
-        whole.bytes += file.size
-        if whole.bytes >= CHUNK_BYTES:
+        whole.size += file.size
+        if whole.size >= CHUNK_BYTES:
             yield whole
             whole = Files([], data.max_record_bytes)
     if whole.content:
         yield whole
 
 
-def tables(source: str, batches: Iterable[pa.RecordBatch], size: float = 0.0) -> Iterator[Table]:
-    """Chunks of record batches; `size` is bytes a row."""
+def tables(
+    source: str, batches: Iterable[pa.RecordBatch], row_bytes: float = 0.0
+) -> Iterator[Table]:
+    """Chunks of record batches; `row_bytes` is what a row takes in its file."""
     first = 1
     for batch in batches:
         rows = max(1, min(batch.num_rows, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
-            yield Table(source, first, part, int(part.num_rows * size))
+            yield Table(source, first, part, int(part.num_rows * row_bytes))
             first += part.num_rows
 
 
@@ -251,7 +253,7 @@ def _read_json(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
 
 def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
     """Values of a list, or values one after the other, numbered from 1."""
-    text = codecs.getreader("utf-8-sig")(stream.data, errors="surrogateescape")
+    text = io.TextIOWrapper(stream.data, "utf-8-sig", errors="surrogateescape")
     decoder, pending, number, ended = json.JSONDecoder(), "", 0, False
     position = 0
     while True:
@@ -337,14 +339,14 @@ def _read_parquet(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
 
 
 def _read_arrow(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
-    with file.local(scratch) as path, _readable(file), pa.OSFile(str(path)) as handle:
+    with file.local(scratch) as path, _readable(file), pa.OSFile(str(path), "r") as handle:
         with path.open("rb") as start:
             is_file = start.read(6) == b"ARROW1"
         if is_file:
             reader = pa.ipc.open_file(handle)
-            batches = map(reader.get_batch, range(reader.num_record_batches))
+            batches: Iterable[Any] = map(reader.get_batch, range(reader.num_record_batches))
         else:
-            batches = iter(pa.ipc.open_stream(handle))
+            batches = pa.ipc.open_stream(handle)
         yield from tables(file.name, batches)
 
 

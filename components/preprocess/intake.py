@@ -53,7 +53,7 @@ class Taken:
 def take_in(job: Job) -> Taken:
     """Checks every row of a chunk."""
     good: list[tuple[Checked, str, int]] = []
-    taken = Taken(Batch([], {}, 0), bytes=job.chunk.bytes)
+    taken = Taken(Batch([], {}, 0), bytes=job.chunk.size)
     for source, line, row in job.chunk.rows():
         taken.records += 1
         try:

@@ -147,12 +147,10 @@ def prepare(job: PartJob) -> Prepared:
 
 def test_schema(task: str) -> pa.Schema:
     """Columns of the raw test records of a task."""
-    fields = [("id", pa.string()), ("group", pa.string()), ("slice", pa.string())]
+    fields = {"id": pa.string(), "group": pa.string(), "slice": pa.string()}
     own = "messages" if task == "supervised_finetuning" else "text"
-    fields.append((own, pa.large_string()))
-    if task == "sequence_classification":
-        fields.append(("label", pa.string()))
-    return pa.schema(fields)
+    labels = {"label": pa.string()} if task == "sequence_classification" else {}
+    return pa.schema({**fields, own: pa.large_string(), **labels})
 
 
 def training_texts(part: Path, spool: Path, task: str) -> Iterator[str]:
@@ -276,8 +274,9 @@ def _window_batch(
 
 def _write_test_records(rows: pa.Table, job: PartJob, name: str) -> None:
     schema = test_schema(job.task)
+    ids: list[Any] = rows["id"].to_pylist()
     columns = {
-        "id": pa.array([one.hex() for one in rows["id"].to_pylist()], pa.string()),
+        "id": pa.array([one.hex() for one in ids], pa.string()),
         "group": rows["group"],
         "slice": rows["slice"],
         "text": rows["content"],

@@ -17,21 +17,20 @@ from steadytrain.components.shared.records import Side, SideRecord
 SHARD_BYTES: Final = 256 << 20
 _BATCH_ROWS: Final = 256
 
-PACKED: Final = pa.schema(
-    [
-        ("input_ids", pa.list_(pa.int32())),
-        ("targets", pa.list_(pa.int8())),
-        ("lengths", pa.list_(pa.int32())),
-    ]
-)
+_PACKED_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "input_ids": pa.list_(pa.int32()),
+    "targets": pa.list_(pa.int8()),
+    "lengths": pa.list_(pa.int32()),
+}
+PACKED: Final = pa.schema(_PACKED_COLUMNS)
 CLASSES: Final = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int32())])
 INDEX: Final = pa.schema(
     [
-        ("shard", pa.int32()),
-        ("row", pa.int32()),
-        ("tokens", pa.int32()),
-        ("targets", pa.int32()),
-        ("documents", pa.list_(pa.string())),
+        pa.field("shard", pa.int32()),
+        pa.field("row", pa.int32()),
+        pa.field("tokens", pa.int32()),
+        pa.field("targets", pa.int32()),
+        pa.field("documents", pa.list_(pa.string())),
     ]
 )
 """A row of the index for each row of the shards, in order: where it is and what is in it."""
@@ -76,7 +75,8 @@ def _read(part: Path) -> Iterator[Window]:
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
-            documents, labels = batch["document"].to_pylist(), batch["label"].to_pylist()
+            documents: list[Any] = batch["document"].to_pylist()
+            labels: list[Any] = batch["label"].to_pylist()
             ids, id_ends = _flat(batch["input_ids"])
             targets, target_ends = _flat(batch["targets"])
             for row, (document, label) in enumerate(zip(documents, labels, strict=True)):
@@ -185,12 +185,17 @@ def _packed_batch(sequences: list[list[Window]]) -> pa.RecordBatch:
     targets = np.concatenate([window.targets for window in flat])
     return pa.RecordBatch.from_arrays(
         [
-            pa.ListArray.from_arrays(ends, ids),
-            pa.ListArray.from_arrays(ends, targets),
+            _lists(ends, ids),
+            _lists(ends, targets),
             pa.array(lengths, pa.list_(pa.int32())),
         ],
         schema=PACKED,
     )
+
+
+def _lists(ends: Any, values: Any) -> pa.Array[Any]:
+    """Lists of an Arrow column, without a detour by Python's."""
+    return pa.ListArray.from_arrays(ends, values)
 
 
 def _class_batch(sequences: list[list[Window]]) -> pa.RecordBatch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import glob
 import gzip
 import os
 import sysconfig
@@ -161,7 +160,7 @@ def _local_files(address: str) -> list[SourceFile]:
         return [_local(path, path.name)]
     if any(sign in address for sign in _MAGIC):
         root = _fixed_part(path)
-        found = map(Path, glob.glob(str(path), recursive=True))
+        found = sorted(root.glob(path.relative_to(root).as_posix()))
         return [_local(item, item.relative_to(root).as_posix()) for item in found if item.is_file()]
     return []
 

@@ -19,22 +19,21 @@ from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.split import ID_BYTES
 
-PART_BYTES: Final = 16 << 20
-MAX_PARTS: Final = 256
+PART_BYTES: Final = 4 << 20
+MAX_PARTS: Final = 512
 
-SCHEMA: Final = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("id", pa.binary(ID_BYTES)),
-        ("side", pa.int8()),
-        ("content", pa.large_string()),
-        ("label", pa.string()),
-        ("group", pa.string()),
-        ("slice", pa.string()),
-        ("source", pa.string()),
-        ("line", pa.int64()),
-    ]
-)
+_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "number": pa.int64(),
+    "id": pa.binary(ID_BYTES),
+    "side": pa.int8(),
+    "content": pa.large_string(),
+    "label": pa.string(),
+    "group": pa.string(),
+    "slice": pa.string(),
+    "source": pa.string(),
+    "line": pa.int64(),
+}
+SCHEMA: Final = pa.schema(_COLUMNS)
 
 ARRAYS: Final[dict[str, Any]] = {
     "ids": np.dtype((">u8", 2)),
@@ -70,7 +69,7 @@ class Spool:
         """Appends a batch; its records are numbered here."""
         for part, rows in batch.parts:
             if part not in self._writers:
-                self._writers[part] = pa.ipc.new_stream(self.part(part), SCHEMA)
+                self._writers[part] = pa.ipc.new_stream(str(self.part(part)), SCHEMA)
             numbers = pa.array(np.asarray(rows["number"]) + self.count)
             self._writers[part].write_batch(rows.set_column(0, SCHEMA.field(0), numbers))
         for name, values in batch.arrays.items():

@@ -77,15 +77,25 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Encoded]:
     """Many documents at once: `encode_text` of each."""
     end = _end_of_text(tokenizer)
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    encoded = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
+    encoded = _plain_tokens(tokenizer, texts)
     return [Encoded([begin, *ids, end], [0] + [1] * (len(ids) + 1)) for ids in encoded]
+
+
+def _plain_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Tokens of texts, special tokens neither added nor recognised.
+
+    The tokenizers library is asked directly: it leaves out the offsets, which
+    take as long as the tokens.
+    """
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    before, backend.encode_special_tokens = backend.encode_special_tokens, True
+    try:
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    finally:
+        backend.encode_special_tokens = before
+    return [encoding.ids for encoding in encodings]
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Encoded:
