@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 
 from steadytrain.components.shared.config import RunConfig
@@ -53,9 +55,9 @@ def _from_scratch(
         model: torch.nn.Module = auto.from_config(
             AutoConfig.for_model(**filled), dtype=torch.float32
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise BadInput(
-            f"model.config cannot be built: {error}",
+            f"model.config cannot be built: {error.__cause__ or error}",
             remedy="change the field that is named; Transformers' documentation of "
             f"{fields['model_type']!r} tells its values",
         ) from error
@@ -99,7 +101,7 @@ def _loaded(
             output_loading_info=True,
             **settings,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise BadInput(
             f"model.base: {folder} cannot be loaded: {error}",
             remedy="give a folder that Transformers' from_pretrained reads",

@@ -1,0 +1,121 @@
+"""The built-in tasks, and tasks of a user's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.registry import BUILT_IN, open_task
+
+from support.training import (
+    CLASSES,
+    GPT2,
+    LLAMA,
+    Bench,
+    class_rows,
+    language_rows,
+    write_data,
+)
+
+BLOOM = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def task_of(tmp_path, name, model):
+    classes = name == "sequence_classification"
+    data = write_data(
+        tmp_path / "data",
+        class_rows(6) if classes else language_rows(6),
+        [],
+        task=name,
+        schema=CLASSES if classes else write_data.__kwdefaults__["schema"],
+        labels=["a", "b", "c"] if classes else [],
+    )
+    return open_task(Bench.make(tmp_path, data, model={"config": model}).config, data)
+
+
+CASES = [
+    ("causal_lm", LLAMA),
+    ("causal_lm", BLOOM),
+    ("supervised_finetuning", GPT2),
+    ("sequence_classification", BERT),
+    ("sequence_classification", GPT2),
+]
+
+
+@pytest.mark.parametrize(("name", "model"), CASES)
+def test_loss_and_validation_add_up_over_micro_batches(tmp_path, name, model):
+    task = task_of(tmp_path, name, model)
+    built = task.build_model().eval()
+    rows = class_rows(6) if name == "sequence_classification" else language_rows(6)
+    whole, parts = task.collate(rows), [task.collate([row]) for row in rows]
+
+    with torch.no_grad():
+        total = task.loss(built, whole).total
+        summed = sum(task.loss(built, part).total for part in parts)
+        sums = task.validate(built, whole)
+
+    torch.testing.assert_close(total, summed, rtol=1e-4, atol=1e-4)
+    assert task.weight(whole) == sum(map(task.weight, parts)) == sums["weight"]
+    assert sums["loss"] == pytest.approx(total.item())
+    assert task.validation_metrics(sums)[task.metric] == pytest.approx(
+        total.item() / task.weight(whole)
+    )
+
+
+@pytest.mark.parametrize(("name", "model"), CASES)
+def test_an_exported_model_loads_back_equal(tmp_path, name, model):
+    task = task_of(tmp_path, name, model)
+    built = task.build_model().eval()
+    task.export(built, tmp_path / "model")
+
+    loaded = task.load_exported(tmp_path / "model")
+
+    for key, value in built.state_dict().items():
+        assert torch.equal(value, loaded["model"].state_dict()[key])
+    assert loaded["tokenizer"].get_vocab() == task.tokenizer.get_vocab()
+
+
+def test_cost_counts_tokens(tmp_path):
+    task = task_of(tmp_path, "causal_lm", LLAMA)
+    row = language_rows(1)[0]
+
+    assert task.cost(row) == sum(row["lengths"])
+
+
+def test_language_metrics_survive_a_hopeless_model(tmp_path):
+    task = task_of(tmp_path, "causal_lm", LLAMA)
+
+    metrics = task.validation_metrics({"loss": 1e6, "weight": 2})
+
+    assert metrics["loss"] == 5e5
+    assert math.isfinite(metrics["perplexity"])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_tasks_open(tmp_path, name):
+    assert task_of(tmp_path, name, GPT2).metric == "loss"
+
+
+def test_a_task_of_a_users_own_is_opened_by_its_address(tmp_path):
+    address = "steadytrain.components.tasks.causal_lm:CausalLanguageModel"
+
+    assert isinstance(task_of(tmp_path, address, LLAMA), CausalLanguageModel)
+
+
+@pytest.mark.parametrize("name", ["causal_ml", "no.such.module:Task", "json:Task", ":"])
+def test_an_unknown_task_is_refused_by_name(tmp_path, name):
+    with pytest.raises(BadInput, match=r"data\.task") as error:
+        task_of(tmp_path, name, LLAMA)
+
+    assert "causal_lm" in error.value.remedy

@@ -1,0 +1,91 @@
+"""Which rows a step sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.train.loop.data import RowOrder, Rows, micro_batches, share
+
+from support.training import CLASSES, PACKED, class_rows, language_rows, write_shard
+
+
+def test_rows_are_read_by_global_index_over_files_and_batches(tmp_path):
+    made = language_rows(30)
+    for name, part in (("a", made[:11]), ("b", []), ("c", made[11:])):
+        write_shard(tmp_path / name, part, PACKED)
+
+    rows = Rows([tmp_path / name for name in "abc"])
+
+    assert len(rows) == 30
+    for index in (0, 6, 7, 10, 11, 29):
+        assert {name: list(value) for name, value in rows[index].items()} == made[index]
+    assert isinstance(rows[0]["input_ids"], np.ndarray)
+    with pytest.raises(IndexError):
+        rows[30]
+
+
+def test_plain_values_come_as_python(tmp_path):
+    write_shard(tmp_path / "a", class_rows(3), CLASSES)
+
+    assert isinstance(Rows([tmp_path / "a"])[0]["label"], int)
+
+
+@pytest.mark.parametrize("content", [b"", b"not Arrow at all"])
+def test_a_torn_shard_is_named(tmp_path, content):
+    (tmp_path / "torn.arrow").write_bytes(content)
+
+    with pytest.raises(DataError, match=r"torn\.arrow is not a whole Arrow file"):
+        Rows([tmp_path / "torn.arrow"])
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.arrow"):
+        Rows([tmp_path / "gone.arrow"])
+
+
+@given(rows=st.integers(1, 40), batch=st.integers(1, 17), seed=st.integers(0, 5))
+def test_each_epoch_sees_every_row_once_and_no_tail_is_dropped(rows, batch, seed):
+    order = RowOrder(rows, seed)
+    steps = -(-3 * rows // batch)
+
+    stream = [index for step in range(steps) for index in order.take(step * batch, batch)]
+
+    for epoch in range(3):
+        assert sorted(stream[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
+
+
+def test_the_order_depends_on_seed_epoch_and_position_alone():
+    first, again, other = RowOrder(50, 1), RowOrder(50, 1), RowOrder(50, 2)
+    again.take(170, 3)
+
+    assert first.take(90, 30) == again.take(90, 30)
+    assert first.take(0, 50) != first.take(50, 50)
+    assert first.take(0, 50) != other.take(0, 50)
+
+
+def test_an_empty_training_side_is_refused():
+    with pytest.raises(DataError, match="training side has no rows"):
+        RowOrder(0, 1)
+
+
+@given(count=st.integers(0, 40), world=st.integers(1, 9), micro=st.integers(1, 9))
+def test_ranks_and_micro_batches_change_nothing_of_what_is_seen(count, world, micro):
+    batch = list(range(count))
+    shares = [share(batch, rank, world) for rank in range(world)]
+
+    seen = [row for part in shares for cut in micro_batches(part, micro) for row in cut]
+
+    assert seen == batch
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_micro_batch_may_be_limited_by_tokens():
+    rows = [{"size": size} for size in (5, 3, 2, 9, 1, 1)]
+
+    cuts = list(micro_batches(rows, 8, lambda row: row["size"]))
+
+    assert [[row["size"] for row in cut] for cut in cuts] == [[5, 3], [2], [9], [1, 1]]

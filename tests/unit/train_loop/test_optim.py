@@ -1,0 +1,98 @@
+"""The recipe means what it means to Transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
+
+from support.training import GPT2, LLAMA, VOCABULARY
+
+OURS_ALONE = {
+    "global_batch_size",
+    "micro_batch_size",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+}
+"""The user states the global batch; early stopping is a callback's in Transformers."""
+STEPS = 20
+
+
+def trainer_of(tmp_path, model, **arguments):
+    return Trainer(
+        model=model,
+        args=TrainingArguments(
+            str(tmp_path), use_cpu=True, report_to="none", optim="adamw_torch", **arguments
+        ),
+    )
+
+
+def test_fields_have_the_names_of_transformers():
+    unknown = set(TrainingConfig.model_fields) - set(TrainingArguments.__dataclass_fields__)
+
+    assert unknown == OURS_ALONE
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=lambda item: item["model_type"])
+def test_weight_decay_spares_what_trainer_spares(tmp_path, config):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config, vocab_size=VOCABULARY))
+    trainer = trainer_of(tmp_path, model, weight_decay=0.1, learning_rate=1e-3)
+
+    ours = build_optimizer(model, TrainingConfig(weight_decay=0.1, learning_rate=1e-3))
+    theirs = trainer.create_optimizer()
+
+    assert decays(model, ours) == decays(model, theirs)
+    assert {True, False} <= {decay > 0 for decay in decays(model, ours).values()}
+
+
+def decays(model, optimizer):
+    names = {item: name for name, item in model.named_parameters()}
+    return {
+        names[item]: group["weight_decay"]
+        for group in optimizer.param_groups
+        for item in group["params"]
+    }
+
+
+@pytest.mark.parametrize("warmup", [0, 0.12, 1, 4])
+@pytest.mark.parametrize(
+    "kind", ["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
+)
+def test_schedules_are_trainers(tmp_path, kind, warmup):
+    model = torch.nn.Linear(2, 2)
+    training = TrainingConfig(lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=1e-3)
+    trainer = trainer_of(
+        tmp_path, model, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=1e-3
+    )
+    trainer.create_optimizer_and_scheduler(STEPS)
+    optimizer = build_optimizer(model, training)
+
+    ours = rates(optimizer, build_scheduler(optimizer, training, STEPS))
+
+    assert ours == rates(trainer.optimizer, trainer.lr_scheduler)
+
+
+def rates(optimizer, scheduler):
+    found = []
+    for _ in range(STEPS):
+        found.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "expected"),
+    [
+        ({"max_steps": 7}, 1000, 7),
+        ({"num_train_epochs": 1, "global_batch_size": 8}, 16, 2),
+        ({"num_train_epochs": 1, "global_batch_size": 8}, 17, 3),
+        ({"num_train_epochs": 0.5, "global_batch_size": 8}, 32, 2),
+        ({"num_train_epochs": 3, "global_batch_size": 32}, 5, 1),
+    ],
+)
+def test_steps_of_the_whole_training(settings, rows, expected):
+    assert total_steps(TrainingConfig(**settings), rows) == expected
