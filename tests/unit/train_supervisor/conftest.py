@@ -1,0 +1,84 @@
+"""Runs whose ranks are a small program that behaves as a test tells it to."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.config import ComputeConfig, from_mapping
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.recovery.supervisor import Supervisor
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+@pytest.fixture
+def launcher():
+    def make(how, *, ranks=1, threads=1):
+        compute = ComputeConfig(nproc_per_node=ranks, threads_per_rank=threads)
+        return ProcessLauncher(compute, [sys.executable, str(RANK), how])
+
+    return make
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "attempts" / "0001"
+    path.mkdir(parents=True)
+    return AttemptFolder(path)
+
+
+@pytest.fixture
+def config(tmp_path):
+    return from_mapping(
+        {
+            "name": "tiny",
+            "output": str(tmp_path / "output"),
+            "data": {"source": ["unused"]},
+            "model": {"config": {"model_type": "llama"}},
+            "training": {"global_batch_size": 8},
+            "recovery": {"stop_grace_seconds": 10},
+        }
+    )
+
+
+@pytest.fixture
+def workspace(config):
+    return Workspace.of(config)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return DataRecord(
+        folder=str(tmp_path),
+        fingerprint="f" * 64,
+        task="causal_lm",
+        sides={},
+        test_records="",
+        split_digest="",
+    )
+
+
+@pytest.fixture
+def supervisor(config, data, launcher):
+    def make(how, *, ranks=1, **options):
+        return Supervisor(config, data, launcher(how, ranks=ranks), **options)
+
+    return make
+
+
+@pytest.fixture
+def wait_for():
+    def wait(condition, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return wait

@@ -1,0 +1,154 @@
+"""A stand-in for a rank: `python rank.py HOW ... FOLDER`. Behaves as told, quickly.
+
+Under torchrun RANK tells which rank it is; "1:HOW" applies to rank 1 alone, the
+others then wait to be told to leave.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import (
+    AttemptFolder,
+    AttemptResult,
+    AttemptSpec,
+    RankError,
+)
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def main(how: str, path: str) -> int:
+    folder = AttemptFolder(Path(path))
+    wanted, _, only = how.rpartition(":")
+    if wanted and int(wanted) != RANK:
+        only = "wait"
+    print(f"rank {RANK} does {only}", flush=True)
+    (folder.path / f"ready-{RANK}").touch()
+    return ACTS[only](folder)
+
+
+def finish(folder: AttemptFolder) -> int:
+    if RANK == 0:
+        result(folder, "finished")
+    return 0
+
+
+def finish_badly(folder: AttemptFolder) -> int:
+    finish(folder)
+    return 7
+
+
+def finish_second(folder: AttemptFolder) -> int:
+    """Fails in the first attempt, finishes in the second."""
+    return finish(folder) if AttemptSpec.load(folder.spec).attempt == 2 else crash(folder)
+
+
+def crash(folder: AttemptFolder) -> int:
+    raise ZeroDivisionError("stand-in")
+
+
+def report(folder: AttemptFolder) -> int:
+    RankError(
+        rank=RANK,
+        time=time.time(),
+        kind="OutOfMemoryError",
+        message="CUDA out of memory.",
+        traceback="Traceback",
+        step=3,
+    ).save(folder.error(RANK))
+    return 1
+
+
+def kill(folder: AttemptFolder) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def wait(folder: AttemptFolder) -> int:
+    """Leaves on SIGTERM as preempted."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    (folder.path / f"waiting-{RANK}").touch()
+    while not told:
+        time.sleep(0.02)
+    if RANK == 0:
+        result(folder, "preempted")
+    return 143
+
+
+def ignore(folder: AttemptFolder) -> int:
+    """Hangs, whatever it is told, and so does what it has started."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    (folder.path / f"waiting-{RANK}").touch()
+    time.sleep(600)
+    return 0
+
+
+def orphan(folder: AttemptFolder) -> int:
+    """Leaves a process behind that has left its tree."""
+    leave = "import os, time; os.fork() and os._exit(0); time.sleep(600)"
+    subprocess.run([sys.executable, "-c", leave], start_new_session=True, check=True)
+    return finish(folder)
+
+
+def validate(folder: AttemptFolder) -> int:
+    """Validates again and again, until the stop file says what to report."""
+    spec = AttemptSpec.load(folder.spec)
+    stream = Workspace.of(load(Path(spec.config))).stream("rank-0")
+    step = 0
+    while not folder.stop.exists():
+        step += 1
+        stream.emit(
+            Validated(
+                attempt=spec.attempt, step=step, epoch=0.1, metrics={"loss": 1 / step}, best=True
+            )
+        )
+        time.sleep(0.02)
+    result(folder, folder.stop.read_text(), step=step)  # type: ignore[arg-type]
+    return 0
+
+
+def tell(folder: AttemptFolder) -> int:
+    for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "MASTER_ADDR"):
+        print(f"{name}={os.environ.get(name)}")
+    return finish(folder)
+
+
+def result(folder: AttemptFolder, outcome: str, step: int = 5) -> None:
+    AttemptResult(
+        outcome=outcome,  # type: ignore[arg-type]
+        step=step,
+        max_steps=5,
+        best_step=5,
+        best_score=1.0,
+        metric="loss",
+        parameters=1,
+    ).save(folder.result)
+
+
+ACTS = {
+    "finish": finish,
+    "finish_badly": finish_badly,
+    "finish_second": finish_second,
+    "crash": crash,
+    "report": report,
+    "kill": kill,
+    "wait": wait,
+    "ignore": ignore,
+    "orphan": orphan,
+    "validate": validate,
+    "tell": tell,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

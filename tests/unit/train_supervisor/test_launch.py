@@ -1,0 +1,144 @@
+"""The process launcher: exits and logs by rank, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.train.attempt import AttemptResult
+from steadytrain.components.train.launch.process import (
+    RANK_PROGRAM,
+    ProcessLauncher,
+    processes_of,
+)
+
+BOTH = pytest.mark.parametrize("ranks", [1, 2])
+
+
+def ended(attempt):
+    while not attempt.poll():
+        time.sleep(0.02)
+    return dict(attempt.exits())
+
+
+def run(launcher, folder):
+    with launcher.start(folder) as attempt:
+        return ended(attempt)
+
+
+def test_a_rank_that_ends_well(launcher, folder):
+    assert run(launcher("finish"), folder) == {0: 0}
+    assert AttemptResult.load(folder.result).outcome == "finished"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [("crash", 1, "ZeroDivisionError: stand-in"), ("kill", -signal.SIGKILL, "does kill")],
+)
+def test_a_rank_that_fails_alone(launcher, folder, how, status, said):
+    assert run(launcher(how), folder) == {0: status}
+    assert said in folder.log(0).read_text()
+
+
+def test_the_first_of_two_that_fails_comes_first(launcher, folder):
+    exits = run(launcher("1:kill", ranks=2), folder)
+    assert next(iter(exits.items())) == (1, -signal.SIGKILL)
+    assert not processes_of(folder.path)
+
+
+@BOTH
+def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_for):
+    with launcher("wait", ranks=ranks).start(folder) as attempt:
+        wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
+        attempt.stop(60)
+        assert set(ended(attempt).values()) == {143}
+    assert AttemptResult.load(folder.result).outcome == "preempted"
+    for rank in range(ranks):
+        assert folder.log(rank).read_text().strip() == f"rank {rank} does wait"
+    assert not folder.log(ranks).exists()
+
+
+@BOTH
+def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, ranks, wait_for):
+    with launcher("ignore", ranks=ranks).start(folder) as attempt:
+        wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
+        attempt.stop(60)
+        assert not attempt.poll()
+        attempt.stop(0.1)
+        assert any(ended(attempt).values())
+    assert not processes_of(folder.path)
+
+
+def test_a_stop_before_the_ranks_are_there(launcher, folder):
+    with launcher("ignore", ranks=2).start(folder) as attempt:
+        attempt.stop(5)
+        assert any(ended(attempt).values())
+    assert not processes_of(folder.path)
+
+
+def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait_for):
+    with pytest.raises(KeyError), launcher("ignore").start(folder) as attempt:
+        wait_for(lambda: (folder.path / "waiting-0").exists())
+        raise KeyError("supervisor")
+    assert attempt.poll()
+    attempt.stop(1)
+    assert not processes_of(folder.path)
+
+
+def test_a_process_that_left_its_tree_goes_too(launcher, folder):
+    with launcher("orphan").start(folder) as attempt:
+        assert ended(attempt) == {0: 0}
+        assert processes_of(folder.path), "the stand-in left an orphan"
+    assert not processes_of(folder.path)
+
+
+@BOTH
+def test_a_launcher_killed_without_warning_takes_the_ranks_along(folder, ranks, wait_for):
+    rank = str(Path(__file__).with_name("rank.py"))
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from steadytrain.components.shared.config import ComputeConfig\n"
+        "from steadytrain.components.train.attempt import AttemptFolder\n"
+        "from steadytrain.components.train.launch.process import ProcessLauncher\n"
+        f"compute = ComputeConfig(nproc_per_node={ranks})\n"
+        f"launcher = ProcessLauncher(compute, [sys.executable, {rank!r}, 'wait'])\n"
+        f"with launcher.start(AttemptFolder(Path({str(folder.path)!r}))):\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not processes_of(folder.path))
+
+
+def test_threads_and_ranks_are_the_attempts_own(launcher, folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", "99")
+    run(launcher("tell", threads=3), folder)
+    log = folder.log(0).read_text()
+    assert "OMP_NUM_THREADS=3\nWORLD_SIZE=None\nMASTER_ADDR=None" in log
+
+
+def test_by_default_the_ranks_share_the_cores(folder):
+    environment = ProcessLauncher(ComputeConfig(nproc_per_node=1))._environment(folder)
+    assert environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    many = ProcessLauncher(ComputeConfig(nproc_per_node=4096))._environment(folder)
+    assert many["OMP_NUM_THREADS"] == "1"
+
+
+def test_no_secret_is_on_a_command_line(folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
+    for ranks in (1, 2):
+        command = ProcessLauncher(ComputeConfig(nproc_per_node=ranks))._command(folder)
+        assert "hf_" not in " ".join(command)
+        assert list(RANK_PROGRAM) == command[-4:-1]

@@ -1,0 +1,93 @@
+"""Two processes on one run are refused; a crash lets go."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.lock import holder, run_lock
+from steadytrain.components.shared.workspace import Workspace
+
+HOLD = """
+import sys
+from pathlib import Path
+from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.workspace import Workspace
+with run_lock(Workspace(Path(sys.argv[1]), "tiny")):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path, "tiny")
+
+
+@pytest.fixture
+def other(workspace):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(workspace.output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_nobody_holds_a_run_that_never_was(workspace):
+    assert holder(workspace) is None
+    assert not workspace.locks.exists()
+
+
+def test_the_second_is_told_who_and_what_to_do(workspace, other):
+    with pytest.raises(RunBusy) as caught, run_lock(workspace):
+        pass
+    text = str(caught.value)
+    for part in (str(other.pid), socket.gethostname(), "steadytrain stop tiny", "another name"):
+        assert part in text
+    assert holder(workspace) == other.pid
+
+
+def test_a_crash_lets_go(workspace, other):
+    other.kill()
+    other.wait()
+    assert holder(workspace) is None
+    with run_lock(workspace):
+        assert holder(workspace) == os.getpid()
+    assert holder(workspace) is None
+
+
+def test_an_error_lets_go(workspace):
+    with pytest.raises(ValueError, match="inside"), run_lock(workspace):
+        raise ValueError("inside")
+    assert holder(workspace) is None
+
+
+def test_a_child_does_not_keep_the_lock(workspace):
+    with run_lock(workspace):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert holder(workspace) is None
+    finally:
+        child.communicate(b"\n")
+
+
+def test_parts_and_runs_are_held_apart(workspace):
+    with run_lock(workspace), run_lock(workspace, "train"):
+        assert holder(Workspace(workspace.output, "other")) is None
+
+
+def test_a_holder_that_has_not_said_its_name(workspace, other):
+    (workspace.locks / "tiny.run").write_text("")
+    assert holder(workspace) is None
+    with pytest.raises(RunBusy, match="another process"), run_lock(workspace):
+        pass

@@ -1,0 +1,206 @@
+"""The supervisor, over ranks that are a stand-in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from steadytrain.components.shared.errors import BadInput, RunBusy
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, Warned
+from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.launch.process import processes_of
+from steadytrain.components.train.recovery.policy import Decision
+
+
+def events(workspace, kind):
+    return [event for event in read_events(workspace.events) if isinstance(event, kind)]
+
+
+def retry(*_):
+    return Decision("retry", "once more")
+
+
+def test_a_run_that_finishes(supervisor, workspace):
+    outcome = supervisor("finish").run()
+    assert (outcome.outcome, outcome.step, outcome.attempts) == ("finished", 5, 1)
+    assert outcome.succeeded
+    (ended,) = events(workspace, AttemptEnded)
+    assert (ended.outcome, ended.failure_class) == ("finished", "")
+
+
+def test_the_ranks_are_told_everything_by_their_folder(supervisor, workspace, data):
+    supervisor("finish").run()
+    spec = AttemptSpec.load(AttemptFolder(workspace.attempts / "0001").spec)
+    assert (spec.micro_batch_size, spec.gradient_accumulation_steps) == (8, 1)
+    assert spec.resume_from == ""
+    assert spec.config == str(workspace.config)
+    assert spec.data == str(workspace.record("preprocess"))
+
+
+@pytest.mark.parametrize(
+    ("how", "failure_class", "message"),
+    [
+        ("crash", "user_bug", "ZeroDivisionError: stand-in"),
+        ("report", "gpu_oom", "OutOfMemoryError: CUDA out of memory."),
+        ("kill", "host_oom", "SIGKILL"),
+        ("finish_badly", "unknown", "exit status 7"),
+    ],
+)
+def test_a_run_that_fails(supervisor, workspace, how, failure_class, message):
+    outcome = supervisor(how).run()
+    assert outcome.outcome == "failed"
+    assert not outcome.succeeded
+    assert outcome.failure.failure_class == failure_class
+    assert message in outcome.failure.message
+    ended = events(workspace, AttemptEnded)[-1]
+    assert (ended.outcome, ended.failure_class) == ("failed", failure_class)
+    assert ended.remedy
+
+
+def test_ranks_that_are_preempted_unasked(supervisor):
+    """A spot node that goes signals the ranks; the supervisor was not asked anything."""
+    running = supervisor("wait")
+
+    class Preempt:
+        def emit(self, event):
+            if isinstance(event, AttemptStarted):
+                threading.Thread(target=self.signal).start()
+
+        def signal(self):
+            folder = running.workspace.attempts / "0001"
+            while not (folder / "waiting-0").exists():
+                pass
+            for process in processes_of(folder):
+                process.terminate()
+
+        def close(self):
+            pass
+
+    running.sinks = [Preempt()]
+    outcome = running.run()
+    assert outcome.outcome == "preempted"
+    assert outcome.failure.failure_class == "preemption"
+
+
+def test_a_policy_that_retries(supervisor):
+    outcome = supervisor("finish_second", decide=retry).run()
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+
+
+def test_a_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, workspace):
+    def halve(history, failure):
+        return Decision("retry_changed", "smaller", micro_batch_size=4)
+
+    assert supervisor("finish_second", decide=halve).run().succeeded
+    first, second = events(workspace, AttemptStarted)
+    assert (first.micro_batch_size, first.gradient_accumulation_steps) == (8, 1)
+    assert (second.micro_batch_size, second.gradient_accumulation_steps) == (4, 2)
+
+
+def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
+    def decide(history, failure):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Decision("retry", "later", delay_seconds=600)
+
+    outcome = supervisor("crash", decide=decide).run()
+    assert (outcome.outcome, outcome.attempts) == ("failed", 1)
+
+
+def test_a_second_signal_does_not_wait_for_the_grace(supervisor, workspace):
+    running = supervisor("ignore")
+    folder = workspace.attempts / "0001"
+
+    def ask():
+        while not (folder / "waiting-0").exists():
+            pass
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.5)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    running.config = running.config.model_copy(
+        update={
+            "recovery": running.config.recovery.model_copy(update={"stop_grace_seconds": 3600.0})
+        }
+    )
+    outcome = running.run()
+    thread.join()
+    assert outcome.outcome == "stopped"
+    assert not processes_of(folder)
+
+
+def test_signals_are_handled_as_before_when_it_returns(supervisor):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    supervisor("finish").run()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_outside_of_the_main_thread(supervisor):
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(supervisor("finish").run()))
+    thread.start()
+    thread.join()
+    assert outcomes[0].succeeded
+
+
+def test_pruned(supervisor, workspace):
+    outcome = supervisor("validate", on_validation=lambda event: event.metrics["loss"] > 0.2).run()
+    assert outcome.outcome == "pruned"
+    assert outcome.step >= 5
+
+
+def test_an_error_of_the_callers_own_ends_the_ranks(supervisor, workspace):
+    def broken(event):
+        raise LookupError("the caller's own")
+
+    with pytest.raises(LookupError):
+        supervisor("validate", on_validation=broken).run()
+    assert not processes_of(workspace.attempts)
+    assert events(workspace, AttemptEnded)[-1].outcome == "stopped"
+    assert supervisor("finish").run().attempts == 2
+
+
+def test_a_sink_that_fails_is_left_out(supervisor, workspace):
+    class Broken:
+        calls = 0
+
+        def emit(self, event):
+            self.calls += 1
+            raise OSError("no connection")
+
+        def close(self):
+            pass
+
+    sink = Broken()
+    assert supervisor("finish", sinks=[sink]).run().succeeded
+    assert sink.calls == 1
+    assert "Broken" in events(workspace, Warned)[0].message
+
+
+def test_two_on_one_run_are_refused(supervisor, workspace):
+    with run_lock(workspace, "train"), pytest.raises(RunBusy):
+        supervisor("finish").run()
+
+
+def test_other_data_under_the_same_name_is_refused(supervisor, data):
+    supervisor("crash").run()
+    running = supervisor("finish")
+    running.data = data.model_copy(update={"fingerprint": "0" * 64})
+    with pytest.raises(BadInput, match="other"):
+        running.run()
+
+
+def test_what_only_says_how_often_to_tell_may_change(supervisor):
+    supervisor("crash").run()
+    running = supervisor("finish")
+    training = running.config.training.model_copy(update={"logging_steps": 3, "save_steps": 7})
+    running.config = running.config.model_copy(
+        update={"training": training, "run": running.config.run_id}
+    )
+    assert running.run().attempts == 2
