@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
@@ -30,6 +30,8 @@ _BRISK = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
+# How requests tells the root of a failed connection, at the end of a long line.
+_CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
 _REMEDY = (
     "start the server or mend its address (tracking.uri or MLFLOW_TRACKING_URI) and its "
     "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, "
@@ -152,13 +154,15 @@ def tracking_errors(uri: str) -> Iterator[None]:
 
 def shown(uri: str) -> str:
     """An address as it may be printed: without user, password and query."""
-    parts = urlsplit(uri)
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="", fragment="").geturl()
+    return re.sub(r"(?<=://)[^/]*@", "", re.split("[?#]", uri)[0])
 
 
 def _reason(error: Exception, uri: str) -> str:
+    """One line; of a request that failed, only its cause."""
     text = redact(str(error).replace(uri, shown(uri)))
+    cause = _CAUSE.search(text)
+    if cause:
+        return cause[1].partition(": ")[2] or cause[1]
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return first if len(first) <= 300 else f"{first[:297]}..."
 

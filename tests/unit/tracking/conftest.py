@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import itertools
 import os
 import signal
 import socket
@@ -85,15 +86,21 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-            + ["--port", str(self.port), "--workers", "1"]
-            + ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}"]
-            + ["--artifacts-destination", str(self.folder / "artifacts")],
-            stdout=subprocess.DEVNULL,
-            stderr=(self.folder / "log").open("wb"),
-            start_new_session=True,
-        )
+        arguments = {
+            "--host": "127.0.0.1",
+            "--port": str(self.port),
+            "--workers": "1",
+            "--backend-store-uri": f"sqlite:///{self.folder / 'mlflow.db'}",
+            "--artifacts-destination": str(self.folder / "artifacts"),
+        }
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", *itertools.chain(*arguments.items())],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            )
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health"):
@@ -111,11 +118,11 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
+    """A server that the test starts and kills."""
     folder = tmp_path / "server"
     folder.mkdir()
     (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
     server = Server(folder, free_port())
-    server.start()
     yield server
     server.kill()
 

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import AttemptStarted, Warned
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    Interval,
+    SideRecord,
+)
+from steadytrain.components.shared.tracking import (
+    MlflowSink,
+    finish_run,
+    log_artifacts,
+    parent_run,
+    use_tracking,
+)
+from steadytrain.components.shared.tracking.notes import RUN, remember
+from steadytrain.components.shared.tracking.values import MAX_VALUE, flatten, key
+from steadytrain.components.shared.workspace import Workspace
+
+
+def test_run_is_described_by_the_configuration(config: RunConfig, workspace: Workspace) -> None:
+    run_id = parent_run(config, workspace)
+    run = use_tracking(config, workspace).client.get_run(run_id)
+    assert run.info.run_name == config.run_id
+    assert run.info.status == "RUNNING"
+    assert run.data.params["training.learning_rate"] == str(config.training.learning_rate)
+    assert run.data.params["data.source"] == "['data.jsonl']"
+    assert run.data.params["model.config.model_type"] == "gpt2"
+    assert run.data.tags["steadytrain.config_digest"] == config.digest()
+
+
+def test_run_is_created_once(config: RunConfig, workspace: Workspace) -> None:
+    assert parent_run(config, workspace) == parent_run(config, workspace)
+
+
+def test_changed_configuration_of_the_same_run_is_taken(
+    make_config: Callable[..., RunConfig], workspace: Workspace
+) -> None:
+    """MLflow refuses to change a parameter: that must not stop a run that goes on."""
+    first, second = make_config(), make_config(training={"learning_rate": 0.5})
+    run_id = parent_run(first, workspace)
+    assert parent_run(second, workspace) == run_id
+    run = use_tracking(second, workspace).client.get_run(run_id)
+    assert run.data.params["training.learning_rate"] == str(first.training.learning_rate)
+    assert run.data.tags["steadytrain.config_digest"] == second.digest()
+
+
+def test_given_run_is_continued(
+    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = use_tracking(config, workspace).client
+    given = client.create_run(client.create_experiment("elsewhere")).info.run_id
+    client.log_param(given, "data.task", "something else")
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    assert parent_run(config, workspace) == given
+    assert client.get_run(given).data.params["name"] == "small"
+
+
+@pytest.mark.parametrize("how", ["unknown", "deleted"])
+def test_remembered_run_that_is_gone_is_replaced(
+    config: RunConfig, workspace: Workspace, how: str
+) -> None:
+    first = parent_run(config, workspace)
+    if how == "deleted":
+        use_tracking(config, workspace).client.delete_run(first)
+    else:
+        remember(workspace, RUN, "0" * 32)
+    second = parent_run(config, workspace)
+    assert second not in (first, "0" * 32)
+    assert parent_run(config, workspace) == second
+
+
+def test_ended_run_is_opened_again(config: RunConfig, workspace: Workspace) -> None:
+    client = use_tracking(config, workspace).client
+    run_id = parent_run(config, workspace)
+    assert finish_run(config, workspace, ok=False)
+    assert client.get_run(run_id).info.status == "FAILED"
+    parent_run(config, workspace)
+    assert client.get_run(run_id).info.status == "RUNNING"
+    assert finish_run(config, workspace, ok=True)
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_attempt_left_open_by_a_killed_supervisor_is_ended(
+    config: RunConfig, workspace: Workspace
+) -> None:
+    sink = MlflowSink(config, workspace, batch_seconds=0.05)
+    sink.emit(
+        AttemptStarted(attempt=1, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1)
+    )
+    sink.close()
+    tracking = use_tracking(config, workspace)
+    assert finish_run(config, workspace, ok=False)
+    runs = tracking.client.search_runs([tracking.experiment_id])
+    assert {run.info.run_name: run.info.status for run in runs} == {
+        "attempt-1": "KILLED",
+        config.run_id: "FAILED",
+    }
+
+
+def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "card.json").write_text("{}")
+    workspace.config.write_text(config.to_yaml())
+    workspace.report.write_text("<html>")
+    side = SideRecord(shards=[], rows=1, documents=1)
+    DataRecord(
+        folder=str(data),
+        fingerprint="f",
+        task="causal_lm",
+        sides={"train": side, "validation": side, "test": side},
+        test_records="t",
+        split_digest="s",
+    ).save(workspace.record("preprocess"))
+    EvaluationRecord(
+        task="causal_lm",
+        examples=3,
+        metrics={"loss": Interval(value=2.5, low=2, high=3)},
+        baselines={"unigram": 5.5},
+        scores="s",
+    ).save(workspace.record("evaluate"))
+
+    assert log_artifacts(config, workspace)
+    assert finish_run(config, workspace, ok=True)
+    run_id = parent_run(config, workspace)
+    client = use_tracking(config, workspace).client
+    folders = {item.path for item in client.list_artifacts(run_id)}
+    assert folders == {"configuration", "data", "report"}
+    assert [item.path for item in client.list_artifacts(run_id, "data")] == ["data/card.json"]
+    assert client.get_run(run_id).data.metrics == {"test_loss": 2.5, "baseline_unigram": 5.5}
+
+
+def test_a_store_that_is_down_at_the_end_is_a_warning(
+    make_config: Callable[..., RunConfig], answer: Callable[[int, str], str]
+) -> None:
+    config = make_config(tracking={"uri": answer(404, "nothing here")})
+    workspace = Workspace.of(config)
+    workspace.create()
+    assert not finish_run(config, workspace, ok=True)
+    assert not log_artifacts(config, workspace)
+    warnings = [event for event in read_events(workspace.events) if isinstance(event, Warned)]
+    assert len(warnings) == 2
+    assert all("cannot be used" in event.message for event in warnings)
+
+
+def test_values_are_cut_and_secrets_replaced() -> None:
+    token = "hf_" + "a" * 34
+    pairs = dict(flatten({"a": {"b": f"x {token}", "c": "y" * 9000, "d": {}}, "e": [1, None]}))
+    assert pairs["a.b"] == "x [redacted]"
+    assert len(pairs["a.c"]) == MAX_VALUE
+    assert pairs["a.d"] == "{}"
+    assert pairs["e"] == "[1, None]"
+
+
+def test_keys_are_what_mlflow_takes(config: RunConfig, workspace: Workspace) -> None:
+    tracking = use_tracking(config, workspace)
+    run_id = tracking.client.create_run(tracking.experiment_id).info.run_id
+    for name in ("f1(macro)", "recall@5", "größe", "k" * 900, "a/b:c d"):
+        tracking.client.log_metric(run_id, key(name), 1.0)
+    assert "f1_macro_" in tracking.client.get_run(run_id).data.metrics

@@ -1,0 +1,302 @@
+"""The sink of a training run, with MLflow in all the states that it can be in."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events import Event, EventStream, read_events
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+    Warned,
+)
+from steadytrain.components.shared.tracking import (
+    MlflowSink,
+    finish_run,
+    parent_run,
+    replay,
+    use_tracking,
+)
+from steadytrain.components.shared.tracking.notes import UNDELIVERED
+from steadytrain.components.shared.workspace import Workspace
+
+BEGAN = 1_700_000_000.0
+
+
+def started(attempt: int) -> AttemptStarted:
+    return AttemptStarted(
+        time=BEGAN + 1000 * attempt,
+        attempt=attempt,
+        world_size=2,
+        micro_batch_size=4,
+        gradient_accumulation_steps=3,
+    )
+
+
+def steps(attempt: int, numbers: Sequence[int], loss: float | None = None) -> list[Event]:
+    return [
+        TrainingStep(
+            time=BEGAN + 1000 * attempt + number,
+            attempt=attempt,
+            step=number,
+            epoch=number / 100,
+            loss=loss if loss is not None else 1 / (number + 1),
+            learning_rate=1e-3,
+            grad_norm=0.5,
+            tokens=number,
+            tokens_per_second=100.0,
+            gpu_memory_used=0,
+            memory_used=1,
+        )
+        for number in numbers
+    ]
+
+
+def ended(attempt: int, outcome: AttemptOutcome, **said: str) -> AttemptEnded:
+    return AttemptEnded(
+        time=BEGAN + 1000 * attempt + 900, attempt=attempt, outcome=outcome, step=9, **said
+    )
+
+
+def children(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
+    """The runs of the attempts by name."""
+    tracking = use_tracking(config, workspace)
+    parent = parent_run(config, workspace)
+    found = tracking.client.search_runs(
+        [tracking.experiment_id], f"tags.mlflow.parentRunId = '{parent}'"
+    )
+    return {run.info.run_name: run for run in found}
+
+
+def points(config: RunConfig, workspace: Workspace, attempt: int, name: str) -> list[int]:
+    """The steps of a metric's history, as often as MLflow has them."""
+    run = children(config, workspace)[f"attempt-{attempt}"]
+    client = use_tracking(config, workspace).client
+    return sorted(item.step for item in client.get_metric_history(run.info.run_id, name))
+
+
+def warnings(workspace: Workspace) -> list[str]:
+    return [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Supervised:
+    """A stream as the supervisor has it: the events file, and MLflow."""
+
+    def __init__(self, config: RunConfig, workspace: Workspace, **limits: Any) -> None:
+        self.sink = MlflowSink(config, workspace, batch_seconds=0.05, **limits)
+        self.stream = EventStream(*workspace.stream("supervisor").sinks, self.sink)
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            self.stream.emit(event)
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: Workspace) -> None:
+    run = Supervised(config, workspace)
+    run.tell(
+        started(1),
+        TrainingStarted(
+            attempt=1, step=0, max_steps=20, parameters=7, device="cpu", precision="fp32"
+        ),
+        *steps(1, range(3)),
+        Validated(attempt=1, step=2, epoch=0.1, metrics={"loss": 2.5, "f1(macro)": 0.5}, best=True),
+        CheckpointSaved(attempt=1, step=2, checkpoint="c", bytes=1, seconds=0.1),
+        ended(1, "failed", failure_class="host_oom", message="killed", remedy="more memory"),
+        started(2),
+        *steps(2, [3, 4]),
+        *steps(2, [5], loss=math.nan),
+        ended(2, "finished"),
+    )
+    run.close()
+
+    found = children(config, workspace)
+    assert set(found) == {"attempt-1", "attempt-2"}
+    first, second = found["attempt-1"], found["attempt-2"]
+    assert (first.info.status, second.info.status) == ("FAILED", "FINISHED")
+    assert first.info.start_time == (BEGAN + 1000) * 1000
+    assert first.info.end_time == (BEGAN + 1900) * 1000
+    assert first.data.params["micro_batch_size"] == "4"
+    assert first.data.params["parameters"] == "7"
+    assert first.data.tags["steadytrain.failure_class"] == "host_oom"
+    assert first.data.metrics["eval_loss"] == 2.5
+    assert first.data.metrics["eval_f1_macro_"] == 0.5
+    assert first.data.metrics["learning_rate"] == 1e-3
+    assert math.isnan(second.data.metrics["loss"])
+    assert points(config, workspace, 1, "loss") == [0, 1, 2]
+    assert points(config, workspace, 2, "loss") == [3, 4, 5]
+    assert not (workspace.tracking / UNDELIVERED).exists()
+    assert warnings(workspace) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        ("finished", "FINISHED"),
+        ("early_stopped", "FINISHED"),
+        ("pruned", "FINISHED"),
+        ("preempted", "KILLED"),
+        ("stopped", "KILLED"),
+        ("failed", "FAILED"),
+    ],
+)
+def test_every_outcome_has_a_status(
+    config: RunConfig, workspace: Workspace, outcome: AttemptOutcome, status: str
+) -> None:
+    run = Supervised(config, workspace)
+    run.tell(started(1), ended(1, outcome))
+    run.close()
+    assert children(config, workspace)["attempt-1"].info.status == status
+
+
+def test_more_points_than_mlflow_takes_at_once(config: RunConfig, workspace: Workspace) -> None:
+    run = Supervised(config, workspace)
+    run.tell(started(1), *steps(1, range(1500)))
+    run.close()
+    assert points(config, workspace, 1, "loss") == list(range(1500))
+
+
+def test_sent_again_nothing_is_doubled(config: RunConfig, workspace: Workspace) -> None:
+    run = Supervised(config, workspace)
+    events = [started(1), *steps(1, range(5)), ended(1, "finished")]
+    run.tell(*events)
+    run.close()
+    assert replay(config, workspace) == len(events)
+    assert points(config, workspace, 1, "loss") == list(range(5))
+    assert len(children(config, workspace)) == 1
+
+
+@pytest.mark.slow
+def test_server_killed_in_mid_run_and_back_at_the_end(
+    make_config: Callable[..., RunConfig], server: Any
+) -> None:
+    config = make_config(tracking={"uri": server.uri})
+    workspace = Workspace.of(config)
+    workspace.create()
+    server.start()
+    parent_run(config, workspace)
+    run = Supervised(config, workspace, close_seconds=30)
+    run.tell(started(1), *steps(1, range(5)))
+    until(lambda: "attempt-1" in children(config, workspace))
+    until(lambda: points(config, workspace, 1, "loss") == list(range(5)))
+
+    server.kill()
+    run.tell(*steps(1, range(5, 10)))
+    until(lambda: bool(warnings(workspace)))
+    run.tell(*steps(1, range(10, 15)), ended(1, "finished"))
+    run.close()
+    assert len(warnings(workspace)) == 1
+    assert "Connection refused" in warnings(workspace)[0]
+
+    server.start()
+    assert points(config, workspace, 1, "loss") == list(range(5))
+    assert finish_run(config, workspace, ok=True)
+    assert points(config, workspace, 1, "loss") == list(range(15))
+    assert children(config, workspace)["attempt-1"].info.status == "FINISHED"
+    assert not (workspace.tracking / UNDELIVERED).exists()
+
+
+@pytest.mark.slow
+def test_server_that_comes_up_in_mid_run_gets_everything(
+    make_config: Callable[..., RunConfig], server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.components.shared.tracking.sink.LAST_DELAY_SECONDS", 1.0)
+    config = make_config(tracking={"uri": server.uri})
+    workspace = Workspace.of(config)
+    workspace.create()
+    run = Supervised(config, workspace, close_seconds=60)
+    run.tell(started(1), *steps(1, range(5)))
+    until(lambda: bool(warnings(workspace)))
+    server.start()
+    run.tell(*steps(1, range(5, 10)), ended(1, "finished"))
+    run.close()
+    assert points(config, workspace, 1, "loss") == list(range(10))
+    assert len(warnings(workspace)) == 1
+    assert not (workspace.tracking / UNDELIVERED).exists()
+
+
+def test_server_that_hangs_holds_nobody_up(
+    make_config: Callable[..., RunConfig], silent_uri: str
+) -> None:
+    config = make_config(tracking={"uri": silent_uri})
+    workspace = Workspace.of(config)
+    workspace.create()
+    run = Supervised(config, workspace, close_seconds=0.5, capacity=100)
+    run.tell(started(1), *steps(1, range(1000)), ended(1, "finished"))
+    run.close()
+    assert len(warnings(workspace)) == 1
+    assert "has not answered" in warnings(workspace)[0]
+    assert (workspace.tracking / UNDELIVERED).exists()
+    # What the sink could not hold is still in the events file.
+    assert len([item for item in read_events(workspace.events) if item.name != "warned"]) == 1002
+
+
+def test_what_the_queue_cannot_hold_is_sent_at_the_end(
+    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent_run(config, workspace)
+    run = Supervised(config, workspace, capacity=10)
+    monkeypatch.setattr(run.sink, "batch_seconds", 3600)
+    run.tell(started(1), *steps(1, range(500)), ended(1, "finished"))
+    run.close()
+    assert (workspace.tracking / UNDELIVERED).exists()
+    assert finish_run(config, workspace, ok=True)
+    assert points(config, workspace, 1, "loss") == list(range(500))
+
+
+def test_broken_server_is_said_once(
+    make_config: Callable[..., RunConfig],
+    answer: Callable[[int, str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr("steadytrain.components.shared.tracking.sink.FIRST_DELAY_SECONDS", 0.0)
+    config = make_config(tracking={"uri": answer(500, "broken")})
+    workspace = Workspace.of(config)
+    workspace.create()
+    run = Supervised(config, workspace)
+    run.tell(started(1))
+    until(lambda: bool(warnings(workspace)))
+    run.tell(*steps(1, range(3)))
+    run.close()
+    assert len(warnings(workspace)) == 1
+    assert (workspace.tracking / UNDELIVERED).exists()
+
+
+def test_what_a_killed_supervisor_owed_is_sent_too(config: RunConfig, workspace: Workspace) -> None:
+    """Its events are in the file; its sink never got to send them."""
+    stream = workspace.stream("supervisor")
+    for event in [started(1), *steps(1, range(4))]:
+        stream.emit(event)
+    stream.close()
+    (workspace.tracking).mkdir()
+    (workspace.tracking / UNDELIVERED).write_text("yes")
+
+    second = Supervised(config, workspace)
+    second.tell(started(2), *steps(2, [4, 5]), ended(2, "finished"))
+    second.close()
+    assert (workspace.tracking / UNDELIVERED).exists()
+    assert finish_run(config, workspace, ok=True)
+    assert points(config, workspace, 1, "loss") == [0, 1, 2, 3]
+    assert points(config, workspace, 2, "loss") == [4, 5]
+    assert children(config, workspace)["attempt-1"].info.status == "KILLED"
