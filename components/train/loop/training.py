@@ -26,7 +26,7 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
-from steadytrain.components.train.loop.validation import best_by, pick, validate
+from steadytrain.components.train.loop.validation import best_by, validate
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Training:
     ) -> None:
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
-        self.metric, self.greater_is_better = best_by(parts.task, parts.config.training)
+        self.metric, self.greater_is_better = best_by(parts)
 
     def run(self) -> AttemptOutcome:
         """Trains until the last step, early stopping, or a request to stop.
@@ -98,7 +98,7 @@ class Training:
         if not len(parts.validation):
             return False
         metrics = validate(parts)
-        score = pick(metrics, self.metric)
+        score = metrics[self.metric]
         better = progress.note(
             score, parts.config.training, greater_is_better=self.greater_is_better
         )

@@ -7,9 +7,7 @@ from collections import Counter
 import torch
 from accelerate.utils import gather_object
 
-from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.base import Task
 from steadytrain.components.train.loop.data import share
 from steadytrain.components.train.loop.setup import Parts
 
@@ -31,33 +29,35 @@ def validate(parts: Parts) -> dict[str, float]:
     return parts.task.validation_metrics(total)
 
 
-def best_by(task: Task, training: TrainingConfig) -> tuple[str, bool]:
+@torch.no_grad()
+def best_by(parts: Parts) -> tuple[str, bool]:
     """The metric that chooses the best model, and whether more of it is better.
 
     Raises:
-        BadInput: another metric than the task's own is named without its direction.
+        BadInput: the task has no such metric, or its direction is not known.
     """
+    training, task = parts.config.training, parts.task
     metric = (training.metric_for_best_model or task.metric).removeprefix("eval_")
-    if training.greater_is_better is not None:
-        return metric, training.greater_is_better
-    if metric != task.metric:
+    if metric == task.metric:
+        given = training.greater_is_better
+        return metric, task.greater_is_better if given is None else given
+    known = _metric_names(parts)
+    if metric not in known:
+        raise BadInput(
+            f"training.metric_for_best_model = {metric!r}: the task has no such metric",
+            remedy=f"one of {', '.join(known)}",
+        )
+    if training.greater_is_better is None:
         raise BadInput(
             f"training.metric_for_best_model = {metric!r}: whether more of it is better is not "
             "known",
             remedy="set training.greater_is_better too",
         )
-    return metric, task.greater_is_better
+    return metric, training.greater_is_better
 
 
-def pick(metrics: dict[str, float], metric: str) -> float:
-    """The score that chooses the best model.
-
-    Raises:
-        BadInput: the task has no such metric.
-    """
-    if metric not in metrics:
-        raise BadInput(
-            f"training.metric_for_best_model = {metric!r}: the task has no such metric",
-            remedy=f"one of {', '.join(metrics)}",
-        )
-    return metrics[metric]
+def _metric_names(parts: Parts) -> list[str]:
+    """Asked of the task with a single row, so that a slip shows before the first step."""
+    parts.module.eval()
+    batch = parts.to_device(parts.task.collate([parts.train[0]]))
+    return list(parts.task.validation_metrics(parts.task.validate(parts.module, batch)))

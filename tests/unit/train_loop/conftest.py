@@ -16,8 +16,10 @@ def one_thread():
 def make_bench(tmp_path):
     """A run over tiny language data; sections of the configuration may be given."""
 
-    def make(name="run", *, rows=40, held_out=9, **sections):
-        data = write_data(tmp_path / "data", language_rows(rows), language_rows(held_out, seed=1))
+    def make(name="run", *, rows=40, held_out=9, task="causal_lm", **sections):
+        data = write_data(
+            tmp_path / "data", language_rows(rows), language_rows(held_out, seed=1), task=task
+        )
         training = {
             "global_batch_size": 4,
             "micro_batch_size": 2,

@@ -1,0 +1,362 @@
+"""Whole trainings in this process: reports, validation, the best model, failures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.events.types import (
+    CheckpointSaved,
+    GradientOverflow,
+    TrainingDiverged,
+    TrainingFinished,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+    Warned,
+)
+from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
+from steadytrain.components.train.checkpoint.store import committed, load_tensors
+from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.loop.main import Rank
+
+from support.training import GPT2, events_of, losses_of, weights_digest
+
+
+def result_of(bench, number=1):
+    folder = bench.workspace.folder / "attempts" / str(number)
+    return AttemptResult.load(AttemptFolder(folder).result)
+
+
+def exported(bench):
+    return load_file(bench.workspace.model / "model.safetensors")
+
+
+def test_a_training_reports_what_it_does(make_bench):
+    bench = make_bench()
+
+    training = bench.train_here()
+
+    workspace = bench.workspace
+    started = events_of(workspace, TrainingStarted)[0]
+    assert (started.step, started.max_steps, started.precision) == (0, 6, "fp32")
+    assert started.parameters == sum(item.numel() for item in training.parts.module.parameters())
+    steps = events_of(workspace, TrainingStep)
+    assert [event.step for event in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[-1].loss < steps[0].loss
+    assert steps[0].loss == pytest.approx(math.log(64), rel=0.05)
+    assert steps[-1].epoch == pytest.approx(6 * 4 / 40)
+    seen = training.parts.order.take(0, 24)
+    assert steps[-1].tokens == sum(len(training.parts.train[index]["input_ids"]) for index in seen)
+    assert all(event.grad_norm > 0 and event.tokens_per_second > 0 for event in steps)
+    assert all(event.memory_used > 1e7 and event.gpu_memory_used == 0 for event in steps)
+    assert [event.step for event in events_of(workspace, Validated)] == [3, 6]
+    assert [event.step for event in events_of(workspace, CheckpointSaved)] == [3, 6]
+    finished = events_of(workspace, TrainingFinished)[0]
+    result = result_of(bench)
+    assert result.outcome == finished.outcome == "finished"
+    assert result.best_step == finished.best_step == 6
+    assert result.best_score == events_of(workspace, Validated)[-1].metrics["loss"]
+    assert (result.metric, result.model) == ("loss", str(workspace.model))
+
+
+def test_the_reported_loss_is_the_mean_since_the_last_report(make_bench):
+    each, every_third = make_bench("each"), make_bench("third", training={"logging_steps": 3})
+    for bench in (each, every_third):
+        bench.train_here()
+    parts = make_bench("weights").train_here().parts
+    single, triple = losses_of(each.workspace), losses_of(every_third.workspace)
+
+    weights = [
+        sum(int(parts.train[index]["targets"].sum()) for index in parts.order.take(step * 4, 4))
+        for step in range(3)
+    ]
+
+    assert list(triple) == [3, 6]
+    expected = sum(single[step + 1] * weights[step] for step in range(3)) / sum(weights)
+    assert triple[3] == pytest.approx(expected, rel=1e-9)
+
+
+def test_micro_batches_change_nothing_but_the_rounding(make_bench):
+    found = []
+    for micro in (1, 2, 4):
+        bench = make_bench(f"micro-{micro}", training={"micro_batch_size": micro})
+        bench.train_here()
+        found.append(losses_of(bench.workspace))
+
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] == pytest.approx(found[2], rel=1e-5)
+
+
+def test_equal_runs_are_equal_and_other_seeds_differ(make_bench):
+    digests = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        bench = make_bench(name, training={"seed": seed}, model={"config": GPT2})
+        bench.train_here()
+        digests.append(weights_digest(bench.workspace))
+
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bf16": True}, {"gradient_checkpointing": True}, {"max_grad_norm": 0}],
+    ids=lambda item: next(iter(item)),
+)
+def test_other_ways_of_training_learn_the_same(make_bench, settings):
+    plain, other = make_bench("plain"), make_bench("other", training=settings)
+    plain.train_here()
+    other.train_here()
+
+    plain_losses, losses = losses_of(plain.workspace), losses_of(other.workspace)
+    assert losses == pytest.approx(plain_losses, rel=0.02)
+    started = events_of(other.workspace, TrainingStarted)[0]
+    assert started.precision == ("bf16" if "bf16" in settings else "fp32")
+    assert {item.dtype for item in exported(other).values()} == {torch.float32}
+
+
+def test_deterministic_mode_trains(make_bench):
+    bench = make_bench(training={"full_determinism": True})
+    try:
+        bench.train_here()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+OVERFITS = {
+    "max_steps": 40,
+    "learning_rate": 0.05,
+    "lr_scheduler_type": "constant",
+    "eval_steps": 2,
+    "save_steps": 50,
+    "save_total_limit": 1,
+}
+
+
+def test_the_best_model_is_kept_and_exported(make_bench):
+    bench = make_bench(rows=4, training=OVERFITS)
+
+    bench.train_here()
+
+    result = result_of(bench)
+    scores = {event.step: event.metrics["loss"] for event in events_of(bench.workspace, Validated)}
+    assert result.best_step == min(scores, key=scores.__getitem__) < 40
+    assert result.best_score == min(scores.values())
+    kept = {path.name for path in committed(bench.workspace.checkpoints)}
+    assert kept == {f"step-{result.best_step:08d}", "step-00000040"}
+    best = load_tensors(bench.workspace.checkpoints / f"step-{result.best_step:08d}", "model")
+    assert all(torch.equal(best[name], value) for name, value in exported(bench).items())
+
+
+def test_the_last_model_is_exported_where_that_is_wanted(make_bench):
+    bench = make_bench(rows=4, training={**OVERFITS, "load_best_model_at_end": False})
+
+    bench.train_here()
+
+    result = result_of(bench)
+    assert result.best_step == 40
+    assert result.best_score == events_of(bench.workspace, Validated)[-1].metrics["loss"]
+    last = load_tensors(bench.workspace.checkpoints / "step-00000040", "model")
+    assert all(torch.equal(last[name], value) for name, value in exported(bench).items())
+
+
+def test_a_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench, monkeypatch):
+    bench = make_bench(rows=4, training=OVERFITS)
+    from steadytrain.components.train.loop.training import Training
+
+    run = Training.run
+
+    def run_then_damage(self):
+        outcome = run(self)
+        best = self.store.path(self.progress.best_step) / "model.safetensors"
+        best.write_bytes(best.read_bytes()[:-1])
+        return outcome
+
+    monkeypatch.setattr(Training, "run", run_then_damage)
+
+    bench.train_here()
+
+    assert "model.safetensors" in events_of(bench.workspace, Warned)[0].message
+    assert result_of(bench).best_step == 40
+
+
+def test_early_stopping_ends_with_the_best_model(make_bench):
+    bench = make_bench(rows=4, training={**OVERFITS, "early_stopping_patience": 3})
+
+    training = bench.train_here()
+
+    result = result_of(bench)
+    assert result.outcome == "early_stopped"
+    assert result.best_step == result.step - 6 == training.progress.best_step
+    assert (bench.workspace.model / "config.json").is_file()
+
+
+def test_without_validation_the_last_loss_is_the_score(make_bench):
+    bench = make_bench(held_out=0)
+
+    bench.train_here()
+
+    result = result_of(bench)
+    assert (result.metric, result.best_step) == ("training_loss", 6)
+    assert result.best_score == pytest.approx(losses_of(bench.workspace)[6])
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        ({"metric_for_best_model": "eval_perplexity", "greater_is_better": False}, "perplexity"),
+        ({"greater_is_better": True}, "loss"),
+    ],
+)
+def test_another_metric_may_choose_the_best_model(make_bench, settings, chosen):
+    bench = make_bench(training=settings)
+
+    bench.train_here()
+
+    scores = {event.step: event.metrics[chosen] for event in events_of(bench.workspace, Validated)}
+    pick = max if settings["greater_is_better"] else min
+    assert result_of(bench).metric == chosen
+    assert result_of(bench).best_step == pick(scores, key=scores.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"training": {"metric_for_best_model": "perplexity"}},
+            "more of it is better is not known",
+        ),
+        (
+            {"training": {"metric_for_best_model": "accuracy", "greater_is_better": True}},
+            "the task has no such metric",
+        ),
+        ({"training": {"fp16": True}, "compute": {"device": "cpu"}}, "float16 needs a CUDA device"),
+    ],
+)
+def test_bad_settings_are_refused_before_the_first_step(make_bench, sections, message):
+    bench = make_bench(**sections)
+
+    with pytest.raises(BadInput, match=message) as error:
+        bench.train_here()
+
+    assert error.value.remedy
+    assert events_of(bench.workspace, TrainingStep) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused(make_bench):
+    with pytest.raises(BadInput, match="finds no CUDA device"):
+        make_bench(compute={"device": "cuda"}).train_here()
+
+
+@pytest.mark.parametrize("kind", ["NotANumber", "InfiniteGradient"])
+def test_divergence_fails_at_its_step_and_commits_nothing(make_bench, monkeypatch, kind):
+    bench = make_bench(
+        task=f"support.faults:{kind}",
+        training={"micro_batch_size": 4, "save_steps": 1, "eval_steps": 2},
+    )
+    monkeypatch.setenv("FAULT_STEP", "4")
+
+    with pytest.raises(Diverged, match="diverged at step 4"):
+        bench.train_here()
+
+    assert [event.step for event in events_of(bench.workspace, TrainingDiverged)] == [4]
+    saved = committed(bench.workspace.checkpoints)
+    assert saved[-1].name == "step-00000003"
+    tensors = load_tensors(saved[-1], "model")
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+    assert not bench.workspace.model.exists()
+
+
+@pytest.mark.parametrize("content", ["pruned", "stopped", ""])
+def test_a_stop_file_ends_training_at_a_step_with_a_checkpoint(make_bench, monkeypatch, content):
+    bench = make_bench(
+        task="support.faults:Stops",
+        training={"micro_batch_size": 4},
+    )
+    stop = bench.workspace.folder / "attempts" / "1" / "stop"
+    monkeypatch.setenv("FAULT_STEP", "2")
+    monkeypatch.setenv("STOP_FILE", str(stop))
+    monkeypatch.setenv("STOP_CONTENT", content)
+
+    bench.train_here()
+
+    result = result_of(bench)
+    assert result.outcome == (content or "stopped")
+    assert (result.step, result.model) == (2, "")
+    assert [path.name for path in committed(bench.workspace.checkpoints)] == ["step-00000002"]
+    assert events_of(bench.workspace, TrainingFinished) == []
+
+
+def test_an_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch):
+    """PyTorch's own scaler, on the CPU; float16 itself needs a GPU."""
+    from steadytrain.components.train.loop import setup
+
+    make = setup.make_accelerator
+
+    def with_scaler(config):
+        accelerator = make(config)
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        return accelerator
+
+    monkeypatch.setattr(setup, "make_accelerator", with_scaler)
+    monkeypatch.setenv("FAULT_STEP", "3")
+    bench = make_bench(
+        task="support.faults:InfiniteGradient",
+        training={"micro_batch_size": 4, "save_steps": 1, "lr_scheduler_type": "linear"},
+    )
+
+    bench.train_here()
+
+    overflow = events_of(bench.workspace, GradientOverflow)
+    assert [(event.step, event.scale) for event in overflow] == [(3, 2.0**7)]
+    steps = events_of(bench.workspace, TrainingStep)
+    assert steps[3].learning_rate == steps[2].learning_rate
+    assert result_of(bench).outcome == "finished"
+
+
+def test_an_export_that_cannot_be_written_leaves_nothing_half(make_bench, monkeypatch):
+    from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+
+    def full_disk(self, model, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CausalLanguageModel, "export", full_disk)
+    bench = make_bench()
+
+    with pytest.raises(StorageError, match="No space left"):
+        bench.train_here()
+
+    assert not [path for path in bench.workspace.folder.iterdir() if "model" in path.name]
+
+
+def test_a_second_export_replaces_the_first(make_bench):
+    bench = make_bench()
+    bench.train_here()
+    first = weights_digest(bench.workspace)
+
+    bench.train_here(2, resume_from=bench.workspace.checkpoints / "step-00000003")
+
+    assert weights_digest(bench.workspace) == first
+    assert not list(bench.workspace.folder.glob(".*model*"))
+
+
+def test_a_rank_without_its_specification_says_so(tmp_path):
+    with pytest.raises(BadInput, match=r"spec\.json"):
+        Rank(AttemptFolder(tmp_path)).run()
+
+
+def test_activations_cannot_be_recomputed_by_a_model_without_that(make_bench):
+    bench = make_bench(
+        model={"config": {"model_type": "ctrl", "n_embd": 32, "n_layer": 1, "n_head": 2}},
+        training={"gradient_checkpointing": True},
+    )
+
+    with pytest.raises(BadInput, match="gradient_checkpointing"):
+        bench.train_here()
