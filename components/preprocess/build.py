@@ -43,7 +43,7 @@ from steadytrain.components.shared.stage import Stage
 
 TEST_RECORDS: Final = "test-records.arrow"
 TOKENIZER: Final = "tokenizer"
-_SMALL_BYTES: Final = 4 << 20
+SMALL_BYTES: Final = 4 << 20
 """Below this, starting other processes takes longer than the work."""
 
 
@@ -59,7 +59,7 @@ def build(
         DataError: the data cannot be used.
     """
     size = inputs.bytes
-    small = size is not None and size < _SMALL_BYTES
+    small = size is not None and size < SMALL_BYTES
     with workers(1 if small else cores()) as pool:
         return _Builder(config, model, inputs, scratch, current, pool).build()
 

@@ -51,7 +51,7 @@ def sign(texts: Sequence[str]) -> NDArray[np.uint32]:
 
 def bands(signatures: NDArray[np.uint32], rows: int) -> NDArray[np.uint64]:
     """A hash for each band: (records, PERMUTATIONS // rows)."""
-    grouped = signatures.reshape(len(signatures), -1, rows).astype(np.uint64)
+    grouped = signatures.reshape(len(signatures), PERMUTATIONS // rows, rows).astype(np.uint64)
     hashes = np.full(grouped.shape[:2], 0xCBF29CE484222325, dtype=np.uint64)
     for row in range(rows):
         hashes = (hashes ^ grouped[:, :, row]) * _FACTORS[1]

@@ -76,9 +76,9 @@ def check(row: Mapping[str, Any], data: DataConfig) -> Checked:
 
 
 def needed_columns(data: DataConfig) -> list[list[str]]:
-    """Alternatives of columns, one of which each record must have."""
+    """Alternatives of columns, those of one of which must occur in the data."""
     columns = data.columns
-    more = [columns.group] if columns.group else []
+    more = [column for column in (columns.group, columns.slice) if column]
     if data.task == "supervised_finetuning":
         return [[columns.messages, *more], [columns.prompt, columns.completion, *more]]
     if data.task == "sequence_classification":

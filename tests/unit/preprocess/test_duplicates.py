@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from steadytrain.components.preprocess.duplicates import (
+    REASONS,
+    Findings,
+    band_name,
+    find_duplicates,
+)
+from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows, bands, sign
+from steadytrain.components.preprocess.split import SIDES, content_id
+from steadytrain.components.preprocess.spool import Batch, Spool
+
+from support.data import sentence
+
+THRESHOLD = 0.85
+ROWS = band_rows(THRESHOLD)
+TEST, VALIDATION, TRAIN = map(SIDES.index, ("test", "validation", "train"))
+Spooled = tuple[str, int, int]
+
+
+def spool_of(folder: Path, records: list[Spooled]) -> Spool:
+    """A spool of (content, side, label), in that order."""
+    spool = Spool(folder, 0)
+    signatures = sign([content for content, _, _ in records])
+    hashes = bands(signatures, ROWS)
+    labels = np.array([label for _, _, label in records], dtype=np.uint64)
+    identities = b"".join(content_id(content) for content, _, _ in records)
+    arrays: dict[str, NDArray[np.generic]] = {
+        "ids": np.frombuffer(identities, dtype=np.uint8),
+        "sides": np.array([side for _, side, _ in records], dtype=np.uint8),
+        "labels": labels,
+        "variants": labels,
+        "signatures": signatures,
+        **{band_name(band): hashes[:, band] for band in range(hashes.shape[1])},
+    }
+    spool.add(Batch([], arrays, len(records)))
+    spool.close()
+    return spool
+
+
+def find(spool: Spool, *, conflicts: bool = False, threshold: float | None = THRESHOLD) -> Findings:
+    return find_duplicates(
+        spool,
+        threshold=threshold,
+        bands=PERMUTATIONS // ROWS,
+        conflicts=conflicts,
+        progress=lambda done, total: None,
+    )
+
+
+def verdicts(folder: Path, records: list[Spooled], **options: bool) -> dict[Spooled, str]:
+    codes = find(spool_of(folder, records), **options).codes
+    return {record: REASONS[code] for record, code in zip(records, codes, strict=True)}
+
+
+def near(seed: int, change: str) -> str:
+    """A long text with one word of its own."""
+    return f"{sentence(seed, words=300)} {change}"
+
+
+def test_records_that_differ_stay(tmp_path: Path) -> None:
+    records = [(sentence(seed), TRAIN, 0) for seed in range(300)]
+    assert set(verdicts(tmp_path / "s", records).values()) == {""}
+
+
+def test_one_of_equal_records_stays(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path / "s", [("a b c", TRAIN, 0)] * 3 + [("d e f", TRAIN, 0)])
+    findings = find(spool)
+    assert sorted(REASONS[code] for code in findings.codes[:3]) == ["", *["exact_duplicate"] * 2]
+    kept = int(np.flatnonzero(findings.codes[:3] == 0)[0])
+    assert {int(findings.partners[one]) for one in range(3) if one != kept} == {kept}
+
+
+def test_a_training_copy_of_a_held_out_record_is_a_leak(tmp_path: Path) -> None:
+    records = [
+        ("one and the same text of a few words", TRAIN, 1),
+        ("one and the same text of a few words", TEST, 2),
+        (near(1, "alpha"), VALIDATION, 0),
+        (near(1, "beta"), TRAIN, 0),
+    ]
+    found = verdicts(tmp_path / "s", records)
+    assert [found[record] for record in records] == ["leakage", "", "", "leakage"]
+
+
+def test_near_duplicates_do_not_depend_on_the_order(tmp_path: Path) -> None:
+    records = [(near(seed, word), TRAIN, 0) for seed in range(4) for word in ("a", "b", "c")]
+    records += [(near(0, "held"), TEST, 0), (near(3, "held"), VALIDATION, 0)]
+    orders = [records, records[::-1], records[5:] + records[:5]]
+    found = [verdicts(tmp_path / f"s{number}", order) for number, order in enumerate(orders)]
+    assert found[0] == found[1] == found[2]
+    by_seed = [sorted(found[0][near(seed, word), TRAIN, 0] for word in "abc") for seed in range(4)]
+    assert by_seed[0] == by_seed[3] == ["leakage"] * 3
+    assert by_seed[1] == by_seed[2] == ["", "near_duplicate", "near_duplicate"]
+
+
+def test_no_two_that_stay_are_nearly_equal(tmp_path: Path) -> None:
+    words = sentence(5, words=120).split()
+    # A chain: each text is near its neighbours and far from those at the other end.
+    chain = [" ".join(words[start : start + 100]) for start in range(20)]
+    records = [(text, (TRAIN, TEST)[number % 2], 0) for number, text in enumerate(chain)]
+    found = verdicts(tmp_path / "s", records)
+    kept = [record for record in records if not found[record]]
+    signatures = sign([text for text, _, _ in kept])
+    hashes = bands(signatures, ROWS)
+    assert 1 <= len(kept) < len(records)
+    for one, two in itertools.combinations(range(len(kept)), 2):
+        similar = np.mean(signatures[one] == signatures[two]) >= THRESHOLD
+        assert not (similar and (hashes[one] == hashes[two]).any())
+
+
+def test_near_duplicates_are_not_looked_for_without_a_threshold(tmp_path: Path) -> None:
+    records = [(near(1, "alpha"), TRAIN, 0), (near(1, "beta"), TRAIN, 0)]
+    assert find(spool_of(tmp_path / "s", records), threshold=None).codes.tolist() == [0, 0]
+
+
+def test_equal_content_with_other_labels_is_set_aside_whole(tmp_path: Path) -> None:
+    records = [("same words", TRAIN, label) for label in (1, 2, 3)] + [("other words", TRAIN, 1)]
+    found = verdicts(tmp_path / "s", records, conflicts=True)
+    assert list(found.values()) == [*["conflicting_label"] * 3, ""]
+
+
+def test_estimate_is_near_the_true_similarity() -> None:
+    words = [f"w{number}" for number in range(2000)]
+    one, two = " ".join(words[:1500]), " ".join(words[150:1650])
+    shingles = [{tuple(text.split()[i : i + 5]) for i in range(1496)} for text in (one, two)]
+    true = len(shingles[0] & shingles[1]) / len(shingles[0] | shingles[1])
+    signatures = sign([one, two])
+    assert np.mean(signatures[0] == signatures[1]) == pytest.approx(true, abs=0.12)
+
+
+def test_texts_without_spaces_are_compared_by_character() -> None:
+    one = "深い森の奥に小さな家があり、老いた時計職人が静かに暮らしていた。"
+    signatures = sign([one * 3, one * 3 + "終", "全く別の文章で、似たところは何もないはずだ。" * 3])
+    assert np.mean(signatures[0] == signatures[1]) > 0.7
+    assert np.mean(signatures[0] == signatures[2]) < 0.3
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.85, 0.95, 1.0])
+def test_bands_find_pairs_at_the_threshold(threshold: float) -> None:
+    rows = band_rows(threshold)
+    assert 1 - (1 - threshold**rows) ** (PERMUTATIONS // rows) >= 0.99
+
+
+def peak_bytes(folder: Path, count: int) -> int:
+    """Most memory that finding duplicates among random records holds at a time."""
+    generator = np.random.default_rng(count)
+    signatures = generator.integers(0, 2**32, (count, PERMUTATIONS), dtype=np.uint32)
+    hashes = bands(signatures, ROWS)
+    arrays: dict[str, NDArray[np.generic]] = {
+        "ids": generator.integers(0, 256, (count, 16), dtype=np.uint8),
+        "sides": generator.integers(0, 3, count, dtype=np.uint8),
+        "labels": np.zeros(count, dtype=np.uint64),
+        "variants": generator.integers(0, 2**63, count, dtype=np.uint64),
+        "signatures": signatures,
+        **{band_name(band): hashes[:, band] for band in range(hashes.shape[1])},
+    }
+    spool = Spool(folder, 0)
+    spool.add(Batch([], arrays, count))
+    spool.close()
+    del signatures, hashes, arrays
+    tracemalloc.start()
+    try:
+        find(spool, conflicts=True)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_at_most_64_bytes_a_record_are_in_memory(tmp_path: Path) -> None:
+    small, large = peak_bytes(tmp_path / "small", 20_000), peak_bytes(tmp_path / "large", 60_000)
+    assert (large - small) / 40_000 <= 64
