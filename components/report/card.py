@@ -1,32 +1,115 @@
-"""The data card, arranged for the page: from the record, and from card.json where it is there."""
+"""The data card, arranged for the page: from the step's record, and from card.json."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+from markupsafe import Markup
+from pydantic import BaseModel, ValidationError
 
 from steadytrain.components.report.charts import histogram
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.words import number, percent
+from steadytrain.components.shared.records import DataRecord, SideRecord
+
+SHOWN_LABELS = 25
+
+
+class _Side(BaseModel):
+    """What the page needs of a side of card.json."""
+
+    fill: float = 0.0
+    lengths: list[tuple[int, int, int]] = []
+    truncated: int = 0
+    labels: dict[str, int] = {}
+
+
+class _Card(BaseModel):
+    """What the page needs of card.json; the rest of it is not looked at."""
+
+    source: list[str] = []
+    records: int = 0
+    quarantine: dict[str, int] = {}
+    duplicates: dict[str, int] = {}
+    sides: dict[str, _Side] = {}
 
 
 def data_section(facts: Facts) -> dict[str, Any] | None:
-    """Sides, quarantine, duplicates, lengths, labels."""
+    """Sides, quarantine, duplicates, lengths, labels; None before there is data."""
     if facts.data is None:
         return None
-    documents = sum(side.documents for side in facts.data.sides.values()) or 1
-    card = facts.card or {}
+    card = _read(facts)
+    used = sum(side.documents for side in facts.data.sides.values())
     return {
         "fingerprint": facts.data.fingerprint,
+        "source": ", ".join(card.source),
+        "records": card.records,
+        "used": used,
+        "duplicates": sum(card.duplicates.values()),
+        "folder": facts.data.folder,
         "sides": [
-            {
-                "name": name,
-                "documents": number(side.documents),
-                "share": percent(side.documents / documents),
-                "rows": number(side.rows),
-                "tokens": number(side.tokens),
-                "targets": number(side.target_tokens),
-            }
+            _side(name, side, card.sides.get(name, _Side()), used)
             for name, side in facts.data.sides.items()
         ],
-        "card": card,
+        "quarantine": [
+            (reason.replace("_", " "), number(count), percent(count / max(1, card.records)))
+            for reason, count in card.quarantine.items()
+        ],
+        "lengths": _lengths(card),
+        **_labels(card, facts.data),
     }
+
+
+def _read(facts: Facts) -> _Card:
+    try:
+        return _Card.model_validate(facts.card or {})
+    except ValidationError as error:
+        facts.unreadable.append(f"card.json: {error.error_count()} fields are not as expected")
+        return _Card()
+
+
+def _side(name: str, side: SideRecord, card: _Side, used: int) -> tuple[str, list[str]]:
+    values = [
+        number(side.documents),
+        percent(side.documents / max(1, used)),
+        number(side.rows),
+        number(side.tokens),
+        number(side.target_tokens),
+        percent(card.fill) if card.fill else "",
+        number(card.truncated),
+    ]
+    return name, values
+
+
+def _lengths(card: _Card) -> Markup:
+    totals: Counter[tuple[int, int]] = Counter()
+    for side in card.sides.values():
+        for low, high, count in side.lengths:
+            totals[low, high] += count
+    bins = [
+        (number(low), f"{number(low)} to {number(high)} tokens", count)
+        for (low, high), count in sorted(totals.items())
+    ]
+    return histogram("Documents by length", bins, unit="tokens, at least")
+
+
+def _labels(card: _Card, data: DataRecord) -> dict[str, Any]:
+    """Records of each label by side, the most frequent first, and how many are left out."""
+    totals: Counter[str] = Counter()
+    for side in card.sides.values():
+        totals.update(side.labels)
+    everything = max(1, totals.total())
+    most = max(totals.values(), default=1)
+    rows = [
+        {
+            "label": label,
+            "counts": [
+                number(card.sides.get(side, _Side()).labels.get(label, 0)) for side in data.sides
+            ],
+            "share": percent(count / everything),
+            "percent": round(100 * count / most, 1),
+        }
+        for label, count in totals.most_common(SHOWN_LABELS)
+    ]
+    return {"labels": rows, "labels_left_out": len(totals) - len(rows), "side_names": [*data.sides]}

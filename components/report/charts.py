@@ -72,35 +72,32 @@ def line_chart(
     return _svg(title, _describe(curves, show), parts)
 
 
-def histogram(title: str, bins: Sequence[tuple[str, float]], *, unit: str) -> Markup:
-    """Bars with the counts of named bins; "" where there are none."""
-    if not bins or max(count for _, count in bins) <= 0:
+def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) -> Markup:
+    """Bars of counts; "" where there are none.
+
+    Args:
+        bins: each bin's name on the axis, its name in full, its count.
+    """
+    most = max(bins, key=lambda item: item[2], default=None)
+    if most is None or most[2] <= 0:
         return Markup("")
-    ticks = nice_ticks(0, max(count for _, count in bins))
+    ticks = nice_ticks(0, most[2])
     y = Scale(0, ticks[-1], HEIGHT - BOTTOM, TOP)
     pitch = (WIDTH - LEFT - RIGHT) / len(bins)
-    every = math.ceil(len(bins) / 8)
+    every = math.ceil(len(bins) / 9)
     parts = [_grid(ticks, y, _tick)]
-    for index, (label, count) in enumerate(bins):
+    for index, (label, full, count) in enumerate(bins):
         left = LEFT + index * pitch
-        parts.append(
-            Markup(
-                '<rect class="bar" x="{:.1f}" y="{}" width="{:.1f}" height="{:.1f}">'
-                "<title>{}: {}</title></rect>"
-            ).format(
-                left + pitch * 0.08, y(count), pitch * 0.84, y(0) - y(count), label, number(count)
-            )
-        )
+        parts.append(_bar(left + pitch * 0.08, pitch * 0.84, y(0), y(count), f"{full}: {count:,}"))
         if index % every == 0:
             parts.append(_text(left + pitch / 2, HEIGHT - BOTTOM + 15, label, "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, unit, "middle"))
-    most = max(bins, key=lambda item: item[1])
-    return _svg(title, f"{len(bins)} bins; the largest, {most[0]}, holds {number(most[1])}", parts)
+    return _svg(title, f"Most, {most[2]:,}, are in {most[1]}", parts)
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round values, 1, 2 or 5 times a power of ten apart, that enclose low and high."""
-    if high <= low:
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread
     raw = (high - low) / count
@@ -132,6 +129,13 @@ def _text(x: float, y: float, text: str, anchor: str) -> Markup:
     return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
         x, y, anchor, text
     )
+
+
+def _bar(left: float, width: float, bottom: float, top: float, title: str) -> Markup:
+    return Markup(
+        '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+        "<title>{}</title></rect>"
+    ).format(left, top, width, bottom - top, title)
 
 
 def _grid(ticks: Sequence[float], y: Scale, show: Format) -> Markup:

@@ -32,6 +32,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Warned,
 )
+from steadytrain.components.shared.tracking.notes import RUN, recall
 
 _PACKAGE = "steadytrain.components.report"
 
@@ -178,6 +179,9 @@ def _environment(facts: Facts) -> list[tuple[str, str]]:
     devices = facts.of(TrainingStarted)
     if devices:
         rows += [("device", devices[-1].device), ("precision", devices[-1].precision)]
+    tracked = recall(facts.workspace, RUN)
+    if tracked:
+        rows.append(("MLflow run", tracked))
     return rows
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.events import Event
@@ -389,5 +390,80 @@ def long_run(make_config: Callable[..., RunConfig]) -> Writer:
     return run
 
 
-LM_CARD: dict[str, Any] = {}
-CLASSES_CARD: dict[str, Any] = {}
+def _card(source: str, labels: dict[str, int], **quarantine: int) -> dict[str, Any]:
+    """As the preprocess step writes card.json."""
+    lengths = {5: 12, 6: 60, 7: 420, 8: 1630, 9: 2901, 10: 2512, 11: 1320, 12: 540, 13: 130, 14: 9}
+    side = {
+        "documents": 1,
+        "bytes": 1,
+        "fill": 0.9971,
+        "lengths": [[2**n, 2 ** (n + 1) - 1, count] for n, count in lengths.items()],
+        "truncated": 3,
+        "skipped_windows": 0,
+        "labels": labels,
+        "samples": [{"text": "import this"}],
+    }
+    return {
+        "source": [source],
+        "records": 9_704 + sum(quarantine.values()),
+        "defective": 1,
+        "duplicates": {"exact_duplicate": quarantine.get("exact_duplicate", 0)},
+        "quarantine": quarantine,
+        "sides": {"train": side, "validation": side, "test": side},
+    }
+
+
+LM_CARD = _card("package:stdlib", {}, exact_duplicate=150, near_duplicate=44, bad_encoding=19)
+CLASSES_CARD = _card(
+    "package:stdlib",
+    {label: 90 + 170 * index for index, label in enumerate(CLASSES)},
+    leakage=12,
+    unknown_label=3,
+)
+
+HOSTILE = "</pre></script><script>alert('x')</script><img src=x onerror=\"y()\">&amp;{{ 7*7 }}"
+
+
+@pytest.fixture
+def hostile_text() -> str:
+    return HOSTILE
+
+
+@pytest.fixture
+def bare(make_config: Callable[..., RunConfig]) -> Writer:
+    """A run that has a configuration and nothing else."""
+    return Writer(make_config())
+
+
+@pytest.fixture
+def hostile(make_config: Callable[..., RunConfig]) -> Writer:
+    """Every text that comes from data, libraries or people tries to break out of the page."""
+    run = Writer(make_config(task=f"module:{HOSTILE}"))
+    labels = (HOSTILE, "other")
+    run.preprocess(labels=labels, card=_card(HOSTILE, {HOSTILE: 3, "other": 4}))
+    run.begin("train")
+    run.attempt(
+        1, last=100, max_steps=100, outcome="failed", failure_class=HOSTILE, message=HOSTILE,
+        remedy=HOSTILE,
+    )  # fmt: skip
+    run.warn(HOSTILE)
+    run.emit("rank-0", Validated, attempt=1, step=101, epoch=1.0, metrics={HOSTILE: 0.5}, best=True)
+    run.trained(steps=100, metric=HOSTILE)
+    run.evaluated(
+        examples=7,
+        metrics={HOSTILE: Interval(value=0.5, low=0.4, high=0.6)},
+        baselines={f"other {HOSTILE}": 0.1},
+        labels=list(labels),
+        confusion=[[3, 1], [2, 1]],
+        per_class={HOSTILE: {HOSTILE: 0.5}},
+        slices={HOSTILE: {HOSTILE: 0.5}},
+    )
+    run.decided(
+        False, HOSTILE, metric=HOSTILE, greater_is_better=True, candidate=0.5,
+        floors={HOSTILE: 0.1}, slices={HOSTILE: 0.1}, champion=0.4, champion_version=HOSTILE,
+    )  # fmt: skip
+    run.registered(HOSTILE, champion=False, reason=HOSTILE)
+    run.begin("promote")
+    run.clock += 1
+    run.fail("promote", HOSTILE, HOSTILE, HOSTILE)
+    return run

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.components.report.charts import (
+    byte_ticks,
+    histogram,
+    line_chart,
+    nice_ticks,
+)
+from steadytrain.components.report.curves import Curve, standing, thin
+from steadytrain.components.report.words import duration, moment, number, percent, size
+from steadytrain.components.shared.events.types import Validated
+
+finite = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
+
+
+@given(finite, finite)
+def test_ticks_enclose_the_values_and_are_few(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
+    ticks = nice_ticks(low, high)
+    slack = (ticks[-1] - ticks[0]) * 1e-6
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= 8
+    assert all(after > before for before, after in pairwise(ticks))
+
+
+def test_byte_ticks_are_round_in_their_unit() -> None:
+    assert byte_ticks(1.3 * 2**30) == [0, 0.5 * 2**30, 2**30, 1.5 * 2**30]
+    assert byte_ticks(0)[0] == 0
+
+
+@given(st.lists(finite, min_size=1, max_size=3000))
+def test_thinned_points_keep_ends_and_extremes(values: list[float]) -> None:
+    points = list(enumerate(values))
+    kept = thin(points, 100)
+    assert len(kept) <= 102
+    assert set(kept) <= set(points)
+    assert [step for step, _ in kept] == sorted(step for step, _ in kept)
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert min(y for _, y in kept) == min(values)
+    assert max(y for _, y in kept) == max(values)
+
+
+def validated(attempt: int, step: int) -> Validated:
+    return Validated(attempt=attempt, step=step, epoch=0, metrics={}, best=False)
+
+
+def test_steps_taken_anew_replace_what_was_told_of_them() -> None:
+    events = [validated(1, step) for step in (1, 2, 3, 4)] + [validated(2, 3), validated(2, 4)]
+    assert [(event.attempt, event.step) for event in standing(events)] == [
+        (1, 1),
+        (1, 2),
+        (2, 3),
+        (2, 4),
+    ]
+
+
+def test_chart_of_one_point_of_broken_ones_and_of_none() -> None:
+    assert line_chart("Loss", [Curve("a", [])]) == ""
+    assert line_chart("Loss", [Curve("a", [], broken=[1])]) == ""
+    one = ElementTree.fromstring(line_chart("Loss", [Curve("a", [(5, 1.0)])]))
+    assert len(list(one.iter("circle"))) == 1
+    broken = ElementTree.fromstring(line_chart("Loss", [Curve("a", [(5, 1.0)], broken=[6, 7])]))
+    assert len(list(broken.iter("path"))) == 2
+
+
+def test_chart_says_what_it_shows() -> None:
+    chart = line_chart("Loss", [Curve("training", [(1, 4.5), (20, 1.25)])])
+    label = ElementTree.fromstring(chart).attrib["aria-label"]
+    assert label == "Loss. training: 4.500 at step 1, 1.250 at step 20"
+
+
+def test_chart_from_zero() -> None:
+    curve = Curve("tokens/s", [(1, 1000.0), (2, 1010.0)])
+    texts = [item.text for item in ElementTree.fromstring(line_chart("T", [curve])).iter("text")]
+    assert "0" not in texts
+    drawn = ElementTree.fromstring(line_chart("T", [curve], from_zero=True))
+    assert "0" in [item.text for item in drawn.iter("text")]
+
+
+def test_marks_are_drawn() -> None:
+    curve = Curve("a", [(0, 1.0), (10, 2.0)])
+    chart = ElementTree.fromstring(line_chart("L", [curve], marks=[(5, "attempt <2>")]))
+    assert [item.text for item in chart.iter("title")] == ["attempt <2>"]
+
+
+def test_histogram() -> None:
+    assert histogram("H", [], unit="u") == ""
+    assert histogram("H", [("1", "one", 0)], unit="u") == ""
+    drawn = ElementTree.fromstring(histogram("H", [("1", "one", 2), ("2", "two", 4)], unit="u"))
+    heights = [float(item.attrib["height"]) for item in drawn.iter("rect")]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2)
+    assert drawn.attrib["aria-label"] == "H. Most, 4, are in two"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0, "0"),
+        (0.0, "0"),
+        (3.0, "3"),
+        (1234567, "1,234,567"),
+        (1234.5678, "1,235"),
+        (12.34567, "12.35"),
+        (0.0349, "0.03490"),
+        (0.9, "0.9000"),
+        (-0.5, "-0.5000"),
+        (1.2345e-5, "1.23e-05"),
+        (1.5e20, "1.5e+20"),
+        (math.nan, "not finite"),
+        (math.inf, "not finite"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (59.94, "59.9 s"), (185, "3 min 05 s"), (7440, "2 h 04 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (512, "512 B"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**50, "1,024 TiB")],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_shares_and_moments() -> None:
+    assert percent(0.0485) == "4.9%"
+    assert moment(0) == "1970-01-01 00:00:00 UTC"

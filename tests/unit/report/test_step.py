@@ -1,0 +1,42 @@
+"""The step itself, with a real tracking store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steadytrain.components.report.step import run
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import StepFinished, Warned
+from steadytrain.components.shared.tracking import parent_run, use_tracking
+
+
+@pytest.mark.parametrize(("name", "status"), [("language_model", "FINISHED"), ("failed", "FAILED")])
+def test_page_is_written_and_kept_with_the_run(
+    name: str, status: str, request: pytest.FixtureRequest
+) -> None:
+    written = request.getfixturevalue(name)
+    config, workspace = written.config, written.workspace
+    run_id = parent_run(config, workspace)
+    page = run(config)
+    assert page == workspace.report
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    client = use_tracking(config, workspace).client
+    assert client.get_run(run_id).info.status == status
+    assert [item.path for item in client.list_artifacts(run_id, "report")] == ["report/report.html"]
+    last = read_events(workspace.events)[-1]
+    assert isinstance(last, StepFinished)
+    assert last.stage == "report"
+
+    again = run(config)
+    assert again.read_text().count("<section") == page.read_text().count("<section")
+
+
+def test_tracking_that_is_down_does_not_fail_the_report(failed: Any, tmp_path: Any) -> None:
+    tracking = failed.config.tracking.model_copy(update={"uri": "http://127.0.0.1:1"})
+    config = failed.config.model_copy(update={"tracking": tracking})
+    page = run(config)
+    assert "failed in train" in page.read_text()
+    warned = [event for event in read_events(failed.workspace.events) if isinstance(event, Warned)]
+    assert any("Connection refused" in event.message for event in warned)
