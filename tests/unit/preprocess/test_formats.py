@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from steadytrain.components.preprocess import formats
+from steadytrain.components.preprocess.formats import read_files, wanted
+from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.validate import Defect
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput, DataError
+
+ROWS = [
+    {"text": f'record {number}, quoted "so"\nand é 字', "label": str(number)}
+    for number in range(50)
+]
+
+
+def read(address: Path, **options: Any) -> list[tuple[int, Any]]:
+    """Line and row of everything at an address; a defect as its reason."""
+    data = DataConfig(source=[str(address)], **options)
+    files = wanted(find_files(str(address), []), str(address), data)
+    return [
+        (line, row.reason if isinstance(row, Defect) else dict(row))
+        for chunk in read_files(files, data, Path("/tmp"))
+        for _, line, row in chunk.rows()
+    ]
+
+
+def content_of(name: str, rows: list[dict[str, str]], folder: Path) -> bytes:
+    """The rows in the format that a suffix stands for."""
+    path = folder / f"plain{name}"
+    table = pa.Table.from_pylist(rows)
+    if name == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif name == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    elif name == ".csv":
+        with path.open("w", newline="") as handle:
+            writer = csv.DictWriter(handle, ["text", "label"])
+            writer.writeheader()
+            writer.writerows(rows)
+    elif name == ".parquet":
+        pq.write_table(table, path, row_group_size=7)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as out:
+            out.write_table(table)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", [".jsonl", ".json", ".csv", ".parquet", ".arrow"])
+def test_each_format_plain_and_compressed(tmp_path: Path, name: str, compression: str) -> None:
+    content = content_of(name, ROWS, tmp_path)
+    if compression == ".gz":
+        content = gzip.compress(content)
+    if compression == ".zst":
+        # Two frames, as parallel compressors write them.
+        half = len(content) // 2
+        content = b"".join(map(zstandard.compress, (content[:half], content[half:])))
+    path = tmp_path / f"data{name}{compression}"
+    path.write_bytes(content)
+    assert [row for _, row in read(path)] == ROWS
+
+
+def test_an_arrow_stream(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), table.schema) as out:
+        out.write_table(table)
+    assert [row for _, row in read(tmp_path / "x.arrow")] == ROWS
+
+
+@pytest.mark.parametrize("chunk", [5, 64, 1 << 20])
+def test_chunks_end_where_records_do(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "CHUNK_BYTES", chunk)
+    for name in (".jsonl", ".json", ".csv", ".parquet"):
+        path = tmp_path / f"data{name}"
+        path.write_bytes(content_of(name, ROWS, tmp_path))
+        found = read(path)
+        assert [row for _, row in found] == ROWS
+        if name != ".csv":
+            assert [line for line, _ in found] == list(range(1, 51))
+
+
+def test_text_is_a_record_a_line(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes("\ufeffone é\r\n\n  \ntwo\n\xff".encode() + b"\n\xff\nend")
+    assert read(tmp_path / "x.txt") == [
+        (1, {"text": "one é"}),
+        (4, {"text": "two"}),
+        (5, {"text": "\xff"}),
+        (6, "bad_encoding"),
+        (7, {"text": "end"}),
+    ]
+
+
+def test_json_values_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"text": "a"}\n{"text": "b"} 5')
+    assert read(tmp_path / "x.json") == [(1, {"text": "a"}), (2, {"text": "b"}), (3, "wrong_type")]
+
+
+def test_json_that_breaks_off_names_the_record(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"text": "a"}, {"text": ')
+    with pytest.raises(DataError, match="not JSON after record 1"):
+        read(tmp_path / "x.json")
+
+
+def test_csv_rows_that_do_not_fit_the_header(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b'text,label\na,1\n\nb\n"c"x,2\n\xff,3\n')
+    found = read(tmp_path / "x.csv")
+    assert [(line, row) for line, row in found if not isinstance(row, Mapping)] == [
+        (4, "bad_format"),
+        (5, "bad_format"),
+    ]
+    assert found[0] == (2, {"text": "a", "label": "1"})
+    assert found[-1] == (6, {"text": "\udcff", "label": "3"})
+
+
+@pytest.mark.parametrize("chunk", [16, 1 << 20])
+def test_a_line_too_long_to_hold_is_skipped(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "LINE_LIMIT", 100)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", chunk)
+    lines = ["one", "x" * 300, "three", "y" * 300]
+    (tmp_path / "x.txt").write_text("\n".join(lines))
+    found = read(tmp_path / "x.txt")
+    assert [line for line, _ in found] == [1, 2, 3, 4]
+    if chunk == 16:
+        assert [row for _, row in found] == [
+            {"text": "one"},
+            "too_long",
+            {"text": "three"},
+            "too_long",
+        ]
+
+
+def test_a_source_tree(tmp_path: Path) -> None:
+    for name, content in (
+        ("top.py", b"top"),
+        ("pack/mod.py", b"mod"),
+        ("pack/big.py", b"x" * 200),
+        ("pack/bad.py", b"\xff"),
+        ("notes.md", b"no"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    found = read(tmp_path, max_record_bytes=100)
+    assert found == [
+        (1, "bad_encoding"),
+        (1, "too_long"),
+        (1, {"text": "mod", "path": "pack/mod.py", "package": "pack"}),
+        (1, {"text": "top", "path": "top.py", "package": "top"}),
+    ]
+    markdown = read(tmp_path, suffixes=[".md"])
+    assert markdown == [(1, {"text": "no", "path": "notes.md", "package": "notes"})]
+
+
+def test_a_format_that_is_named_goes_before_the_suffix(tmp_path: Path) -> None:
+    (tmp_path / "data.log").write_text('{"text": "a"}\n')
+    assert read(tmp_path / "data.log", format="jsonl") == [(1, {"text": "a"})]
+    with pytest.raises(BadInput, match=r"data\.format"):
+        read(tmp_path / "data.log")
+
+
+def test_a_folder_gives_the_files_of_its_format(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "b.csv").write_text("text\nb\n")
+    (tmp_path / "c.py").write_text("c")
+    assert [row for _, row in read(tmp_path)] == [{"text": "a"}, {"text": "b"}]
+    assert [row for _, row in read(tmp_path, format="csv")] == [{"text": "b"}]
+    assert [row["text"] for _, row in read(tmp_path, format="source")] == ["c"]

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from steadytrain.components.preprocess.parallel import workers
+from steadytrain.components.shared.errors import SteadytrainError
+
+
+def test_results_come_in_order_and_jobs_are_taken_as_needed() -> None:
+    taken = 0
+
+    def jobs() -> Iterator[int]:
+        nonlocal taken
+        for number in range(-100, 0):
+            taken += 1
+            yield number
+
+    with workers(2) as pool:
+        results = pool.map(abs, jobs())
+        assert next(results) == 100
+        assert taken < 10
+        assert list(results) == list(range(99, 0, -1))
+
+
+def test_a_worker_that_is_killed_is_an_error() -> None:
+    with workers(2) as pool, pytest.raises(SteadytrainError, match="worker"):
+        list(pool.map(os._exit, [1]))
+
+
+def test_workers_go_when_their_parent_is_killed() -> None:
+    code = (
+        "import sys, time\n"
+        "from steadytrain.components.preprocess.parallel import workers\n"
+        "if __name__ == '__main__':\n"
+        "    with workers(2) as pool:\n"
+        "        print(list(pool.map(abs, range(4))), flush=True)\n"
+        "        time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"[0, 1, 2, 3]\n"
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert children
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    assert not psutil.wait_procs(children, timeout=30)[1]
