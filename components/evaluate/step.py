@@ -22,9 +22,10 @@ from steadytrain.components.evaluate.metrics import (
     per_class,
 )
 from steadytrain.components.evaluate.page import evaluation_page
-from steadytrain.components.evaluate.scoring import judged_records, score_candidate
+from steadytrain.components.evaluate.scoring import Report, judged_records, score_candidate
 from steadytrain.components.register.versions import Registry
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import JUDGING_CODE
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -69,10 +70,17 @@ def run(
             config, data, task, train.weights_digest, evaluation, records, Scores.of(table)
         )
         registry = Registry(config, workspace)
-        decision = candidate.against(registry.by_alias(config.registry.champion_alias))
+        champion = registry.by_alias(config.registry.champion_alias)
+        decision = candidate.against(champion, scoring_progress(current, "champion", records))
         decision.save(workspace.record("gate"))
-        current.summary = decision.reason
+        current.summary = _summary(evaluation, decision)
         return evaluation, decision
+
+
+def scoring_progress(current: Stage, who: str, records: pa.Table) -> Report:
+    """Tells the run's events how far the scoring of a model is."""
+    total = records.num_rows
+    return lambda done: current.progress(f"scoring the {who}", done, total, "records")
 
 
 def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
@@ -107,12 +115,14 @@ def _evaluation(
         config.data.model_dump(mode="json"),
         config.evaluation.model_dump(mode="json"),
         config.training.seed,
+        rooms=JUDGING_CODE,
     )
     known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if known is not None:
         current.reused = True
         return known, pq.read_table(known.scores)
-    table = score_candidate(config, task, Path(train.model), records)
+    report = scoring_progress(current, "candidate", records)
+    table = score_candidate(config, task, Path(train.model), records, report)
     path = current.workspace.evaluation / SCORES
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -132,3 +142,15 @@ def _evaluation(
     )
     store.remember(key, evaluation, [path])
     return evaluation, table
+
+
+def _summary(evaluation: EvaluationRecord, decision: GateRecord) -> str:
+    """The sentence of the gate, after what a trivial model reaches, where that is known."""
+    known = [name for name in evaluation.baselines if name in evaluation.metrics]
+    if not known:
+        return decision.reason
+    name = known[0]
+    return (
+        f"{name} {evaluation.metrics[name].value:.4g}, of the baseline "
+        f"{evaluation.baselines[name]:.4g}; {decision.reason}"
+    )

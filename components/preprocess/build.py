@@ -35,7 +35,7 @@ from steadytrain.components.preprocess.tokenizer import (
     train_tokenizer,
 )
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import code_digest, file_digest, value_digest
+from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.records import DataRecord, Side, SideRecord
@@ -241,7 +241,7 @@ class _Builder:
         content = {name: file_digest(self.folder / name) for name in prepared}
         return DataRecord(
             folder=str(self.folder),
-            fingerprint=value_digest([content, split, labels, code_digest()]),
+            fingerprint=value_digest([content, split, labels, code_digest(*DATA_CODE)]),
             task=self.data.task,
             sides=sides,
             test_records=TEST_RECORDS,

@@ -10,6 +10,7 @@ from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
@@ -61,6 +62,7 @@ def _key(config: RunConfig, model: Model, inputs: Inputs) -> str:
         inputs.digest(),
         config.data.model_dump(mode="json", exclude={"source"}),
         model.tokenizer_digest() or config.model.vocab_size,
+        rooms=DATA_CODE,
     )
 
 

@@ -9,6 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+DATA_CODE = ("preprocess", "shared")
+TRAINING_CODE = ("train", "tasks", "shared")
+JUDGING_CODE = ("evaluate", "tasks", "shared")
+"""Folders of `components` that a step's outputs come from."""
+
 IMAGE_DIGEST_VARIABLE = "STEADYTRAIN_IMAGE_DIGEST"
 
 
@@ -25,10 +30,17 @@ def value_digest(content: Any) -> str:
 
 
 @functools.cache
-def code_digest() -> str:
-    """Digest of the product's own sources, and of the image where it is told."""
+def code_digest(*rooms: str) -> str:
+    """Digest of the product's own sources, and of the image where it is told.
+
+    Args:
+        rooms: folders of `components`, such as "preprocess"; none: all of them.
+    """
     root = Path(__file__).resolve().parents[1]
+    folders = [root / room for room in rooms] or [root]
     sources = {
-        path.relative_to(root).as_posix(): file_digest(path) for path in sorted(root.rglob("*.py"))
+        path.relative_to(root).as_posix(): file_digest(path)
+        for folder in folders
+        for path in sorted(folder.rglob("*.py"))
     }
     return value_digest([sources, os.environ.get(IMAGE_DIGEST_VARIABLE, "")])

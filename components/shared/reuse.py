@@ -36,9 +36,13 @@ class _Entry(Record):
     files: list[_File]
 
 
-def step_key(*parts: Any) -> str:
-    """The key of a step's outputs: digest over `parts` (plain data) and the code."""
-    return value_digest([*parts, code_digest()])
+def step_key(*parts: Any, rooms: tuple[str, ...]) -> str:
+    """The key of a step's outputs: digest over `parts` (plain data) and the step's code.
+
+    Args:
+        rooms: the folders of `components` that the outputs come from.
+    """
+    return value_digest([*parts, code_digest(*rooms)])
 
 
 class ReuseStore(Generic[R]):

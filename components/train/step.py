@@ -9,7 +9,7 @@ from typing import Protocol
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import file_digest, value_digest
+from steadytrain.components.shared.digest import TRAINING_CODE, file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -122,7 +122,10 @@ def _prepared(config: RunConfig) -> DataRecord:
 def _key(config: RunConfig, data: DataRecord) -> str:
     sections = [config.data, config.model, config.training, config.compute]
     return step_key(
-        "train", data.fingerprint, *(section.model_dump(mode="json") for section in sections)
+        "train",
+        data.fingerprint,
+        *(section.model_dump(mode="json") for section in sections),
+        rooms=TRAINING_CODE,
     )
 
 
