@@ -1,0 +1,202 @@
+"""A run that was interrupted ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
+from steadytrain.components.train.checkpoint import newest
+from steadytrain.components.train.checkpoint.store import load_state
+from steadytrain.components.train.loop.seeds import random_state, restore_random_state
+
+from support.training import GPT2, LLAMA, events_of, losses_of, weights_digest
+
+LONG = {"max_steps": 120, "eval_steps": 15, "save_steps": 10, "micro_batch_size": 1}
+DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+
+
+def wait_for_step(bench, process, step):
+    """Until a step has been reported."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any(event.step >= step for event in events_of(bench.workspace, TrainingStep)):
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise TimeoutError(step)
+
+
+def ranks_of(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_resumed_in_this_process_from_any_checkpoint(make_bench, step):
+    """Loss by loss, score by score, weight by weight; windows of reports included."""
+    settings = {"training": {"save_steps": 1, "save_total_limit": 9, "logging_steps": 4}}
+    settings |= {"model": {"config": DROPOUT}}
+    undisturbed, resumed = make_bench("undisturbed", **settings), make_bench("resumed", **settings)
+    undisturbed.train_here()
+
+    resumed.train_here(1, resume_from=undisturbed.workspace.checkpoints / f"step-{step:08d}")
+
+    assert weights_digest(resumed.workspace) == weights_digest(undisturbed.workspace)
+    expected, found = losses_of(undisturbed.workspace), losses_of(resumed.workspace)
+    assert found == {at: loss for at, loss in expected.items() if at > step}
+    scores = [
+        {event.step: event.metrics for event in events_of(bench.workspace, Validated)}
+        for bench in (undisturbed, resumed)
+    ]
+    assert scores[1] == {at: metrics for at, metrics in scores[0].items() if at > step}
+
+
+def test_resuming_a_finished_training_exports_it_again(make_bench):
+    bench = make_bench()
+    bench.train_here()
+    first = weights_digest(bench.workspace)
+
+    training = bench.train_here(2, resume_from=newest(bench.workspace.checkpoints))
+
+    assert training.progress.step == 6
+    assert weights_digest(bench.workspace) == first
+
+
+def test_patience_is_resumed(make_bench):
+    settings = {
+        "training": {
+            "max_steps": 60,
+            "learning_rate": 0.05,
+            "lr_scheduler_type": "constant",
+            "eval_steps": 2,
+            "save_steps": 2,
+            "save_total_limit": 90,
+            "early_stopping_patience": 4,
+        },
+        "rows": 4,
+    }
+    undisturbed, resumed = make_bench("undisturbed", **settings), make_bench("resumed", **settings)
+    stopped_at = undisturbed.train_here().progress.step
+    start = undisturbed.workspace.checkpoints / f"step-{stopped_at - 4:08d}"
+    # The best model's checkpoint must be there too.
+    best = f"step-{load_state(start)['progress']['best_step']:08d}"
+    resumed.workspace.checkpoints.mkdir(parents=True)
+    (resumed.workspace.checkpoints / best).symlink_to(undisturbed.workspace.checkpoints / best)
+
+    resumed.train_here(1, resume_from=start)
+
+    assert weights_digest(resumed.workspace) == weights_digest(undisturbed.workspace)
+    result = AttemptResult.load(AttemptFolder(resumed.workspace.folder / "attempts" / "1").result)
+    assert (result.outcome, result.step) == ("early_stopped", stopped_at)
+
+
+def test_killed_and_resumed_weights_are_those_of_an_undisturbed_run(make_bench):
+    """SIGKILL in mid-run, dropout above zero, accumulation 4."""
+    settings = {"training": LONG, "model": {"config": DROPOUT}}
+    undisturbed, killed = make_bench("undisturbed", **settings), make_bench("killed", **settings)
+    undisturbed.train_here()
+    process = killed.start(killed.attempt(1))
+    wait_for_step(killed, process, 25)
+    process.kill()
+    process.communicate()
+
+    checkpoint = newest(killed.workspace.checkpoints)
+    killed.train_here(2, resume_from=checkpoint)
+
+    assert checkpoint is not None
+    assert checkpoint.name < "step-00000120"
+    assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
+    assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
+
+
+def test_sigterm_is_a_preemption_with_a_checkpoint(make_bench):
+    settings = {"training": {**LONG, "max_steps": 100_000}, "model": {"config": LLAMA}}
+    bench = make_bench(**settings)
+    folder = bench.attempt(1)
+    process = bench.start(folder)
+    wait_for_step(bench, process, 3)
+    process.send_signal(signal.SIGTERM)
+
+    ended = bench.finish(process, folder)
+
+    assert ended.code == 143, ended.output
+    assert ended.result.outcome == "preempted"
+    assert newest(bench.workspace.checkpoints).name == f"step-{ended.result.step:08d}"
+    assert ended.result.model == ""
+    assert not bench.workspace.model.exists()
+
+
+TWO_RANKS = {
+    "training": {**LONG, "save_steps": 7},
+    "model": {"config": DROPOUT},
+    "compute": {"nproc_per_node": 2},
+}
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_and_resumed(make_bench):
+    """torchrun is killed, no rank outlives it, and the resumed run ends with the same weights."""
+    undisturbed, killed = make_bench("undisturbed", **TWO_RANKS), make_bench("killed", **TWO_RANKS)
+    assert undisturbed.run(ranks=2).code == 0
+    process = killed.start(killed.attempt(1, ranks=2), ranks=2)
+    wait_for_step(killed, process, 12)
+    ranks = ranks_of(process)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert (len(ranks), alive) == (2, [])
+
+    checkpoint = newest(killed.workspace.checkpoints)
+    assert killed.run(2, ranks=2, resume_from=checkpoint).code == 0
+
+    assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
+    assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
+
+
+@pytest.mark.slow
+def test_one_rank_that_is_asked_to_leave_takes_the_others_with_it(make_bench):
+    bench = make_bench(**{**TWO_RANKS, "training": {**LONG, "max_steps": 100_000}})
+    folder = bench.attempt(ranks=2)
+    process = bench.start(folder, ranks=2)
+    wait_for_step(bench, process, 3)
+    other = next(rank for rank in ranks_of(process) if rank.environ()["RANK"] == "1")
+    other.send_signal(signal.SIGTERM)
+
+    ended = bench.finish(process, folder)
+
+    assert ended.result.outcome == "preempted"
+    assert ended.folder.errors() == []
+    assert newest(bench.workspace.checkpoints).name == f"step-{ended.result.step:08d}"
+
+
+def test_a_failing_rank_tells_why_and_hides_secrets(make_bench):
+    bench = make_bench(task="support.faults:Bug")
+
+    ended = bench.run(FAULT_STEP="3", PYTHONPATH=str(Path(__file__).parents[2]))
+
+    assert ended.code == 1
+    error = ended.folder.errors()[0]
+    assert (error.rank, error.kind, error.step) == (0, "KeyError", 1)
+    assert "faults.py" in error.traceback
+    assert "hf_" not in error.message + error.traceback
+    assert not ended.folder.result.exists()
+
+
+def test_every_generator_comes_back():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1)
+
+    draw()
+    state = random_state()
+    first = draw()
+    restore_random_state(state)
+
+    assert draw() == first

@@ -1,0 +1,172 @@
+"""The loop names no tokenizer: images train through it unchanged."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.tasks.base import LossSum
+
+from support.training import CLASSES, Bench, class_rows, events_of, write_data
+
+DIGITS = pa.schema([("pixels", pa.list_(pa.float32())), ("label", pa.int64())])
+
+
+class SmallConvolution(torch.nn.Module):
+    """8 x 8 images to ten digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 16, 3, padding=1),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Conv2d(16, 32, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(32 * 16, 10),
+        )
+
+    def forward(self, pixels):
+        return self.layers(pixels)
+
+
+class ImageClassification:
+    """A task of a user's own."""
+
+    metric = "accuracy"
+    greater_is_better = True
+
+    def __init__(self, config, data):
+        self.data = data
+
+    def build_model(self):
+        return SmallConvolution()
+
+    def cost(self, row):
+        return 1
+
+    def collate(self, rows):
+        pixels = torch.from_numpy(np.stack([row["pixels"] for row in rows]))
+        labels = torch.tensor([row["label"] for row in rows])
+        return {"pixels": pixels.reshape(-1, 1, 8, 8), "labels": labels}
+
+    def weight(self, batch):
+        return len(batch["labels"])
+
+    def loss(self, model, batch):
+        logits = model(batch["pixels"])
+        return LossSum(functional.cross_entropy(logits, batch["labels"], reduction="sum"))
+
+    def validate(self, model, batch):
+        logits = model(batch["pixels"])
+        return {
+            "loss": functional.cross_entropy(logits, batch["labels"], reduction="sum").item(),
+            "weight": len(logits),
+            "correct": (logits.argmax(-1) == batch["labels"]).sum().item(),
+        }
+
+    def validation_metrics(self, sums):
+        return {
+            "loss": sums["loss"] / sums["weight"],
+            "accuracy": sums["correct"] / sums["weight"],
+        }
+
+    def export(self, model, folder):
+        save_file(model.state_dict(), folder / "model.safetensors")
+        (folder / "labels.json").write_text(json.dumps(self.data.labels))
+
+    def load_exported(self, folder):
+        model = SmallConvolution()
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return {"model": model.eval()}
+
+
+@pytest.fixture
+def digits():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    return [
+        {"pixels": (images[index] / 16).astype(np.float32), "label": int(labels[index])}
+        for index in order
+    ]
+
+
+def test_images_are_classified_by_the_same_loop(tmp_path, digits):
+    data = write_data(
+        tmp_path / "data",
+        digits[:1400],
+        digits[1400:],
+        task=f"{__name__}:ImageClassification",
+        schema=DIGITS,
+        labels=list("0123456789"),
+        tokenizer=False,
+    )
+    bench = Bench.make(
+        tmp_path / "run",
+        data,
+        model={"config": {"model_type": "a task builds its own"}},
+        training={
+            "global_batch_size": 64,
+            "micro_batch_size": 32,
+            "num_train_epochs": 6,
+            "learning_rate": 5e-3,
+            "eval_steps": 22,
+        },
+    )
+
+    training = bench.train_here()
+
+    accuracy = training.progress.best_score
+    assert accuracy > 0.95
+    scores = [event.metrics["accuracy"] for event in events_of(bench.workspace, Validated)]
+    assert accuracy == max(scores)
+    model = ImageClassification(bench.config, data).load_exported(bench.workspace.model)["model"]
+    task = ImageClassification(bench.config, data)
+    with torch.no_grad():
+        sums = task.validate(model, task.collate(digits[1400:]))
+    assert task.validation_metrics(sums)["accuracy"] == pytest.approx(accuracy)
+
+
+def test_texts_are_classified(tmp_path):
+    data = write_data(
+        tmp_path / "data",
+        class_rows(120),
+        class_rows(40, seed=1),
+        task="sequence_classification",
+        schema=CLASSES,
+        labels=["a", "b", "c"],
+    )
+    encoder = {
+        "model_type": "bert",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    bench = Bench.make(
+        tmp_path / "run",
+        data,
+        model={"config": encoder},
+        training={
+            "global_batch_size": 16,
+            "max_steps": 60,
+            "learning_rate": 3e-3,
+            "eval_steps": 20,
+        },
+    )
+
+    bench.train_here()
+
+    last = events_of(bench.workspace, Validated)[-1]
+    assert last.metrics["accuracy"] > 0.9
