@@ -84,9 +84,16 @@ def test_a_stop_before_the_ranks_are_there(launcher, folder):
 
 
 def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait_for):
-    with pytest.raises(KeyError), launcher("ignore").start(folder) as attempt:
-        wait_for(lambda: (folder.path / "waiting-0").exists())
-        raise KeyError("supervisor")
+    def supervise():
+        with launcher("ignore").start(folder) as attempt:
+            kept.append(attempt)
+            wait_for(lambda: (folder.path / "waiting-0").exists())
+            raise KeyError("supervisor")
+
+    kept = []
+    with pytest.raises(KeyError):
+        supervise()
+    (attempt,) = kept
     assert attempt.poll()
     attempt.stop(1)
     assert not processes_of(folder.path)
