@@ -11,7 +11,7 @@ import pyarrow as pa
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.gate import Gate, Pair
 from steadytrain.components.evaluate.metrics import Scores
-from steadytrain.components.evaluate.scoring import place
+from steadytrain.components.evaluate.scoring import Report, place, score
 from steadytrain.components.register.versions import (
     LABELS,
     SPLIT,
@@ -40,8 +40,12 @@ class Candidate:
     records: pa.Table
     scores: Scores
 
-    def against(self, champion: Version | None) -> GateRecord:
-        """The gate's decision. A champion that cannot be compared fairly is not replaced."""
+    def against(self, champion: Version | None, report: Report) -> GateRecord:
+        """The gate's decision. A champion that cannot be compared fairly is not replaced.
+
+        Args:
+            report: told how many records the champion has been scored on.
+        """
         values = {name: item.value for name, item in self.evaluation.metrics.items()}
         gate = Gate(self.config.gate, self.scores.metric, resampling(self.config))
         if champion is None:
@@ -50,7 +54,8 @@ class Candidate:
         if refusal:
             return gate.refuse(values, refusal, champion.number)
         try:
-            theirs = Scores.of(self.task.score(self._load(champion), self.records))
+            components = place(self.task.load_logged(champion.uri), self.config)
+            theirs = Scores.of(score(self.task, components, self.records, report))
         except Exception as error:
             # Whatever it is that a foreign model raises, the candidate is not to blame.
             said = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
@@ -80,9 +85,6 @@ class Candidate:
             if champion.tags[tag] != mine:
                 return differences[tag]
         return ""
-
-    def _load(self, champion: Version) -> Any:
-        return place(self.task.load_logged(champion.uri), self.config)
 
     def _pair(self, champion: Version, theirs: Scores) -> Pair | str:
         metric = self.scores.metric

@@ -68,7 +68,7 @@ class Gate:
         champion = float(pair.champion.sum() / pair.weights.sum())
         comparison = (
             f"{_show(self.metric, metrics)} against {champion:.4g} of version {pair.version}, "
-            f"{_better(improvement.value)} ({self.how.confidence:.0%} interval "
+            f"{_better(improvement.value)} ({100 * self.how.confidence:g} % interval "
             f"{100 * improvement.low:.1f} to {100 * improvement.high:.1f} %, "
             f"margin {100 * self.limits.margin:g} %)"
         )

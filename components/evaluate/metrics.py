@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -185,10 +186,13 @@ def per_class(classes: Classes, names: list[str]) -> dict[str, dict[str, float]]
 
 
 def _classes(table: pa.Table) -> Classes:
+    probabilities: Any = table.column("probabilities").combine_chunks()
     return Classes(
         label=np.asarray(table.column("label").to_numpy(), dtype=np.int64),
         prediction=np.asarray(table.column("prediction").to_numpy(), dtype=np.int64),
-        probabilities=np.array(table.column("probabilities").to_pylist(), dtype=np.float64),
+        probabilities=np.asarray(probabilities.flatten(), dtype=np.float64).reshape(
+            table.num_rows, -1
+        ),
     )
 
 

@@ -54,14 +54,15 @@ def evaluation_page(
 
 def _metrics(evaluation: EvaluationRecord) -> str:
     rows = [
-        [_plain(name), _number(item.value), f"{_number(item.low)} to {_number(item.high)}"]
+        [
+            _plain(name),
+            _number(item.value),
+            f"{_number(item.low)} to {_number(item.high)}",
+            _number(evaluation.baselines[name]) if name in evaluation.baselines else "",
+        ]
         for name, item in evaluation.metrics.items()
     ]
-    rows += [
-        [f"baseline: {_plain(name)}", _number(value), ""]
-        for name, value in evaluation.baselines.items()
-    ]
-    return _section("Metrics", ["metric", "value", "bootstrap interval"], rows)
+    return _section("Metrics", ["metric", "value", "bootstrap interval", "baseline"], rows)
 
 
 def _classes(evaluation: EvaluationRecord) -> str:

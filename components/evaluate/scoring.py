@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ import pyarrow as pa
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import DataError, SteadytrainError
 from steadytrain.components.shared.records import DataRecord
+
+Report = Callable[[int], None]
+"""Told how many records are scored so far."""
+
+_RECORDS_AT_ONCE = 512
 
 
 def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
@@ -41,13 +47,24 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
     return records.take(sorted(chosen))
 
 
-def score_candidate(config: RunConfig, task: Any, folder: Path, records: pa.Table) -> pa.Table:
+def score(task: Any, components: Any, records: pa.Table, report: Report) -> pa.Table:
+    """`Task.score` of all records, some at a time, so that one sees how far it is."""
+    parts = []
+    for start in range(0, records.num_rows, _RECORDS_AT_ONCE):
+        parts.append(task.score(components, records.slice(start, _RECORDS_AT_ONCE)))
+        report(min(start + _RECORDS_AT_ONCE, records.num_rows))
+    return pa.concat_tables(parts)
+
+
+def score_candidate(
+    config: RunConfig, task: Any, folder: Path, records: pa.Table, report: Report
+) -> pa.Table:
     """The candidate's scores, in the columns of `Task.score`.
 
     Raises:
         SteadytrainError: the model's losses are not finite, or nothing is scored.
     """
-    scores: pa.Table = task.score(place(task.load_exported(folder), config), records)
+    scores = score(task, place(task.load_exported(folder), config), records, report)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
         raise SteadytrainError(

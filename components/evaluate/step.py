@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from steadytrain.components.evaluate.comparison import Candidate, resampling
 from steadytrain.components.evaluate.metrics import (
+    Classes,
     Scores,
     confusion,
     measure,
@@ -129,19 +130,27 @@ def _evaluation(
     LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes())
     scores = Scores.of(table)
     classes = scores.classes
+    labels = _labels(data, classes)
     evaluation = EvaluationRecord(
         task=config.data.task,
         examples=records.num_rows,
         metrics=measure(scores, resampling(config)),
         baselines=task.baselines(records),
         slices=measure_slices(scores),
-        labels=data.labels,
-        confusion=confusion(classes, len(data.labels)) if classes else [],
-        per_class=per_class(classes, data.labels) if classes else {},
+        labels=labels,
+        confusion=confusion(classes, len(labels)) if classes else [],
+        per_class=per_class(classes, labels) if classes else {},
         scores=str(path),
     )
     store.remember(key, evaluation, [path])
     return evaluation, table
+
+
+def _labels(data: DataRecord, classes: Classes | None) -> list[str]:
+    """Names of the classes; their numbers, where a task of one's own has no names for them."""
+    if classes is None or data.labels:
+        return data.labels
+    return [str(index) for index in range(classes.probabilities.shape[1])]
 
 
 def _summary(evaluation: EvaluationRecord, decision: GateRecord) -> str:

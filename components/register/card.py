@@ -35,7 +35,7 @@ def model_card(
             "## Gate",
             f"{gate.reason[0].upper()}{gate.reason[1:]}.",
             test,
-            _table(["metric", "value", "interval"], _metric_rows(evaluation)),
+            _table(["metric", "value", "interval", "baseline"], _metric_rows(evaluation)),
             "## Data",
             ", ".join(f"`{source}`" for source in config.data.source),
             _table(
@@ -54,9 +54,13 @@ def model_card(
 
 def _metric_rows(evaluation: EvaluationRecord) -> Iterable[Sequence[str]]:
     for name, item in evaluation.metrics.items():
-        yield name, f"{item.value:.4g}", f"{item.low:.4g} to {item.high:.4g}"
-    for name, value in evaluation.baselines.items():
-        yield f"baseline: {name}", f"{value:.4g}", ""
+        baseline = evaluation.baselines.get(name)
+        yield (
+            name,
+            f"{item.value:.4g}",
+            f"{item.low:.4g} to {item.high:.4g}",
+            "" if baseline is None else f"{baseline:.4g}",
+        )
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

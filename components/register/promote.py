@@ -14,13 +14,12 @@ an output folder must share `registry.lock`.
 
 from __future__ import annotations
 
-from steadytrain.components.evaluate.step import load_candidate
+from steadytrain.components.evaluate.step import load_candidate, scoring_progress
 from steadytrain.components.register.versions import Registry, Version
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
-from steadytrain.components.shared.stage import stage
-from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.stage import Stage, stage
 
 
 def promote(config: RunConfig) -> RegistrationRecord:
@@ -41,7 +40,7 @@ def promote(config: RunConfig) -> RegistrationRecord:
         gate = GateRecord.load(workspace.record("gate"))
         ours = Version(registered.version, {}, registered.model_uri)
         while gate.promoted and not _take_alias(registry, config, ours, gate.champion_version):
-            gate = _decide_again(registry, config, workspace)
+            gate = _decide_again(registry, config, current)
         record = registered.model_copy(update={"champion": gate.promoted, "reason": gate.reason})
         record.save(workspace.record("promote"))
         current.summary = gate.reason
@@ -71,8 +70,10 @@ def _take_alias(registry: Registry, config: RunConfig, ours: Version, beaten: st
     return True
 
 
-def _decide_again(registry: Registry, config: RunConfig, workspace: Workspace) -> GateRecord:
+def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> GateRecord:
     champion = registry.by_alias(config.registry.champion_alias)
-    gate = load_candidate(config, workspace).against(champion)
-    gate.save(workspace.record("gate"))
+    candidate = load_candidate(config, current.workspace)
+    progress = scoring_progress(current, "champion", candidate.records)
+    gate = candidate.against(champion, progress)
+    gate.save(current.workspace.record("gate"))
     return gate

@@ -66,13 +66,13 @@ def classification_baselines(data: DataRecord, records: pa.Table) -> dict[str, f
     """What always predicting the training side's commonest label reaches on the records.
 
     Returns:
-        `majority_accuracy`.
+        `accuracy`.
     """
     counts = np.zeros(len(data.labels), dtype=np.int64)
     for batch in read_batches(data, "train", ["label"]):
         counts += np.bincount(batch.column("label").to_numpy(), minlength=len(counts))
     truth = label_indices(records, data.labels)
-    return {"majority_accuracy": float((truth == counts.argmax()).mean())} if len(truth) else {}
+    return {"accuracy": float((truth == counts.argmax()).mean())} if len(truth) else {}
 
 
 def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -31,7 +31,6 @@ from steadytrain.components.tasks.scoring.shards import read_batches
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
 
 _RECORDS_AT_ONCE = 512  # encoded and sorted by length together; keeps memory flat
-_IGNORED = -100
 
 
 def score_language(
@@ -69,7 +68,7 @@ def language_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
     Frequencies are those of the training side's targets, with add-one smoothing.
 
     Returns:
-        `unigram_loss` (nats a token of the run's tokenizer) and `unigram_bits_per_byte`.
+        `loss` (nats a token of the run's tokenizer), `perplexity` and `bits_per_byte`.
     """
     tokenizer = load_tokenizer(data.path(data.tokenizer))
     counts = _token_counts(data, len(tokenizer)) + 1.0
@@ -84,8 +83,9 @@ def language_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
     if not targets or not size:
         return {}
     return {
-        "unigram_loss": loss / targets,
-        "unigram_bits_per_byte": loss / math.log(2) / size,
+        "loss": loss / targets,
+        "perplexity": math.exp(loss / targets),
+        "bits_per_byte": loss / math.log(2) / size,
     }
 
 
@@ -142,12 +142,12 @@ def _window_losses(
     ids, mask = pad([window.input_ids for window in batch], fill)
     scored, _ = pad([window.targets for window in batch], 0)
     ids, mask = ids.to(device), mask.to(device)
-    wanted = ids.masked_fill(scored.to(device) == 0, _IGNORED)[:, 1:]
+    wanted = scored.to(device)[:, 1:].bool()
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-    losses = functional.cross_entropy(
-        logits.float().transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="none"
-    )
-    summed: npt.NDArray[np.float64] = losses.double().sum(dim=1).cpu().numpy()
+    losses = functional.cross_entropy(logits[wanted].float(), ids[:, 1:][wanted], reduction="none")
+    sums = torch.zeros(len(batch), dtype=torch.float64, device=device)
+    sums.index_add_(0, wanted.nonzero()[:, 0], losses.double())
+    summed: npt.NDArray[np.float64] = sums.cpu().numpy()
     return summed
 
 

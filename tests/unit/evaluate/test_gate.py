@@ -69,7 +69,7 @@ def test_a_real_improvement_is_found_and_told_with_its_numbers():
     assert decision.candidate < decision.champion
     assert decision.reason.startswith("promoted: bits per byte ")
     assert "of version 3, 5." in decision.reason or "of version 3, 4.9" in decision.reason
-    assert "% better (95% interval" in decision.reason
+    assert "% better (95 % interval" in decision.reason
 
 
 def test_pairing_finds_a_difference_that_the_spread_of_examples_would_hide():

@@ -44,7 +44,7 @@ def test_the_evaluation_leaves_records_scores_and_a_page(trained):
     assert scores.num_rows == 200
     assert "prediction" in scores.column_names
     page = (workspace.evaluation / "evaluation.html").read_text()
-    for word in ("accuracy", "majority accuracy", "triangle", "Slices", "Worst examples"):
+    for word in ("accuracy", "baseline", "triangle", "Slices", "Worst examples"):
         assert word in page
     assert "http" not in page
 

@@ -1,0 +1,103 @@
+"""What keeps a champion from being compared, and so from being replaced."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from steadytrain.components.evaluate.bootstrap import Resampling
+from steadytrain.components.evaluate.comparison import Candidate
+from steadytrain.components.evaluate.metrics import Scores, measure
+from steadytrain.components.register.versions import LABELS, SPLIT, TASK, Version, comparable_tags
+from steadytrain.components.shared.records import DataRecord, EvaluationRecord
+
+from support.judging import make_config
+
+COUNT = 40
+
+
+def table(loss=1.0, size=2, targets=1):
+    return pa.table(
+        {
+            "id": [str(index) for index in range(COUNT)],
+            "group": pa.nulls(COUNT, pa.string()),
+            "slice": pa.nulls(COUNT, pa.string()),
+            "loss": np.full(COUNT, loss) * (1 + np.arange(COUNT) / COUNT),
+            "targets": np.full(COUNT, targets),
+            "bytes": np.full(COUNT, size),
+        }
+    )
+
+
+class Known:
+    """A task whose champion has the scores that the test says."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def load_logged(self, model_uri):
+        assert model_uri == "models:/shapes/7"
+        return {"model": None}
+
+    def score(self, components, records):
+        if isinstance(self.scores, Exception):
+            raise self.scores
+        return self.scores
+
+
+@pytest.fixture
+def decide(tmp_path):
+    config = make_config(tmp_path, "run")
+    data = DataRecord(
+        folder=str(tmp_path), fingerprint="f", task=config.data.task, sides={},
+        test_records="test.arrow", split_digest="split",
+    )  # fmt: skip
+
+    def against(theirs, **tags):
+        mine = Scores.of(table(0.5))
+        evaluation = EvaluationRecord(
+            task="shapes", examples=COUNT, metrics=measure(mine, Resampling(100, 0.9, 0)), scores=""
+        )
+        candidate = Candidate(
+            config, data, Known(theirs), "mine", evaluation, pa.table({"id": range(COUNT)}), mine
+        )
+        champion = Version("7", comparable_tags(config, data) | tags, "models:/shapes/7")
+        told = []
+        decision = candidate.against(champion, told.append)
+        return decision, told
+
+    return against
+
+
+def test_a_comparable_champion_is_scored_anew_and_beaten(decide):
+    decision, told = decide(table(1.0))
+    assert decision.promoted
+    assert decision.improvement.value == pytest.approx(0.5)
+    assert told == [COUNT]
+
+
+def test_tokenizers_may_differ_where_the_bytes_are_the_same(decide):
+    decision, _ = decide(table(1.0, targets=3))
+    assert decision.promoted
+
+
+@pytest.mark.parametrize(
+    ("theirs", "tags", "reason"),
+    [
+        (table(1.0), {TASK: "another"}, "is of another task"),
+        (table(1.0), {SPLIT: "another"}, "it may have seen these records"),
+        (table(1.0), {LABELS: "another"}, "has other labels"),
+        (table(1.0, size=3), {}, "was scored on other spans"),
+        (table(1.0, size=0), {}, "was scored on other spans"),
+        (table(np.nan), {}, "gives losses that are not finite"),
+        (OSError("no such file\nand more"), {}, "does not load or score: no such file"),
+        (RuntimeError(), {}, "does not load or score: RuntimeError"),
+    ],
+)
+def test_without_a_fair_comparison_there_is_no_promotion(decide, theirs, tags, reason):
+    decision, _ = decide(theirs, **tags)
+    assert not decision.promoted
+    assert decision.reason.startswith("not promoted: bits per byte ")
+    assert "the champion, version 7, " in decision.reason
+    assert decision.reason.endswith(reason)
+    assert decision.champion_version == "7"
+    assert decision.improvement is None
