@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from steadytrain.components.report.charts import histogram
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.words import number, percent
-from steadytrain.components.shared.records import DataRecord, SideRecord
+from steadytrain.components.shared.records import DataRecord, Side, SideRecord
 
 SHOWN_LABELS = 25
 
@@ -50,7 +50,7 @@ def data_section(facts: Facts) -> dict[str, Any] | None:
         "folder": facts.data.folder,
         "sides": [
             _side(name, side, card.sides.get(name, _Side()), used)
-            for name, side in facts.data.sides.items()
+            for name, side in _in_order(facts.data)
         ],
         "quarantine": [
             (reason.replace("_", " "), number(count), percent(count / max(1, card.records)))
@@ -59,6 +59,10 @@ def data_section(facts: Facts) -> dict[str, Any] | None:
         "lengths": _lengths(card),
         **_labels(card, facts.data),
     }
+
+
+def _in_order(data: DataRecord) -> list[tuple[Side, SideRecord]]:
+    return [(name, data.sides[name]) for name in get_args(Side) if name in data.sides]
 
 
 def _read(facts: Facts) -> _Card:
@@ -105,11 +109,16 @@ def _labels(card: _Card, data: DataRecord) -> dict[str, Any]:
         {
             "label": label,
             "counts": [
-                number(card.sides.get(side, _Side()).labels.get(label, 0)) for side in data.sides
+                number(card.sides.get(name, _Side()).labels.get(label, 0))
+                for name, _ in _in_order(data)
             ],
             "share": percent(count / everything),
             "percent": round(100 * count / most, 1),
         }
         for label, count in totals.most_common(SHOWN_LABELS)
     ]
-    return {"labels": rows, "labels_left_out": len(totals) - len(rows), "side_names": [*data.sides]}
+    return {
+        "labels": rows,
+        "labels_left_out": len(totals) - len(rows),
+        "side_names": [name for name, _ in _in_order(data)],
+    }

@@ -15,7 +15,8 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
     """Metrics with intervals and baselines, classes, confusions, slices."""
     columns = list(dict.fromkeys(name for row in record.per_class.values() for name in row))
     slice_columns = list(dict.fromkeys(name for row in record.slices.values() for name in row))
-    others = {name: value for name, value in record.baselines.items() if name not in record.metrics}
+    baselines = {name: _baselines(record, name) for name in record.metrics}
+    shown = {name for found in baselines.values() for name in found}
     return {
         "examples": number(record.examples),
         "metrics": [
@@ -23,11 +24,16 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
                 "name": name,
                 "value": number(metric.value),
                 "interval": interval(metric),
-                "baseline": number(record.baselines.get(name)),
+                "baseline": ", ".join(
+                    f"{number(value)} {baseline.removesuffix(name).strip('_')}".strip()
+                    for baseline, value in baselines[name].items()
+                ),
             }
             for name, metric in record.metrics.items()
         ],
-        "other_baselines": [(name, number(value)) for name, value in others.items()],
+        "other_baselines": [
+            (name, number(value)) for name, value in record.baselines.items() if name not in shown
+        ],
         "classes": _table(record.per_class, columns),
         "slices": _table(record.slices, slice_columns),
         "matrix": _matrix(record) if len(record.labels) <= MATRIX_CLASSES else None,
@@ -64,6 +70,15 @@ def gate_section(record: GateRecord) -> dict[str, Any]:
 def interval(metric: Interval) -> str:
     """A confidence interval in words."""
     return f"{number(metric.low)} to {number(metric.high)}"
+
+
+def _baselines(record: EvaluationRecord, metric: str) -> dict[str, float]:
+    """The baselines of a metric: those named after it, alone or as in unigram_loss."""
+    return {
+        name: value
+        for name, value in record.baselines.items()
+        if name == metric or name.endswith(f"_{metric}")
+    }
 
 
 def _table(rows: dict[str, dict[str, float]], columns: list[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def render(facts: Facts) -> str:
         outcome=standing,
         outcome_label=_LABELS[standing.state],
         verdict=_verdict(facts),
-        tiles=_tiles(facts, ran),
+        tiles=_tiles(facts, ran, finished=standing.state == "finished"),
         steps=[_step(item) for item in latest(ran)],
         data=data_section(facts),
         figures=training_figures(facts),
@@ -96,14 +96,17 @@ def _css() -> Markup:
     return Markup((resources.files(_PACKAGE) / "report.css").read_text(encoding="utf-8"))
 
 
-def _tiles(facts: Facts, ran: Sequence[Execution]) -> list[tuple[str, str, str]]:
-    """The figures that one looks for first: name, value, note."""
+def _tiles(facts: Facts, ran: Sequence[Execution], *, finished: bool) -> list[tuple[str, str, str]]:
+    """The figures that one looks for first: name, value, note.
+
+    Where a run was continued and has not finished, the model's records are of before.
+    """
     tiles: list[tuple[str, str, str]] = []
     registered = facts.promotion or facts.registration
-    if registered:
+    if finished and registered:
         note = "champion" if registered.champion else "candidate"
         tiles.append(("Version", registered.version, f"{registered.model_name}, {note}"))
-    if facts.gate:
+    if finished and facts.gate:
         note = "none before"
         if facts.gate.champion is not None:
             note = f"champion's: {number(facts.gate.champion)}"

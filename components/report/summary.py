@@ -26,15 +26,15 @@ def summary(workspace: Workspace) -> list[str]:
             for item in latest(ran)
         )
         lines.append(f"steps: {steps}; {duration(wall_seconds(ran))} in all")
-    return lines + _results(facts)
+    tried = attempts(facts)
+    if len(tried) > 1:
+        lines.append("attempts: " + ", ".join(f"{item.number} {item.outcome}" for item in tried))
+    # A run that was continued and failed has the records of before.
+    return lines if standing.failure else lines + _results(facts)
 
 
 def _results(facts: Facts) -> list[str]:
     lines = []
-    tried = attempts(facts)
-    if len(tried) > 1:
-        ends = ", ".join(f"{item.number} {item.outcome}" for item in tried)
-        lines.append(f"attempts: {ends}")
     if facts.training:
         best = facts.training
         lines.append(

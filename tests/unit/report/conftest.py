@@ -80,7 +80,7 @@ class Writer:
         folder = self.workspace.data("5f3a9c1be2d44a70")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card or {}))
-        documents = {"train": 8_731, "validation": 472, "test": 501}
+        documents = {"test": 501, "train": 8_731, "validation": 472}
         record = DataRecord(
             folder=str(folder),
             fingerprint="5f3a9c1be2d44a70",
@@ -272,7 +272,7 @@ def language_model(make_config: Callable[..., RunConfig]) -> Writer:
             "perplexity": Interval(value=9.405, low=9.117, high=9.693),
             "bits_per_byte": Interval(value=0.8127, low=0.8014, high=0.8239),
         },
-        baselines={"loss": 5.912, "unigram_bits_per_byte": 2.144},
+        baselines={"loss": 5.912, "unigram_bits_per_byte": 2.144, "uniform": 9.011},
         slices={
             "asyncio": {"loss": 2.31, "examples": 44},
             "email": {"loss": 2.18, "examples": 61},

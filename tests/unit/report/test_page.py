@@ -129,13 +129,14 @@ def test_promoted_language_model(language_model: Any) -> None:
     assert "registered as version 3 of stdlib-lm, the new champion" in page.top
     assert "promoted: bits_per_byte 0.8127 against 0.8541 of version 2" in page.top
     assert "exact duplicate" in page.sections["data"]
+    assert re.search(r"train.*validation.*test", page.sections["data"], re.DOTALL)
     assert "package:stdlib" in page.sections["data"]
     attempts = page.sections["attempts"]
     for text in ("host_oom", "preempted", "finished", "100 to 260", "130 steps were taken twice"):
         assert text in attempts
     assert "give the machine more memory" in attempts
     evaluation = page.sections["evaluation"]
-    for text in ("9.405", "9.117 to 9.693", "5.912", "unigram_bits_per_byte", "asyncio"):
+    for text in ("9.405", "9.117 to 9.693", "5.912", "2.144 unigram", "uniform", "asyncio"):
         assert text in evaluation
     gate = page.sections["gate"]
     for text in ("0.8127", "0.8541", "version 2", "4.1% to 5.6%", "Floor for perplexity", "3.1%"):
@@ -191,6 +192,16 @@ def test_failure_comes_with_its_remedy(failed: Any) -> None:
     said = summary(failed.workspace)
     assert said[0] == "stdlib-lm failed in train."
     assert any(line.startswith("remedy: lower training.learning_rate") for line in said)
+
+
+def test_continued_run_that_failed_does_not_show_off(language_model: Any) -> None:
+    language_model.clock += 60
+    language_model.begin("preprocess")
+    language_model.fail("preprocess", "DataError", "half of the records are broken")
+    page = Page(language_model.workspace)
+    assert "failed in preprocess" in page.top
+    assert "Version" not in page.top
+    assert not [line for line in summary(language_model.workspace) if line.startswith("gate")]
 
 
 def test_long_run_stays_small(long_run: Any) -> None:
