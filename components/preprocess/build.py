@@ -95,6 +95,7 @@ class _Builder:
             check_defects(self.data, self.quarantine, reading.records)
             self._check_sides()
         finally:
+            self.spool.close()
             self.quarantine.close()
         sides = {side: self._pack(side, names) for side in SIDES}
         self._join_test_records(names)

@@ -201,7 +201,8 @@ def tables(
     for batch in batches:
         rows = max(1, min(batch.num_rows, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, rows):
-            part = batch.slice(start, rows)
+            # Copied, since a slice would take the whole batch along to another process.
+            part = batch.take(pa.array(range(start, min(start + rows, batch.num_rows))))
             yield Table(source, first, part, int(part.num_rows * row_bytes))
             first += part.num_rows
 

@@ -8,9 +8,10 @@ library, and hub:NAME of a data set (read by `hub.py`).
 from __future__ import annotations
 
 import contextlib
-import fnmatch
+import functools
 import gzip
 import os
+import re
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.storage import S3Storage
 
 _MAGIC = "*?["
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__"}
 _COMPRESSIONS = {".gz", ".zst"}
 
@@ -142,7 +144,9 @@ def find_files(address: str, exclude: list[str]) -> list[SourceFile]:
         files = _package_files(rest)
     else:
         files = _local_files(address)
-    wanted = [file for file in files if not _matches_any(file.path, exclude)]
+    wanted = [
+        file for file in files if not any(_matches(file.path, pattern) for pattern in exclude)
+    ]
     if not wanted:
         left_out = f"; all {len(files)} files are left out by data.exclude" if files else ""
         raise BadInput(
@@ -184,7 +188,7 @@ def _s3_files(address: str) -> list[SourceFile]:
     found = []
     for item in storage.describe(below if pattern else root):
         inside = item.name.startswith(below)
-        if item.name == key or (fnmatch.fnmatchcase(item.name, key) if pattern else inside):
+        if item.name == key or (_matches(item.name, key) if pattern else inside):
             found.append(
                 SourceFile(
                     name=f"s3://{bucket}/{item.name}",
@@ -221,5 +225,16 @@ def _fixed_part(path: Path) -> Path:
     return Path(*parts)
 
 
-def _matches_any(path: str, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a glob fits a whole path: `*` stays within a folder, `**` does not."""
+    return re.fullmatch(_expression(pattern), path) is not None
+
+
+@functools.cache
+def _expression(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+])", pattern)
+    return "".join(
+        _WILDCARDS.get(part)
+        or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
+        for part in parts
+    )

@@ -62,6 +62,7 @@ class Spool:
         wanted = MAX_PARTS if expected_bytes is None else 1 + expected_bytes // PART_BYTES
         self.parts = min(MAX_PARTS, wanted)
         self.count = 0
+        self._written: set[int] = set()
         self._writers: dict[int, pa.RecordBatchStreamWriter] = {}
         self._arrays: dict[str, BinaryIO] = {}
 
@@ -79,17 +80,19 @@ class Spool:
         self.count += batch.count
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Ends the writing; may be called again."""
         closing: Iterable[Any] = (*self._writers.values(), *self._arrays.values())
         for item in closing:
             item.close()
+        self._written |= self._writers.keys()
+        self._writers, self._arrays = {}, {}
 
     def part(self, number: int) -> Path:
         return self.folder / f"part-{number:03}.arrows"
 
     def written(self) -> list[Path]:
         """The parts that hold records, in the order of their hashes."""
-        return [self.part(number) for number in sorted(self._writers)]
+        return [self.part(number) for number in sorted(self._written)]
 
     def array_path(self, name: str) -> Path:
         return self.folder / f"{name}.bin"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.encoding import DEFAULT_CHAT_TEMPLATE, load_tokenizer
 
-SAMPLE_BYTES: Final = 64 << 20
+SAMPLE_BYTES: Final = 32 << 20
 """Text that a tokenizer is trained on at most, by content hash: memory stays flat."""
 
 _END, _PAD = "<|endoftext|>", "<|pad|>"

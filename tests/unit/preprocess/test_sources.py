@@ -51,10 +51,25 @@ def test_a_file_a_folder_and_globs(tree: Path) -> None:
     assert paths(tree / "sub" / "**" / "*.py") == ["b.py", "deep/c.py"]
 
 
-def test_files_are_left_out_by_their_relative_path(tree: Path) -> None:
-    assert paths(tree, ["sub/deep/*"]) == ["a.py", "sub/b.py"]
-    with pytest.raises(BadInput, match="all 3 files are left out"):
-        find_files(str(tree), ["*"])
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("sub/deep/*", ["a.py", "sub/b.py"]),
+        ("*.py", ["sub/b.py", "sub/deep/c.py"]),
+        ("**/*.py", []),
+        ("sub/**", ["a.py"]),
+        ("**/deep/**", ["a.py", "sub/b.py"]),
+        ("sub/[!a].py", ["a.py", "sub/deep/c.py"]),
+        ("su?/b.py", ["a.py", "sub/deep/c.py"]),
+        ("a", ["a.py", "sub/b.py", "sub/deep/c.py"]),
+    ],
+)
+def test_files_are_left_out_by_globs(tree: Path, pattern: str, left: list[str]) -> None:
+    if left:
+        assert paths(tree, [pattern]) == left
+    else:
+        with pytest.raises(BadInput, match="all 3 files are left out"):
+            paths(tree, [pattern])
 
 
 def test_the_standard_library_without_what_is_installed() -> None:
@@ -92,7 +107,8 @@ def test_s3_addresses(bucket: Any) -> None:
         bucket.put_object(Bucket="data", Key=key, Body=b"x")
     assert paths("s3://data/in") == paths("s3://data/in/") == ["a.jsonl", "sub/b.jsonl"]
     assert paths("s3://data/in/a.jsonl") == ["a.jsonl"]
-    assert paths("s3://data/in/*.jsonl") == ["a.jsonl", "sub/b.jsonl"]
+    assert paths("s3://data/in/*.jsonl") == ["a.jsonl"]
+    assert paths("s3://data/in/**/*.jsonl") == ["a.jsonl", "sub/b.jsonl"]
     assert paths("s3://data/*/c.jsonl") == ["other/c.jsonl"]
     assert paths("s3://data/top.jsonl") == ["top.jsonl"]
     assert len(paths("s3://data")) == 4
