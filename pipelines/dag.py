@@ -34,8 +34,7 @@ def main(pipeline: str, parameters: str, root: str) -> int:
     Returns:
         0 where every task succeeded, else 1.
     """
-    stopping = threading.Thread(target=_stop_steps, daemon=True)
-    signal.signal(signal.SIGTERM, lambda *_: stopping.ident or stopping.start())
+    signal.signal(signal.SIGTERM, _begin_to_stop)
     die_with_parent(signal.SIGTERM)
 
     from kfp import components, local
@@ -50,6 +49,11 @@ def main(pipeline: str, parameters: str, root: str) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _begin_to_stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_stop_steps, daemon=True).start()
 
 
 def _stop_steps() -> None:

@@ -121,8 +121,10 @@ def _child(config: RunConfig, workspace: Workspace) -> Iterator[subprocess.Popen
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Leaves nothing of the child's behind, however this process got here."""
     if child.poll() is None:
-        for process in [*psutil.Process(child.pid).children(recursive=True), child]:
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        below = psutil.Process(child.pid).children(recursive=True)
+        child.kill()
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         child.wait()
 

@@ -13,7 +13,7 @@ from steadytrain.components.shared.events.types import StepFailed, StepFinished,
 from steadytrain.components.shared.lock import holder
 from steadytrain.components.shared.workspace import Workspace
 
-STEPS = ("preprocess", "train", "evaluate", "register", "promote", "report")
+STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "report")
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from kfp import dsl
 
-from steadytrain.components.register import promote as promotion
-from steadytrain.components.register import step
+from steadytrain.components.register.promote import promote as promote_version
+from steadytrain.components.register.step import run
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.records import RegistrationRecord
 
 
 def register(*, resolved: dsl.Artifact, version: dsl.Artifact) -> None:
     """Registers the run's model."""
-    _publish(step.run(load(Path(resolved.path))), version)
+    _publish(run(load(Path(resolved.path))), version)
 
 
 def promote(*, resolved: dsl.Artifact, champion: dsl.Artifact) -> None:
     """Promotes the run's model."""
-    _publish(promotion.promote(load(Path(resolved.path))), champion)
+    _publish(promote_version(load(Path(resolved.path))), champion)
 
 
 def _publish(record: RegistrationRecord, artifact: dsl.Artifact) -> None:

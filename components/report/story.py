@@ -24,7 +24,7 @@ from steadytrain.components.shared.events.types import (
 StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
 RunState = Literal["finished", "failed", "stopped", "unfinished", "empty"]
 
-FIRST_STEP, REPORT_STEP = "preprocess", "report"
+FIRST_STEP, REPORT_STEP = "begin", "report"
 _ON_REQUEST = {"Stopped", "KeyboardInterrupt"}
 
 

@@ -6,6 +6,7 @@ import shutil
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import check_tracking, parent_run
 from steadytrain.components.shared.workspace import Workspace
@@ -20,12 +21,20 @@ def begin(config: RunConfig) -> Workspace:
     Safe to repeat: a run that is there already is continued.
 
     Raises:
-        BadInput: the output cannot be written, or has no room, or the run's name
-            belongs to another configuration.
+        BadInput: the output cannot be written, or has no room.
         TrackingError: the tracking server cannot be used.
     """
-    workspace = Workspace.of(config)
-    workspace.create()
+    with stage(config, "begin") as current:
+        workspace = current.workspace
+        _check_room(workspace)
+        check_tracking(config, workspace)
+        LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
+        parent_run(config, workspace)
+        current.summary = f"run {config.run_id} in {workspace.output}"
+        return workspace
+
+
+def _check_room(workspace: Workspace) -> None:
     free = shutil.disk_usage(workspace.folder).free
     if free < MIN_FREE_BYTES:
         raise BadInput(
@@ -33,7 +42,3 @@ def begin(config: RunConfig) -> Workspace:
             f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB",
             remedy="free space there, or set another output",
         )
-    check_tracking(config, workspace)
-    LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
-    parent_run(config, workspace)
-    return workspace

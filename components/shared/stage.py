@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -41,9 +42,18 @@ class Stage:
         self.emit(WorkProgress(stage=self.name, work=work, done=done, total=total, unit=unit))
 
 
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""Libraries' own progress bars, which fill a step's log with half lines."""
+
+
 @contextlib.contextmanager
 def stage(config: RunConfig, name: str) -> Iterator[Stage]:
     """Runs a step: its start, its end or its failure are events of the run."""
+    for variable, value in _QUIET.items():
+        os.environ.setdefault(variable, value)
     workspace = Workspace.of(config)
     workspace.create()
     stream = workspace.stream(name)

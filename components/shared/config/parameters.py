@@ -45,7 +45,9 @@ def from_parameters(
             f"overrides = {json.dumps(overrides)[:80]} is not a mapping",
             remedy='give JSON such as {"training.max_steps": 100}',
         )
-    given = {FIELDS[name]: value for name, value in named.items() if value not in ("", 0)}
+    given: dict[str, Any] = {
+        FIELDS[name]: value for name, value in named.items() if value not in ("", 0)
+    }
     twice = sorted(given.keys() & overrides.keys())
     if twice:
         raise BadInput(

@@ -63,6 +63,11 @@ class Writer:
         self.clock += 0.2
         self.emit(step, StepStarted, stage=step, environment=environment())
 
+    def again(self) -> None:
+        """The pipeline is started (once more)."""
+        self.begin("begin")
+        self.finish("begin", 0.1)
+
     def finish(self, step: str, seconds: float, summary: str = "", reused: bool = False) -> None:
         self.clock += seconds
         self.emit(step, StepFinished, stage=step, summary=summary, reused=reused)

@@ -47,12 +47,13 @@ def test_failure_that_was_mended_is_past(bare: Any) -> None:
     bare.fail("train", "TrainingFailed", "out of memory")
     assert told(bare)[0] == "failed"
     bare.clock += 3600
+    bare.again()
     bare.begin("preprocess")
     bare.finish("preprocess", 0.1, reused=True)
-    assert states(bare) == {"preprocess": "reused"}
+    assert states(bare) == {"begin": "finished", "preprocess": "reused"}
     bare.begin("train")
     bare.finish("train", 10)
-    assert states(bare) == {"preprocess": "reused", "train": "finished"}
+    assert states(bare) == {"begin": "finished", "preprocess": "reused", "train": "finished"}
     assert told(bare)[0] == "unfinished"
 
 
