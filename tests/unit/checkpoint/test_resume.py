@@ -135,7 +135,7 @@ def test_sigterm_is_a_preemption_with_a_checkpoint(make_bench):
 
 
 TWO_RANKS = {
-    "training": {**LONG, "save_steps": 7},
+    "training": {**LONG, "max_steps": 60, "save_steps": 7},
     "model": {"config": DROPOUT},
     "compute": {"nproc_per_node": 2},
 }

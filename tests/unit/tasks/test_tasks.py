@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -119,3 +120,41 @@ def test_an_unknown_task_is_refused_by_name(tmp_path, name):
         task_of(tmp_path, name, LLAMA)
 
     assert "causal_lm" in error.value.remedy
+
+
+def records_of(name):
+    words = [" ".join(f"w{2 + (start + step) % 60}" for step in range(9)) for start in range(8)]
+    columns = {
+        "id": [f"{index:064d}" for index in range(8)],
+        "text": words,
+        "group": [None] * 8,
+        "slice": ["odd", "even"] * 4,
+    }
+    if name == "sequence_classification":
+        columns["label"] = ["a", "b"] * 4
+    types = {"group": pa.string()}
+    return pa.table({key: pa.array(item, types.get(key)) for key, item in columns.items()})
+
+
+@pytest.mark.parametrize(("name", "model"), [CASES[0], CASES[3]])
+def test_a_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, model):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    task, records = task_of(tmp_path, name, model), records_of(name)
+    task.export(task.build_model(), tmp_path / "model")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment(
+        experiment_id=mlflow.create_experiment("tasks", str(tmp_path / "artifacts"))
+    )
+    with mlflow.start_run():
+        uri = task.log_model(tmp_path / "model", name="model", records=records, metadata={"a": "b"})
+
+    exported = task.score(task.load_exported(tmp_path / "model"), records)
+    logged = task.score(task.load_logged(uri), records)
+
+    assert exported["id"].to_pylist() == records["id"].to_pylist()
+    assert exported["loss"].to_pylist() == pytest.approx(logged["loss"].to_pylist(), rel=1e-5)
+    trivial = task.baselines(records)
+    assert trivial
+    assert all(math.isfinite(value) for value in trivial.values())

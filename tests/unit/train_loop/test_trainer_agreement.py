@@ -16,15 +16,22 @@ from support.training import TEST_ENVIRONMENT, rank_command
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-rank", "two-ranks"])
 def losses(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("agreement")
+    if request.param == 1:
+        agreement.main(folder)
+    else:
+        under_torchrun(folder, request.param)
+    return json.loads((folder / "losses.json").read_text())
+
+
+def under_torchrun(folder, ranks):
     done = subprocess.run(
-        rank_command(request.param, agreement.__file__, str(folder)),
+        rank_command(ranks, agreement.__file__, str(folder)),
         env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "losses.json").read_text())
 
 
 @pytest.mark.parametrize("accumulation", agreement.ACCUMULATIONS)
