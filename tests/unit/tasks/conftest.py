@@ -3,8 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.training import write_tokenizer
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
