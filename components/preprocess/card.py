@@ -228,7 +228,7 @@ dt{color:#5b6675}dd{margin:0;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid #e4e8ee;
 font-variant-numeric:tabular-nums}
-th{color:#5b6675;font-weight:600}th:first-child,td:first-child,td.word{text-align:left}
+th{color:#5b6675;font-weight:600}th:first-child,td:first-child,.word{text-align:left}
 td.bar{width:45%;text-align:left}td.bar i{display:block;height:.8rem;background:#3b6ea8;
 min-width:1px;border-radius:2px}
 pre{background:#f5f7fa;padding:.6rem .8rem;border-radius:4px;white-space:pre-wrap;

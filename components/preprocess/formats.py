@@ -20,12 +20,12 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 
+from steadytrain.components.preprocess.chunks import Chunk, Files, Lines, Rows, Table, as_row
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.preprocess.validate import Defect
 from steadytrain.components.shared.config import DataConfig
@@ -46,96 +46,6 @@ SUFFIXES: Final = {
 }
 
 _SEPARATORS = re.compile(r"[\s,\[]*")
-
-Row = tuple[str, int, Mapping[str, Any] | Defect]
-"""Source, line (or row, or 1 for a whole file), and what stands there."""
-
-
-class Chunk(Protocol):
-    """A part of a file. `size` is how much of the file it stands for."""
-
-    size: int
-
-    def rows(self) -> Iterator[Row]:
-        """Its rows, decoded."""
-
-
-@dataclass
-class Lines:
-    """Whole lines of a file; `first` is the number of the first one, from 1."""
-
-    source: str
-    first: int
-    block: bytes
-    plain: bool
-    size: int = 0
-
-    def rows(self) -> Iterator[Row]:
-        for line, content in enumerate(self.block.split(b"\n"), start=self.first):
-            if content.strip():
-                yield self.source, line, self._decode(content.removesuffix(b"\r"))
-
-    def _decode(self, content: bytes) -> Mapping[str, Any] | Defect:
-        try:
-            text = content.decode()
-        except UnicodeDecodeError as error:
-            return Defect("bad_encoding", f"byte {error.start} of the line: {error.reason}")
-        if self.plain:
-            return {"text": text}
-        try:
-            return _mapping(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            return Defect("bad_format", f"not JSON: {error}")
-
-
-@dataclass
-class Rows:
-    """Rows that had to be decoded to be found."""
-
-    source: str
-    content: list[tuple[int, Mapping[str, Any] | Defect]]
-    size: int = 0
-
-    def rows(self) -> Iterator[Row]:
-        return ((self.source, line, row) for line, row in self.content)
-
-
-@dataclass
-class Table:
-    """Rows of a columnar file; `first` is the number of the first one, from 1."""
-
-    source: str
-    first: int
-    batch: pa.RecordBatch
-    size: int = 0
-
-    def rows(self) -> Iterator[Row]:
-        for line, row in enumerate(self.batch.to_pylist(), start=self.first):
-            yield self.source, line, row
-
-
-@dataclass
-class Files:
-    """Whole files: name, path relative to the source, content (cut off at the limit)."""
-
-    content: list[tuple[str, str, bytes]]
-    limit: int
-    size: int = 0
-
-    def rows(self) -> Iterator[Row]:
-        for name, path, content in self.content:
-            yield name, 1, self._record(path, content)
-
-    def _record(self, path: str, content: bytes) -> Mapping[str, Any] | Defect:
-        if len(content) > self.limit:
-            return Defect("too_long", f"more than {self.limit} bytes")
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            return Defect("bad_encoding", f"byte {error.start}: {error.reason}")
-        top, *inner = PurePosixPath(path).parts
-        package = top if inner else PurePosixPath(top).name.partition(".")[0]
-        return {"text": text, "path": path, "package": package}
 
 
 def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tuple[SourceFile, str]]:
@@ -278,7 +188,7 @@ def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, 
                 ) from error
             return
         number, position = number + 1, end
-        yield number, _mapping(value)
+        yield number, as_row(value)
 
 
 def _read_csv(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
@@ -361,12 +271,6 @@ def _readable(file: SourceFile) -> Iterator[None]:
             f"{file.name}: the file cannot be read: {error}",
             remedy="fetch or write it again, or set data.format",
         ) from error
-
-
-def _mapping(value: Any) -> Mapping[str, Any] | Defect:
-    if isinstance(value, dict):
-        return value
-    return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields")
 
 
 _READERS: dict[str, Callable[[SourceFile, Path], Iterator[Chunk]]] = {

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from steadytrain.components.preprocess.formats import Chunk, tables
+from steadytrain.components.preprocess.chunks import Chunk
+from steadytrain.components.preprocess.formats import tables
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.components.preprocess.formats import Chunk, read_files, wanted
+from steadytrain.components.preprocess.chunks import Chunk
+from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.hub import dataset_digest, is_dataset, read_dataset
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files

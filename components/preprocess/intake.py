@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
-from steadytrain.components.preprocess.formats import Chunk
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
 from steadytrain.components.preprocess.split import SIDES, side_of

@@ -66,7 +66,7 @@ class PartJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A record encoded: all its tokens, and the windows with something to predict."""
+    """A record encoded: how many tokens it has, and the windows with something to predict."""
 
     tokens: int
     windows: list[Encoded]
@@ -245,12 +245,16 @@ def _encode_classes(
         return_attention_mask=False,
         verbose=False,
     )
-    pieces = Counter(encoded["overflow_to_sample_mapping"])
-    firsts: dict[int, list[int]] = {}
+    pieces: dict[int, list[list[int]]] = {}
     for index, ids in zip(encoded["overflow_to_sample_mapping"], encoded["input_ids"], strict=True):
-        firsts.setdefault(index, ids)
+        pieces.setdefault(index, []).append(ids)
+    special = tokenizer.num_special_tokens_to_add()
     return [
-        Outcome(len(firsts[index]), [Encoded(firsts[index], [])], truncated=pieces[index] > 1)
+        Outcome(
+            special + sum(len(ids) - special for ids in pieces[index]),
+            [Encoded(pieces[index][0], [])],
+            truncated=len(pieces[index]) > 1,
+        )
         if record["label"] in job.trained
         else _entry(record, "label_unseen_in_training", f"label {record['label'][:80]!r}")
         for index, record in enumerate(records)

@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.pack import best_fit
 from steadytrain.components.shared.records import Side, SideRecord
 
 SHARD_BYTES: Final = 256 << 20
-_BATCH_ROWS: Final = 256
+BATCH_ROWS: Final = 256
 
 _PACKED_COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_ids": pa.list_(pa.int32()),
@@ -109,11 +109,11 @@ class _Shards:
 
     def add(self, sequence: list[Window]) -> None:
         self._pending.append(sequence)
-        if len(self._pending) == _BATCH_ROWS:
+        if len(self._pending) == BATCH_ROWS:
             self._flush()
 
     def close(self, documents: int) -> SideRecord:
-        """Ends the writing; a side always has at least one shard."""
+        """Ends the writing."""
         self._flush()
         if self._shard is not None:
             self._shard.close()

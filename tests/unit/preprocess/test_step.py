@@ -107,6 +107,22 @@ def test_windows_of_a_document_join_to_its_tokens(prepared: DataRecord) -> None:
         assert sorted(predicted[record["id"]]) == sorted(expected)
 
 
+def test_the_index_finds_rows_in_any_shard(
+    tmp_path: Path, configure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.components.preprocess.shards.SHARD_BYTES", 1)
+    monkeypatch.setattr("steadytrain.components.preprocess.shards.BATCH_ROWS", 16)
+    record = run(configure(write_jsonl(tmp_path / "x.jsonl", texts(100)))).sides["train"]
+    data = DataRecord.load(next((tmp_path / "output" / "runs").glob("*/records/preprocess.json")))
+    shards = [read_table(data.path(name)).to_pylist() for name in record.shards]
+    assert len(shards) > 2
+    index = read_table(data.path(record.index)).to_pylist()
+    assert len(index) == sum(map(len, shards))
+    rows = [shards[entry["shard"]][entry["row"]] for entry in index]
+    assert rows == [row for shard in shards for row in shard]
+    assert [entry["tokens"] for entry in index] == [len(row["input_ids"]) for row in rows]
+
+
 def test_the_order_of_files_changes_nothing(tmp_path: Path, configure: Any) -> None:
     rows = [*texts(60), *texts(5), {"text": sentence(7) + " indeed"}]
     for name, order in (("a", rows), ("b", rows[::-1])):
@@ -244,7 +260,12 @@ def test_classes_of_a_source_tree_by_package(tmp_path: Path, configure: Any) -> 
     ):
         assert record.labels[shard["label"]] == row["label"]
     card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
-    assert sum(part["truncated"] for part in card["sides"].values()) == 1
+    sides = card["sides"].values()
+    assert sum(part["truncated"] for part in sides) == 1
+    longest = max(high for part in sides for _, high, _ in part["lengths"])
+    assert longest > len(
+        tokenizer((tmp_path / "tree" / "alpha" / "m0.py").read_text())["input_ids"]
+    )
 
 
 def grouped(data: Any, side: Side, count: int) -> list[str]:

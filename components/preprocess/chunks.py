@@ -1,0 +1,110 @@
+"""Parts of files, small enough to be handed to another process and unpacked there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from steadytrain.components.preprocess.validate import Defect
+
+Row = tuple[str, int, Mapping[str, Any] | Defect]
+"""Source, line (or row, or 1 for a whole file), and what stands there."""
+
+
+class Chunk(Protocol):
+    """A part of a file. `size` is how much of the file it stands for."""
+
+    size: int
+
+    def rows(self) -> Iterator[Row]:
+        """Its rows, decoded."""
+
+
+@dataclass
+class Lines:
+    """Whole lines of a file; `first` is the number of the first one, from 1."""
+
+    source: str
+    first: int
+    block: bytes
+    plain: bool
+    size: int = 0
+
+    def rows(self) -> Iterator[Row]:
+        for line, content in enumerate(self.block.split(b"\n"), start=self.first):
+            if content.strip():
+                yield self.source, line, self._decode(content.removesuffix(b"\r"))
+
+    def _decode(self, content: bytes) -> Mapping[str, Any] | Defect:
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            return Defect("bad_encoding", f"byte {error.start} of the line: {error.reason}")
+        if self.plain:
+            return {"text": text}
+        try:
+            return as_row(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            return Defect("bad_format", f"not JSON: {error}")
+
+
+@dataclass
+class Rows:
+    """Rows that had to be decoded to be found."""
+
+    source: str
+    content: list[tuple[int, Mapping[str, Any] | Defect]]
+    size: int = 0
+
+    def rows(self) -> Iterator[Row]:
+        return ((self.source, line, row) for line, row in self.content)
+
+
+@dataclass
+class Table:
+    """Rows of a columnar file; `first` is the number of the first one, from 1."""
+
+    source: str
+    first: int
+    batch: pa.RecordBatch
+    size: int = 0
+
+    def rows(self) -> Iterator[Row]:
+        for line, row in enumerate(self.batch.to_pylist(), start=self.first):
+            yield self.source, line, row
+
+
+@dataclass
+class Files:
+    """Whole files: name, path relative to the source, content (cut off at the limit)."""
+
+    content: list[tuple[str, str, bytes]]
+    limit: int
+    size: int = 0
+
+    def rows(self) -> Iterator[Row]:
+        for name, path, content in self.content:
+            yield name, 1, self._record(path, content)
+
+    def _record(self, path: str, content: bytes) -> Mapping[str, Any] | Defect:
+        if len(content) > self.limit:
+            return Defect("too_long", f"more than {self.limit} bytes")
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            return Defect("bad_encoding", f"byte {error.start}: {error.reason}")
+        top, *inner = PurePosixPath(path).parts
+        package = top if inner else PurePosixPath(top).name.partition(".")[0]
+        return {"text": text, "path": path, "package": package}
+
+
+def as_row(value: Any) -> Mapping[str, Any] | Defect:
+    """What a JSON value is as a row: its fields, or a defect where it has none."""
+    if isinstance(value, dict):
+        return value
+    return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields")
