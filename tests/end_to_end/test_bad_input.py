@@ -159,7 +159,7 @@ def test_tracking_server_down_at_the_start(steadytrain, given):
     done = steadytrain.run(
         given(records=texts()), MLFLOW_TRACKING_URI=f"http://user:hunter2@127.0.0.1:{port}"
     )
-    assert_refused(done, f"127.0.0.1:{port}", step="preprocess")
+    assert_refused(done, f"127.0.0.1:{port}", step="begin")
     written = [path.read_bytes() for path in steadytrain.output.rglob("*") if path.is_file()]
     assert not any(b"hunter2" in content for content in written)
     assert "hunter2" not in done.out + done.err

@@ -124,17 +124,18 @@ def test_sequence_classification_from_a_pretrained_encoder(steadytrain):
     done = steadytrain.run(
         "sequence-classification",
         *TINY_RUN,
-        "data.labels=[asyncio,email,encodings,importlib]",
-        "data.exclude=['*.py', 'test/**', '[!aei]*/**', 'idlelib/**', 'ensurepip/**']",
-        "data.sequence_length=32",
-        "training.max_steps=20",
-        "training.eval_steps=20",
+        "data.source=[package:stdlib/asyncio,package:stdlib/email,package:stdlib/encodings]",
+        "data.sequence_length=48",
+        "training.global_batch_size=16",
+        "training.learning_rate=3e-4",
+        "training.max_steps=24",
+        "training.eval_steps=24",
         "evaluation.max_examples=40",
     )
     assert done.code == 0, done.out + done.err
     (folder,) = done.runs
     found = records(folder)
-    assert set(found["preprocess"].labels) <= {"asyncio", "email", "encodings", "importlib"}
+    assert found["preprocess"].labels == ["asyncio", "email", "encodings"]
     judged = found["evaluate"]
     assert judged.metrics["accuracy"].value > judged.baselines["accuracy"]
     assert sum(map(sum, judged.confusion)) == judged.examples
