@@ -25,6 +25,8 @@ class AttemptSpec(Record):
 
     config, data: absolute paths of the run's config.yaml and of the DataRecord.
     resume_from: a checkpoint's folder, or "" to begin at step 0.
+    gradient_checkpointing: whether activations are recomputed; what the configuration says, or
+        more than that where memory ran out.
     """
 
     attempt: int
@@ -34,6 +36,7 @@ class AttemptSpec(Record):
     micro_batch_size: int
     gradient_accumulation_steps: int
     resume_from: str = ""
+    gradient_checkpointing: bool = False
 
 
 class AttemptResult(Record):

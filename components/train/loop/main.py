@@ -53,7 +53,12 @@ class Rank:
         config = load(Path(spec.config))
         workspace = Workspace.of(config)
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
-        parts = set_up(config, DataRecord.load(Path(spec.data)), spec.micro_batch_size)
+        parts = set_up(
+            config,
+            DataRecord.load(Path(spec.data)),
+            spec.micro_batch_size,
+            gradient_checkpointing=spec.gradient_checkpointing,
+        )
         self.training = Training(
             parts,
             CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),

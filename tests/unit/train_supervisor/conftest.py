@@ -43,7 +43,12 @@ def config(tmp_path):
             "data": {"source": ["unused"]},
             "model": {"config": {"model_type": "llama"}},
             "training": {"global_batch_size": 8},
-            "recovery": {"stop_grace_seconds": 10},
+            "compute": {"device": "cpu"},
+            "recovery": {
+                "stop_grace_seconds": 10,
+                "backoff_seconds": 0,
+                "breaker_reset_seconds": 0,
+            },
         }
     )
 

@@ -63,16 +63,19 @@ def test_a_run_that_fails(supervisor, workspace, how, failure_class, message):
 
 
 def test_ranks_that_are_preempted_unasked(supervisor):
-    """A spot node that goes signals the ranks; the supervisor was not asked anything."""
+    """A spot node that goes signals the ranks; the supervisor was not asked anything.
+
+    It goes on by itself, and gives up where no attempt comes to a checkpoint.
+    """
     running = supervisor("wait")
 
     class Preempt:
         def emit(self, event):
             if isinstance(event, AttemptStarted):
-                threading.Thread(target=self.signal).start()
+                threading.Thread(target=self.signal, args=[event.attempt]).start()
 
-        def signal(self):
-            folder = running.workspace.attempts / "0001"
+        def signal(self, attempt):
+            folder = running.workspace.attempts / f"{attempt:04d}"
             while not (folder / "waiting-0").exists():
                 pass
             for process in processes_of(folder):
@@ -83,7 +86,7 @@ def test_ranks_that_are_preempted_unasked(supervisor):
 
     running.sinks = [Preempt()]
     outcome = running.run()
-    assert outcome.outcome == "preempted"
+    assert (outcome.outcome, outcome.attempts) == ("preempted", 3)
     assert outcome.failure.failure_class == "preemption"
 
 
@@ -108,7 +111,8 @@ def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
         return Decision("retry", "later", delay_seconds=600)
 
     outcome = supervisor("crash", decide=decide).run()
-    assert (outcome.outcome, outcome.attempts) == ("failed", 1)
+    assert (outcome.outcome, outcome.attempts) == ("preempted", 1)
+    assert outcome.failure is None
 
 
 def test_a_second_signal_does_not_wait_for_the_grace(supervisor, workspace):
