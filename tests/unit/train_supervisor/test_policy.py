@@ -206,7 +206,7 @@ def test_host_memory_is_no_matter_of_the_micro_batch_unless_on_the_cpu(device, u
 def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
     plan, rungs = BatchPlan(share, 1, world), 0
     while found := next_rung(plan):
-        rung, lowered = found
+        _, lowered = found
         assert lowered.global_batch_size == share * world
         assert lowered.micro_batch_size <= max(1, plan.micro_batch_size // 2)
         plan, rungs = lowered, rungs + 1
