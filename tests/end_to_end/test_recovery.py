@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -23,9 +24,11 @@ from steadytrain.components.train.launch.process import (
     ProcessLauncher,
     processes_of,
 )
+from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support import limited_rank
+from support.faults import PoisonedToken
 from support.training import (
     Bench,
     events_of,
@@ -131,6 +134,27 @@ def test_a_users_bug_stops_at_once_with_its_own_traceback(bench, data, monkeypat
     assert 'faults.py", line' in str(caught.value)
     assert "in collate" in str(caught.value)
     assert len(events_of(bad.workspace, AttemptStarted)) == 1
+
+
+def test_a_batch_that_makes_it_diverge_is_left_out(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    rows = language_rows(60)
+    for row in rows:
+        row["input_ids"] = [min(token, PoisonedToken.TOKEN - 1) for token in row["input_ids"]]
+    guilty, size = 6, RECIPE["global_batch_size"]
+    poisoned = RowOrder(len(rows), seed=42).take(guilty * size, size)[1]
+    rows[poisoned]["input_ids"][0] = PoisonedToken.TOKEN
+    data = write_data(tmp_path / "data", rows, [])
+    data = data.model_copy(update={"task": "support.faults:PoisonedToken"})
+    run = bench("poisoned", data=data)
+    outcome = step.run(run.config, run.data)
+    assert (outcome.outcome, outcome.attempts, outcome.step) == ("finished", 2, 12)
+    (decision,) = events_of(run.workspace, DecisionMade)
+    assert (decision.failure_class, decision.skipped_batch) == ("divergence", guilty)
+    assert events_of(run.workspace, AttemptStarted)[1].resumed_from_step == 4
+    losses = losses_of(run.workspace)
+    assert sorted(losses) == list(range(1, 13))
+    assert all(math.isfinite(loss) for loss in losses.values())
 
 
 WIDE = {

@@ -66,3 +66,15 @@ class MissingField(CausalLanguageModel):
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         return {"input_ids": torch.stack([torch.as_tensor(row["no_such_field"]) for row in rows])}
+
+
+class PoisonedToken(CausalLanguageModel):
+    """The loss of a batch with the poisoned token is not a number."""
+
+    TOKEN = 63
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        found = super().loss(model, batch)
+        return (
+            LossSum(found.total * math.nan) if (batch["input_ids"] == self.TOKEN).any() else found
+        )

@@ -110,6 +110,8 @@ class DecisionMade(Event):
     attempt: the one that failed; 0 for what an earlier run has taught this one.
     micro_batch_size, gradient_checkpointing: what all later attempts are held to, where it changes.
     rung: of the ladder for running out of memory, where that was the answer.
+    skipped_batch: a global batch that is left out from then on, by its place in the order.
+    learning_rate_scale: factor on the schedule's rates, from then on and beside earlier ones.
     """
 
     name: ClassVar[str] = "decision_made"
@@ -121,6 +123,8 @@ class DecisionMade(Event):
     micro_batch_size: int | None = None
     gradient_checkpointing: bool = False
     rung: str = ""
+    skipped_batch: int | None = None
+    learning_rate_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

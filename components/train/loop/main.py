@@ -45,6 +45,7 @@ class Rank:
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.workspace import Workspace
         from steadytrain.components.train.checkpoint.store import CheckpointStore
+        from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
@@ -58,6 +59,7 @@ class Rank:
             DataRecord.load(Path(spec.data)),
             spec.micro_batch_size,
             gradient_checkpointing=spec.gradient_checkpointing,
+            skipped_batches=spec.skipped_batches,
         )
         self.training = Training(
             parts,
@@ -67,6 +69,10 @@ class Rank:
         )
         if spec.resume_from:
             self.training.resume(Path(spec.resume_from))
+        rate = config.training.learning_rate * spec.learning_rate_scale
+        if parts.scheduler.base_lrs[0] != rate:
+            # After the state is loaded, which has rates of its own.
+            set_rate(parts.scheduler, rate)
         outcome = self.training.run()
         if self.number == 0:
             self._finish(self.training, outcome, workspace.model)

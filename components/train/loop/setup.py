@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Parts:
     validation: Rows
     order: RowOrder
     steps: int
+    skipped_batches: Sequence[int] = ()
 
     @property
     def rank(self) -> int:
@@ -66,11 +67,13 @@ def set_up(
     micro_batch_size: int,
     *,
     gradient_checkpointing: bool = False,
+    skipped_batches: Sequence[int] = (),
 ) -> Parts:
     """Builds model, optimizer, schedule and data of this rank.
 
     Args:
         gradient_checkpointing: whether activations are recomputed, whatever the configuration says.
+        skipped_batches: global batches that are left out, ascending.
 
     Raises:
         BadInput: device, precision, model or data cannot be used together.
@@ -107,6 +110,7 @@ def set_up(
         validation=_rows(data, "validation"),
         order=order,
         steps=steps,
+        skipped_batches=skipped_batches,
     )
 
 

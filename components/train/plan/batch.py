@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steadytrain.components.shared.errors import BadInput
@@ -67,6 +68,19 @@ def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None
             remedy=f"set a divisor of {share}, or leave it out",
         )
     return BatchPlan(micro, share // micro, world_size)
+
+
+def batch_at(step: int, skipped: Sequence[int]) -> int:
+    """The global batch, by its place in the order, that is taken after `step` steps.
+
+    Args:
+        skipped: global batches that are left out, ascending.
+    """
+    place = step
+    for batch in skipped:
+        if batch <= place:
+            place += 1
+    return place
 
 
 def _largest_divisor(share: int, most: int) -> int:

@@ -7,6 +7,7 @@ holds the state: a supervisor that dies takes nothing with it.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -75,6 +76,17 @@ class History:
         """The decision whose micro-batch and activation checkpointing hold from now on."""
         limits = [item for item in self.decisions if item.micro_batch_size is not None]
         return limits[-1] if limits else None
+
+    @property
+    def skipped_batches(self) -> tuple[int, ...]:
+        """Global batches that are left out, in their order."""
+        found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}
+        return tuple(sorted(found))
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the schedule's rates."""
+        return math.prod(item.learning_rate_scale for item in self.decisions)
 
     @property
     def stalled(self) -> list[AttemptHistory]:

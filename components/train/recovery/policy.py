@@ -2,6 +2,8 @@
 
 - What would come again (a user's bug, bad data) stops at once.
 - Memory that runs out is answered by the ladder, whose rungs cost nothing of any budget.
+- A divergence goes back to the newest checkpoint: the first time without the batch at
+  which it came, the second time with lower learning rates, a third time it stops.
 - All else is retried, by class of failure so many times in a row without a new
   checkpoint. A run that makes progress between its faults survives any number of them.
 - A circuit breaker counts over all classes but preemption, which says nothing about
@@ -18,11 +20,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.train.plan.batch import batch_at
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.ladder import next_rung, what_came_of_it
 from steadytrain.components.train.recovery.ledger import History
 
 _JITTER_SHARE = 0.25
+_LOWER_RATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Decision:
     micro_batch_size, gradient_checkpointing: what a changed retry and all later attempts
         run with at most and at least; the global batch stays.
     rung: of the ladder, where that was the answer.
+    skipped_batch, learning_rate_scale: the answers to a divergence.
     """
 
     action: Literal["retry", "retry_changed", "stop"]
@@ -43,6 +48,8 @@ class Decision:
     micro_batch_size: int | None = None
     gradient_checkpointing: bool = False
     rung: str = ""
+    skipped_batch: int | None = None
+    learning_rate_scale: float = 1.0
 
 
 def decide(
@@ -57,9 +64,10 @@ def decide(
         run_id: scatters the waits of runs that fail together.
     """
     kind = failure.failure_class
-    if not kind.retryable or kind is FailureClass.DIVERGENCE:
-        # With exact resume a divergence comes again too.
+    if not kind.retryable:
         return Decision("stop", f"{kind} would come again")
+    if kind is FailureClass.DIVERGENCE:
+        return _steady(history, failure)
     if _asks_for_less_memory(history, failure):
         return _lower(history, kind)
     return _retry(history, kind, settings, run_id)
@@ -92,6 +100,26 @@ def _lower(history: History, kind: FailureClass) -> Decision:
         gradient_checkpointing=lowered.gradient_checkpointing,
         rung=rung.name,
     )
+
+
+def _steady(history: History, failure: Failure) -> Decision:
+    """Retried as it is, a divergence would come again: resume is exact."""
+    times = _counted(history).count(FailureClass.DIVERGENCE)
+    told = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
+    if times == 1:
+        batch = batch_at(failure.step, history.skipped_batches)
+        return Decision(
+            "retry_changed",
+            f"{told}: back to the newest checkpoint, global batch {batch} is left out",
+            skipped_batch=batch,
+        )
+    if times == 2:
+        return Decision(
+            "retry_changed",
+            f"{told}: back to the newest checkpoint, learning rates times {_LOWER_RATE}",
+            learning_rate_scale=_LOWER_RATE,
+        )
+    return Decision("stop", f"{told}: neither another batch nor a lower learning rate helped")
 
 
 def _retry(history: History, kind: FailureClass, settings: RecoveryConfig, run_id: str) -> Decision:

@@ -159,7 +159,8 @@ class Supervisor:
 
     def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
         """One attempt, from the newest checkpoint to the decision on what follows it."""
-        number = self.ledger.history().next_attempt
+        history = self.ledger.history()
+        number = history.next_attempt
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
         resume_from, resumed_step = _newest_checkpoint(self.workspace)
         watch = Watch(self, folder, request, step=resumed_step or 0)
@@ -174,6 +175,8 @@ class Supervisor:
                 gradient_accumulation_steps=batch.gradient_accumulation_steps,
                 gradient_checkpointing=batch.gradient_checkpointing,
                 resume_from=resume_from,
+                skipped_batches=history.skipped_batches,
+                learning_rate_scale=history.learning_rate_scale,
             ).save(folder.spec)
             watch.tell(
                 AttemptStarted(
@@ -278,6 +281,8 @@ class Supervisor:
                 micro_batch_size=decision.micro_batch_size,
                 gradient_checkpointing=decision.gradient_checkpointing,
                 rung=decision.rung,
+                skipped_batch=decision.skipped_batch,
+                learning_rate_scale=decision.learning_rate_scale,
             )
         )
         return decision

@@ -25,7 +25,7 @@ BUDGETED = [
     for kind in FailureClass
     if kind.retryable and kind not in (FailureClass.GPU_OOM, FailureClass.DIVERGENCE)
 ]
-AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN, FailureClass.DIVERGENCE]
+AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN]
 
 
 class Run:
@@ -71,6 +71,8 @@ class Run:
                 micro_batch_size=decision.micro_batch_size,
                 gradient_checkpointing=decision.gradient_checkpointing,
                 rung=decision.rung,
+                skipped_batch=decision.skipped_batch,
+                learning_rate_scale=decision.learning_rate_scale,
             )
         )
         if decision.micro_batch_size is not None:
@@ -181,6 +183,23 @@ def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
     assert run.failure.failure_class == "gpu_oom"
 
 
+def test_a_divergence_skips_then_slows_then_stops():
+    run = Run()
+    first, second, third = (run.fail(FailureClass.DIVERGENCE) for _ in range(3))
+    assert (first.skipped_batch, first.learning_rate_scale) == (0, 1)
+    assert (second.skipped_batch, second.learning_rate_scale) == (None, 0.1)
+    assert third.action == "stop"
+    assert run.history.skipped_batches == (0,)
+    assert run.history.learning_rate_scale == 0.1
+
+
+def test_after_a_new_checkpoint_a_divergence_is_the_first_again():
+    run = Run()
+    run.fail(FailureClass.DIVERGENCE)
+    again = run.fail(FailureClass.DIVERGENCE, saves=True)
+    assert again.skipped_batch == 1, "the batch that is taken where the first is left out"
+
+
 def test_rungs_are_no_attempts():
     run = Run()
     for kind in (FailureClass.NETWORK, FailureClass.GPU_OOM) * 2:
@@ -244,7 +263,8 @@ def test_any_history(faults, recovery, device):
 def test_without_progress_it_always_ends(data, recovery):
     run = Run(recovery)
     rungs = 4  # of a micro-batch of 8: 4, 2, 1, and activation checkpointing
-    most = recovery.max_failures_per_class + recovery.breaker_failures + 1 + rungs
+    divergences = 3
+    most = recovery.max_failures_per_class + recovery.breaker_failures + 1 + rungs + divergences
     for _ in range(most):
         if run.fail(data.draw(st.sampled_from(list(FailureClass)))).action == "stop":
             return
