@@ -64,6 +64,8 @@ def _(event: AttemptStarted) -> str:
         f"{event.micro_batch_size} (micro-batch) x {event.gradient_accumulation_steps} "
         f"(accumulation) x {event.world_size} (world size)"
     )
+    if event.gradient_checkpointing:
+        batch += ", activation checkpointing"
     return f"train: attempt {event.attempt} starts {start}, batch {batch}"
 
 

@@ -3,6 +3,7 @@
 <output>/
   data/<fingerprint>/     packed data, tokenizer, data card, quarantine
   reuse/<step>/<key>      which outputs may be used again
+  learned/<key>.json      what fits into the memory of a device
   mlflow.db, mlartifacts/ the default tracking store
   runs/<run>/
     config.yaml           the whole configuration
@@ -118,6 +119,9 @@ class Workspace:
     def unfinished_data(self) -> Path:
         """Where this run prepares data until they are whole; beside their final place."""
         return self.output / "data" / f".partial-{self.run_id}"
+
+    def learned(self, fingerprint: str) -> Path:
+        return self.output / "learned" / f"{fingerprint}.json"
 
     def data(self, fingerprint: str) -> Path:
         return self.output / "data" / fingerprint

@@ -25,6 +25,10 @@ class AttemptSpec(Record):
 
     config, data: absolute paths of the run's config.yaml and of the DataRecord.
     resume_from: a checkpoint's folder, or "" to begin at step 0.
+    skipped_batches: global batches that are left out, by their place in the order.
+    learning_rate_scale: factor on all rates of the schedule.
+    gradient_checkpointing: whether activations are recomputed; what the configuration says, or
+        more than that where memory ran out.
     """
 
     attempt: int
@@ -34,6 +38,9 @@ class AttemptSpec(Record):
     micro_batch_size: int
     gradient_accumulation_steps: int
     resume_from: str = ""
+    gradient_checkpointing: bool = False
+    skipped_batches: tuple[int, ...] = ()
+    learning_rate_scale: float = 1.0
 
 
 class AttemptResult(Record):

@@ -176,6 +176,7 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
     failure = outcome.failure
     assert failure is not None
     lines = [f"training failed at step {outcome.step} ({failure.failure_class}): {failure.message}"]
+    lines += outcome.account
     if failure.failure_class is FailureClass.USER_BUG and failure.traceback:
         lines.append(failure.traceback.rstrip())
     folder = workspace.attempts / f"{outcome.attempts:04d}"

@@ -25,12 +25,10 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.process import ProcessLauncher, processes_of
+from steadytrain.components.train.launch.process import processes_of
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.supervisor import Supervisor
 
-from support import dying_rank
-from support.training import Bench, events_of, language_rows, weights_digest, write_data
+from support.training import Bench, events_of, language_rows, write_data
 
 RECIPE = {
     "max_steps": 12,
@@ -75,13 +73,6 @@ class Kept:
 
 def ledger(workspace):
     return Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history()
-
-
-def killed_at(bench, saved_step):
-    """A run whose rank 0 is killed right after it saved a step."""
-    program = [sys.executable, dying_rank.__file__, str(saved_step)]
-    launcher = ProcessLauncher(bench.config.compute, program)
-    return Supervisor(bench.config, bench.data, launcher).run()
 
 
 def wait_for(condition, seconds=90):
@@ -142,28 +133,6 @@ def test_finished(quiet):
     (attempt,) = ledger(bench.workspace).attempts
     assert [saved.step for saved in attempt.checkpoints] == [4, 8, 12]
     assert attempt.ended.outcome == "finished"
-
-
-def test_killed_and_run_again_it_ends_with_the_undisturbed_weights(bench, quiet):
-    disturbed = bench()
-    outcome = killed_at(disturbed, 4)
-    assert (outcome.outcome, outcome.failure.failure_class) == ("failed", "host_oom")
-    again = step.run(disturbed.config, disturbed.data)
-    assert (again.outcome, again.attempts, again.step) == ("finished", 2, 12)
-    assert ledger(disturbed.workspace).attempts[1].started.resumed_from_step == 4
-    assert weights_digest(disturbed.workspace) == weights_digest(quiet[0].workspace)
-
-
-@pytest.mark.slow
-def test_the_same_with_two_ranks(bench):
-    undisturbed, disturbed = bench(ranks=2, run="undisturbed"), bench(ranks=2)
-    assert step.run(undisturbed.config, undisturbed.data).succeeded
-    outcome = killed_at(disturbed, 4)
-    # The other rank saw its connection go; the cause is the rank that was killed.
-    assert (outcome.failure.failure_class, outcome.failure.rank) == ("host_oom", 0)
-    assert not processes_of(disturbed.workspace.attempts)
-    assert step.run(disturbed.config, disturbed.data).attempts == 2
-    assert weights_digest(disturbed.workspace) == weights_digest(undisturbed.workspace)
 
 
 def test_pruned_by_its_validation_scores(bench):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from steadytrain.components.tasks.base import Batch, LossSum
+from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
 
 
@@ -58,3 +59,22 @@ class Stops(Faulty):
     def fault(self, found: LossSum) -> LossSum:
         Path(os.environ["STOP_FILE"]).write_text(os.environ["STOP_CONTENT"])
         return found
+
+
+class MissingField(CausalLanguageModel):
+    """The user's own code asks for a field that no row has."""
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        return {"input_ids": torch.stack([torch.as_tensor(row["no_such_field"]) for row in rows])}
+
+
+class PoisonedToken(CausalLanguageModel):
+    """The loss of a batch with the poisoned token is not a number."""
+
+    TOKEN = 63
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        found = super().loss(model, batch)
+        return (
+            LossSum(found.total * math.nan) if (batch["input_ids"] == self.TOKEN).any() else found
+        )

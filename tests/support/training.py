@@ -206,6 +206,7 @@ class Bench:
             data=str(self.root / "data.json"),
             micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
+            gradient_checkpointing=training.gradient_checkpointing,
             resume_from=str(resume_from or ""),
         ).save(folder / "spec.json")
         return folder

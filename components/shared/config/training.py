@@ -117,3 +117,20 @@ class RecoveryConfig(Section):
     stop_grace_seconds: float = Field(
         20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"
     )
+    max_failures_per_class: int = Field(
+        3, ge=1, description="in a row without a new checkpoint, before a class of failure stops it"
+    )
+    backoff_seconds: float = Field(
+        2, ge=0, description="wait before the first retry; doubles with each in a row"
+    )
+    backoff_max_seconds: float = Field(60, ge=0, description="longest such wait")
+    jitter: bool = Field(True, description="takes up to a quarter off each such wait")
+    breaker_failures: int = Field(
+        3,
+        ge=1,
+        description="of any class but preemption, in a row without a new checkpoint, "
+        "before the circuit breaker opens",
+    )
+    breaker_reset_seconds: float = Field(
+        120, ge=0, description="how long it stays open before one last try"
+    )

@@ -76,6 +76,7 @@ class AttemptStarted(Event):
     """The supervisor started the ranks.
 
     inputs: digest of what decides the result (data, model, training).
+    device: name of what the ranks compute on, "cpu" for a processor; "" where it was not looked up.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -85,6 +86,8 @@ class AttemptStarted(Event):
     gradient_accumulation_steps: int
     resumed_from_step: int | None = None
     inputs: str = ""
+    gradient_checkpointing: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +105,26 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionMade(Event):
-    """The supervisor decided what follows a failed attempt."""
+    """The supervisor decided what follows a failed attempt.
+
+    attempt: the one that failed; 0 for what an earlier run has taught this one.
+    micro_batch_size, gradient_checkpointing: what all later attempts are held to, where it changes.
+    rung: of the ladder for running out of memory, where that was the answer.
+    skipped_batch: a global batch that is left out from then on, by its place in the order.
+    learning_rate_scale: factor on the schedule's rates, from then on and beside earlier ones.
+    """
 
     name: ClassVar[str] = "decision_made"
     attempt: int
     failure_class: str
     action: str
     reason: str
+    delay_seconds: float = 0.0
+    micro_batch_size: int | None = None
+    gradient_checkpointing: bool = False
+    rung: str = ""
+    skipped_batch: int | None = None
+    learning_rate_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,10 @@ class RunningAttempt(Protocol):
     """The ranks of one attempt."""
 
     def poll(self) -> bool:
-        """Whether all are down. Ranks that outstay the grace of `stop` are killed here."""
+        """Whether all are down.
+
+        Ranks that outstay the grace of `stop`, or another rank's end by seconds, are killed here.
+        """
 
     def stop(self, grace_seconds: float) -> None:
         """Asks every rank to leave (SIGTERM); returns at once.

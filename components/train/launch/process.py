@@ -18,6 +18,8 @@ from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.attempt import AttemptFolder
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
+OUTLIVE_SECONDS = 8.0
+"""Time for the other ranks to follow one that is down; torchrun alone would wait for 30 s."""
 MARK = "STEADYTRAIN_ATTEMPT"
 """Variable that every process of an attempt inherits, orphans too; its value is the folder."""
 
@@ -89,11 +91,14 @@ class ProcessAttempt:
         self, process: subprocess.Popen[bytes], folder: AttemptFolder, world_size: int
     ) -> None:
         self.process, self.folder, self.world_size = process, folder, world_size
-        self._deadline = float("inf")
+        self._deadline = self._others_deadline = float("inf")
+        self._all_ranks: list[psutil.Process] = []
 
     def poll(self) -> bool:
         if time.monotonic() >= self._deadline:
             self.kill()
+        elif self.world_size > 1:
+            self._end_stragglers()
         return self.process.poll() is not None
 
     def stop(self, grace_seconds: float) -> None:
@@ -117,6 +122,18 @@ class ProcessAttempt:
         end_processes(self.folder.path, self.process.pid)
         self.process.wait()
 
+    def _end_stragglers(self) -> None:
+        """Kills ranks that outlive another one; torchrun stays, to tell who was the first."""
+        if len(self._all_ranks) < self.world_size:
+            self._all_ranks = self._ranks()
+            return
+        remaining = [rank for rank in self._all_ranks if _alive(rank)]
+        if len(remaining) < self.world_size:
+            now = time.monotonic()
+            self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
+            if now >= self._others_deadline:
+                _kill(remaining)
+
     def _ranks(self) -> list[psutil.Process]:
         """The ranks; torchrun itself where it has not started them yet."""
         try:
@@ -129,9 +146,7 @@ class ProcessAttempt:
 def end_processes(folder: Path, root: int | None = None) -> None:
     """Kills what is marked with an attempt's folder, or one below it, and the tree of `root`."""
     while remaining := processes_of(folder, root):
-        for process in remaining:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(remaining)
         time.sleep(0.02)
 
 
@@ -143,6 +158,12 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
             main = psutil.Process(root)
             found.update([main, *main.children(recursive=True)])
     return [process for process in found if _alive(process)]
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _is_of(process: psutil.Process, folder: Path) -> bool:

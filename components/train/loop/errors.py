@@ -15,3 +15,7 @@ class Diverged(SteadytrainError):
             "defective records",
         )
         self.step, self.loss = step, loss
+
+
+class CannotRecompute(SteadytrainError):
+    """The memory is too small, and the model has no activation checkpointing to make it do."""

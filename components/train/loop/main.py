@@ -45,6 +45,7 @@ class Rank:
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.workspace import Workspace
         from steadytrain.components.train.checkpoint.store import CheckpointStore
+        from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
@@ -53,7 +54,13 @@ class Rank:
         config = load(Path(spec.config))
         workspace = Workspace.of(config)
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
-        parts = set_up(config, DataRecord.load(Path(spec.data)), spec.micro_batch_size)
+        parts = set_up(
+            config,
+            DataRecord.load(Path(spec.data)),
+            spec.micro_batch_size,
+            gradient_checkpointing=spec.gradient_checkpointing,
+            skipped_batches=spec.skipped_batches,
+        )
         self.training = Training(
             parts,
             CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
@@ -62,6 +69,10 @@ class Rank:
         )
         if spec.resume_from:
             self.training.resume(Path(spec.resume_from))
+        rate = config.training.learning_rate * spec.learning_rate_scale
+        if parts.scheduler.base_lrs[0] != rate:
+            # After the state is loaded, which has rates of its own.
+            set_rate(parts.scheduler, rate)
         outcome = self.training.run()
         if self.number == 0:
             self._finish(self.training, outcome, workspace.model)

@@ -52,3 +52,13 @@ def build_scheduler(
         num_training_steps=steps,
     )
     return scheduler
+
+
+def set_rate(scheduler: LRScheduler, rate: float) -> None:
+    """Makes `rate` the schedule's base rate, at the step where the schedule is."""
+    groups = scheduler.optimizer.param_groups
+    for group, base in zip(groups, scheduler.base_lrs, strict=True):
+        group["lr"] = float(group["lr"]) * (rate / base)
+        group["initial_lr"] = rate
+    scheduler.base_lrs = [rate] * len(groups)
+    scheduler._last_lr = [group["lr"] for group in groups]

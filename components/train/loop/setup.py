@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.base import Task
 from steadytrain.components.tasks.registry import open_task
 from steadytrain.components.train.loop.data import RowOrder, Rows
+from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 
@@ -41,6 +42,7 @@ class Parts:
     validation: Rows
     order: RowOrder
     steps: int
+    skipped_batches: Sequence[int] = ()
 
     @property
     def rank(self) -> int:
@@ -59,14 +61,26 @@ class Parts:
         return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
-def set_up(config: RunConfig, data: DataRecord, micro_batch_size: int) -> Parts:
+def set_up(
+    config: RunConfig,
+    data: DataRecord,
+    micro_batch_size: int,
+    *,
+    gradient_checkpointing: bool = False,
+    skipped_batches: Sequence[int] = (),
+) -> Parts:
     """Builds model, optimizer, schedule and data of this rank.
+
+    Args:
+        gradient_checkpointing: whether activations are recomputed, whatever the configuration says.
+        skipped_batches: global batches that are left out, ascending.
 
     Raises:
         BadInput: device, precision, model or data cannot be used together.
+        CannotRecompute: the model has no activation checkpointing, and nobody configured it.
     """
     training = config.training
-    accelerator = make_accelerator(config)
+    accelerator = make_accelerator(config, gradient_checkpointing=gradient_checkpointing)
     if training.full_determinism:
         make_deterministic()
     # Equal on all ranks, so that all build the same model.
@@ -75,8 +89,8 @@ def set_up(config: RunConfig, data: DataRecord, micro_batch_size: int) -> Parts:
     rows = _rows(data, "train")
     order = RowOrder(len(rows), training.seed)
     module = task.build_model()
-    if training.gradient_checkpointing:
-        _recompute_activations(module)
+    if gradient_checkpointing:
+        _recompute_activations(module, configured=training.gradient_checkpointing)
     # Each rank draws its own dropout.
     seed_everything(training.seed + int(accelerator.process_index))
     # The optimizer is made from the model on its device.
@@ -96,10 +110,11 @@ def set_up(config: RunConfig, data: DataRecord, micro_batch_size: int) -> Parts:
         validation=_rows(data, "validation"),
         order=order,
         steps=steps,
+        skipped_batches=skipped_batches,
     )
 
 
-def make_accelerator(config: RunConfig) -> Accelerator:
+def make_accelerator(config: RunConfig, *, gradient_checkpointing: bool = False) -> Accelerator:
     """Device, precision and process group.
 
     Raises:
@@ -128,7 +143,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         kwargs_handlers=[
             # As Trainer decides it: a parameter without a gradient must not stop a rank.
             DistributedDataParallelKwargs(
-                find_unused_parameters=not training.gradient_checkpointing,
+                find_unused_parameters=not gradient_checkpointing,
                 gradient_as_bucket_view=True,
             )
         ],
@@ -145,10 +160,13 @@ def _rows(data: DataRecord, side: Side) -> Rows:
     return Rows([data.path(name) for name in data.sides[side].shards])
 
 
-def _recompute_activations(module: Any) -> None:
+def _recompute_activations(module: Any, *, configured: bool) -> None:
     if not getattr(module, "supports_gradient_checkpointing", False):
+        name = type(module).__name__
+        if not configured:
+            raise CannotRecompute(f"{name} has no activation checkpointing")
         raise BadInput(
-            f"training.gradient_checkpointing = true: {type(module).__name__} cannot do that",
+            f"training.gradient_checkpointing = true: {name} cannot do that",
             remedy="set it to false",
         )
     module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

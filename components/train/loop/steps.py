@@ -14,6 +14,7 @@ from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.data import micro_batches, share
 from steadytrain.components.train.loop.errors import Diverged
 from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.plan.batch import batch_at
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class StepResult:
 def take_share(parts: Parts, step: int) -> Share:
     """This rank's micro-batches of the global batch of `step`, on the CPU."""
     size = parts.config.training.global_batch_size
-    indices = share(parts.order.take(step * size, size), parts.rank, parts.world_size)
+    position = batch_at(step, parts.skipped_batches) * size
+    indices = share(parts.order.take(position, size), parts.rank, parts.world_size)
     rows = [parts.train[index] for index in indices]
     return Share(
         [parts.task.collate(part) for part in micro_batches(rows, parts.micro_batch_size)],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from steadytrain.components.shared.errors import BadInput
 
@@ -12,15 +13,34 @@ LARGEST_DERIVED = 8
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a global batch is cut: micro-batch x accumulation x world size."""
+    """How a global batch is worked off: micro-batch x accumulation x world size.
+
+    gradient_checkpointing: whether activations are recomputed in backward.
+    """
 
     micro_batch_size: int
     gradient_accumulation_steps: int
     world_size: int
+    gradient_checkpointing: bool = False
 
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    def within(self, micro_batch_size: int, *, gradient_checkpointing: bool = False) -> BatchPlan:
+        """The same global batch in a micro-batch no larger than that, or recomputed as well."""
+        share = self.micro_batch_size * self.gradient_accumulation_steps
+        micro = _largest_divisor(share, min(micro_batch_size, self.micro_batch_size))
+        return replace(
+            self,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=share // micro,
+            gradient_checkpointing=self.gradient_checkpointing or gradient_checkpointing,
+        )
+
+    def __str__(self) -> str:
+        recomputing = ", activation checkpointing" if self.gradient_checkpointing else ""
+        return f"{self.micro_batch_size} x {self.gradient_accumulation_steps}{recomputing}"
 
 
 def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None) -> BatchPlan:
@@ -40,7 +60,7 @@ def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None
         )
     share = global_batch_size // world_size
     if micro is None:
-        micro = next(size for size in range(LARGEST_DERIVED, 0, -1) if share % size == 0)
+        micro = _largest_divisor(share, LARGEST_DERIVED)
     elif share % micro:
         raise BadInput(
             f"training.micro_batch_size = {micro} does not divide the {share} sequences that "
@@ -48,3 +68,20 @@ def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None
             remedy=f"set a divisor of {share}, or leave it out",
         )
     return BatchPlan(micro, share // micro, world_size)
+
+
+def batch_at(step: int, skipped: Sequence[int]) -> int:
+    """The global batch, by its place in the order, that is taken after `step` steps.
+
+    Args:
+        skipped: global batches that are left out, ascending.
+    """
+    place = step
+    for batch in skipped:
+        if batch <= place:
+            place += 1
+    return place
+
+
+def _largest_divisor(share: int, most: int) -> int:
+    return next(size for size in range(most, 0, -1) if share % size == 0)

@@ -75,6 +75,7 @@ _KINDS = {
     "StorageError": FailureClass.STORAGE,
     "CheckpointDamaged": FailureClass.CHECKPOINT_CORRUPT,
     "Diverged": FailureClass.DIVERGENCE,
+    "CannotRecompute": FailureClass.GPU_OOM,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,
     "ConfigError": FailureClass.USER_BUG,
@@ -141,6 +142,7 @@ class Failure:
     message: one line, or the product's own error text.
     traceback: of the rank that failed; "" where it left none, and for the product's
         own errors, whose message says it all.
+    unexplained: the rank was killed from outside, and nothing tells why.
     """
 
     failure_class: FailureClass
@@ -149,6 +151,7 @@ class Failure:
     remedy: str
     traceback: str = ""
     step: int = 0
+    unexplained: bool = False
 
 
 def classify(
@@ -207,11 +210,12 @@ def _from_exit(rank: int, status: int, log: str) -> Failure:
     if status in (-signal.SIGTERM, PREEMPTED_EXIT):
         return _failure(FailureClass.PREEMPTION, rank, "the rank was asked to leave (SIGTERM)")
     if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return _failure(
+        killed = _failure(
             FailureClass.HOST_OOM,
             rank,
             "the rank was killed (SIGKILL), most often by the kernel because memory ran out",
         )
+        return replace(killed, unexplained=True)
     traceback = _last_traceback(log)
     told = class_of_text(traceback or log)
     if traceback:

@@ -7,6 +7,7 @@ holds the state: a supervisor that dies takes nothing with it.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from steadytrain.components.shared.events.types import (
     to_json,
 )
 from steadytrain.components.shared.storage import Storage
+from steadytrain.components.train.plan.batch import BatchPlan
 
 SCHEMA_VERSION: Final = 1
 KEPT = AttemptStarted | AttemptEnded | CheckpointSaved | DecisionMade
@@ -34,6 +36,17 @@ class AttemptHistory:
     started: AttemptStarted
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     ended: AttemptEnded | None = None
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How it cut the global batch."""
+        started = self.started
+        return BatchPlan(
+            started.micro_batch_size,
+            started.gradient_accumulation_steps,
+            started.world_size,
+            started.gradient_checkpointing,
+        )
 
     @property
     def last_step(self) -> int:
@@ -52,6 +65,41 @@ class History:
     @property
     def next_attempt(self) -> int:
         return self.attempts[-1].started.attempt + 1 if self.attempts else 1
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of which something is left."""
+        return max((attempt.last_step for attempt in self.attempts), default=0)
+
+    @property
+    def limit(self) -> DecisionMade | None:
+        """The decision whose micro-batch and activation checkpointing hold from now on."""
+        limits = [item for item in self.decisions if item.micro_batch_size is not None]
+        return limits[-1] if limits else None
+
+    @property
+    def skipped_batches(self) -> tuple[int, ...]:
+        """Global batches that are left out, in their order."""
+        found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}
+        return tuple(sorted(found))
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the schedule's rates."""
+        return math.prod(item.learning_rate_scale for item in self.decisions)
+
+    @property
+    def stalled(self) -> list[AttemptHistory]:
+        """The last attempts, from the newest that saved further than all before it.
+
+        That one belongs to them, since it failed after it had saved.
+        """
+        furthest, first = 0, 0
+        for index, attempt in enumerate(self.attempts):
+            saved = max((item.step for item in attempt.checkpoints), default=0)
+            if saved > furthest:
+                furthest, first = saved, index
+        return self.attempts[first:]
 
     @property
     def seconds(self) -> float:

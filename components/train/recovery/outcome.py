@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steadytrain.components.shared.events.types import AttemptOutcome
@@ -22,6 +22,7 @@ class Outcome:
     failure: why it did not go on by itself; None where it ended well or was asked to stop.
     step: the last step that is known of.
     attempts, seconds: of the whole run, earlier programs included.
+    account: what was tried since the last new checkpoint, a line each.
     """
 
     outcome: AttemptOutcome
@@ -30,6 +31,7 @@ class Outcome:
     seconds: float
     result: AttemptResult | None = None
     failure: Failure | None = None
+    account: Sequence[str] = ()
 
     @property
     def succeeded(self) -> bool:

@@ -1,12 +1,32 @@
-"""What to do about a failure: a pure function of what has happened so far."""
+"""What to do about a failure: a pure function of what has happened so far.
+
+- What would come again (a user's bug, bad data) stops at once.
+- Memory that runs out is answered by the ladder, whose rungs cost nothing of any budget.
+- A divergence goes back to the newest checkpoint: the first time without the batch at
+  which it came, the second time with lower learning rates, a third time it stops.
+- All else is retried, by class of failure so many times in a row without a new
+  checkpoint. A run that makes progress between its faults survives any number of them.
+- A circuit breaker counts over all classes but preemption, which says nothing about
+  the run. Where it opens there is one last try after a wait, budgets or not.
+
+Every count is taken from the ledger, so that a new supervisor decides as the old one would.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from steadytrain.components.train.recovery.failures import Failure
+from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.train.plan.batch import batch_at
+from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.ladder import next_rung, what_came_of_it
 from steadytrain.components.train.recovery.ledger import History
+
+_JITTER_SHARE = 0.25
+_LOWER_RATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -16,18 +36,138 @@ class Decision:
     action: retry as it is, retry changed, or stop.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
-    micro_batch_size: what a changed retry runs with; the global batch stays.
+    micro_batch_size, gradient_checkpointing: what a changed retry and all later attempts
+        run with at most and at least; the global batch stays.
+    rung: of the ladder, where that was the answer.
+    skipped_batch, learning_rate_scale: the answers to a divergence.
     """
 
     action: Literal["retry", "retry_changed", "stop"]
     reason: str
     delay_seconds: float = 0.0
     micro_batch_size: int | None = None
+    gradient_checkpointing: bool = False
+    rung: str = ""
+    skipped_batch: int | None = None
+    learning_rate_scale: float = 1.0
 
 
-def decide(history: History, failure: Failure) -> Decision:
-    """The decision after a failed attempt. This version stops at every failure."""
-    attempts = len(history.attempts)
+def decide(
+    history: History,
+    failure: Failure,
+    settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
+    run_id: str = "",
+) -> Decision:
+    """The decision after the last attempt of the history has failed.
+
+    Args:
+        run_id: scatters the waits of runs that fail together.
+    """
     kind = failure.failure_class
-    again = "can succeed when the run is started again" if kind.retryable else "would come again"
-    return Decision("stop", f"attempt {attempts} ended with {kind}, which {again}")
+    if not kind.retryable:
+        return Decision("stop", f"{kind} would come again")
+    if kind is FailureClass.DIVERGENCE:
+        return _steady(history, failure)
+    if _asks_for_less_memory(history, failure):
+        return _lower(history, kind)
+    return _retry(history, kind, settings, run_id)
+
+
+def budget_left(history: History, kind: FailureClass, settings: RecoveryConfig) -> int:
+    """Failures of a class that may still follow before it stops the run."""
+    return max(0, settings.max_failures_per_class - _counted(history).count(kind))
+
+
+def _asks_for_less_memory(history: History, failure: Failure) -> bool:
+    """On a CPU host and device have the same memory; a smaller micro-batch helps both."""
+    if failure.failure_class is FailureClass.HOST_OOM:
+        return history.attempts[-1].started.device == "cpu" and not failure.unexplained
+    return failure.failure_class is FailureClass.GPU_OOM
+
+
+def _lower(history: History, kind: FailureClass) -> Decision:
+    plan = history.attempts[-1].plan
+    found = next_rung(plan)
+    if found is None:
+        tried = "; ".join(what_came_of_it(history))
+        return Decision("stop", f"{kind}, and no rung of the ladder is left. {tried}")
+    rung, lowered = found
+    return Decision(
+        "retry_changed",
+        f"{kind}: {rung.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
+        f"batch stays {plan.global_batch_size}",
+        micro_batch_size=lowered.micro_batch_size,
+        gradient_checkpointing=lowered.gradient_checkpointing,
+        rung=rung.name,
+    )
+
+
+def _steady(history: History, failure: Failure) -> Decision:
+    """Retried as it is, a divergence would come again: resume is exact."""
+    times = _counted(history).count(FailureClass.DIVERGENCE)
+    told = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
+    if times == 1:
+        batch = batch_at(failure.step, history.skipped_batches)
+        return Decision(
+            "retry_changed",
+            f"{told}: back to the newest checkpoint, global batch {batch} is left out",
+            skipped_batch=batch,
+        )
+    if times == 2:
+        return Decision(
+            "retry_changed",
+            f"{told}: back to the newest checkpoint, learning rates times {_LOWER_RATE}",
+            learning_rate_scale=_LOWER_RATE,
+        )
+    return Decision("stop", f"{told}: neither another batch nor a lower learning rate helped")
+
+
+def _retry(history: History, kind: FailureClass, settings: RecoveryConfig, run_id: str) -> Decision:
+    counted = _counted(history)
+    same = counted.count(kind)
+    crashes = len(counted) - counted.count(FailureClass.PREEMPTION)
+    if kind is not FailureClass.PREEMPTION and crashes >= settings.breaker_failures:
+        return _break(kind, crashes, settings)
+    if same >= settings.max_failures_per_class:
+        return Decision("stop", f"{kind} {_times(same)} in a row without a new checkpoint")
+    delay = _delay(same, settings, f"{run_id}/{history.attempts[-1].started.attempt}")
+    return Decision(
+        "retry",
+        f"{kind}, {same} of at most {settings.max_failures_per_class} in a row without a new "
+        f"checkpoint; nothing changes, again in {delay:.1f} s",
+        delay_seconds=delay,
+    )
+
+
+def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decision:
+    told = f"{kind}, failure {crashes} in a row without a new checkpoint"
+    if crashes > settings.breaker_failures:
+        return Decision("stop", f"{told}: the circuit breaker's last try")
+    delay = settings.breaker_reset_seconds
+    return Decision(
+        "retry", f"{told}: the circuit breaker is open, one last try in {delay:g} s", delay
+    )
+
+
+def _counted(history: History) -> Sequence[str]:
+    """Classes of the failures since the last new checkpoint, those answered by a rung left out."""
+    answered = {decision.attempt for decision in history.decisions if decision.rung}
+    return [
+        attempt.ended.failure_class
+        for attempt in history.stalled
+        if attempt.ended and attempt.ended.failure_class and attempt.started.attempt not in answered
+    ]
+
+
+def _delay(count: int, settings: RecoveryConfig, name: str) -> float:
+    # The exponent is bounded, since a float is.
+    doubled = settings.backoff_seconds * 2.0 ** min(count - 1, 64)
+    delay = min(doubled, settings.backoff_max_seconds)
+    if not settings.jitter:
+        return delay
+    drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
+    return delay * (1 - _JITTER_SHARE * drawn)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

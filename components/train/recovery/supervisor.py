@@ -6,22 +6,21 @@ ranks it reads from their events and from the attempt's folder.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Event, Follower, Sink
+from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
-    AttemptOutcome,
     AttemptStarted,
-    CheckpointSaved,
     DecisionMade,
-    TrainingStep,
     Validated,
     Warned,
 )
@@ -30,16 +29,18 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.base import Launcher, RunningAttempt
+from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.launch.process import end_processes
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.plan.device import device_name
+from steadytrain.components.train.recovery.account import account
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
 from steadytrain.components.train.recovery.ledger import History, Ledger
-from steadytrain.components.train.recovery.outcome import Ending, Outcome, conclude
+from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
-
-POLL_SECONDS = 0.1
+from steadytrain.components.train.recovery.watch import Watch
 
 OnValidation = Callable[[Validated], bool]
 Decide = Callable[[History, Failure], Decision]
@@ -61,7 +62,7 @@ class Supervisor:
 
     on_validation: called with each validation; False ends the training as "pruned".
     sinks: get every event of the run from now on; the caller closes them.
-    decide: the policy.
+    decide: the policy; None: the product's own, by the configuration.
     """
 
     config: RunConfig
@@ -69,13 +70,15 @@ class Supervisor:
     launcher: Launcher
     on_validation: OnValidation | None = None
     sinks: Sequence[Sink] = ()
-    decide: Decide = decide
+    decide: Decide | None = None
+    device: str = field(init=False)
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
         self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
+        self.device = device_name(self.config.compute)
 
     def run(self) -> Outcome:
         """Attempt after attempt, until one ends well or the policy says stop.
@@ -89,15 +92,16 @@ class Supervisor:
         """
         with run_lock(self.workspace, "train"), stop_requests() as request:
             self._prepare()
-            batch = self._plan(self.config.training.micro_batch_size)
-            while True:
-                ending, step = self._attempt(batch, request)
-                if ending.failure is None:
+            ending, step = Ending("stopped", None, None), self.ledger.history().last_step
+            delay = self._left_to_wait()
+            while not request.wait(delay):
+                ending, step, decision = self._attempt(request)
+                if decision is None or decision.action == "stop":
                     break
-                decision = self._decide(ending.failure)
-                if decision.action == "stop" or request.wait(decision.delay_seconds):
-                    break
-                batch = self._plan(decision.micro_batch_size or batch.micro_batch_size)
+                delay = decision.delay_seconds
+            else:
+                # Asked while no rank was there.
+                ending = Ending(request.outcome or "stopped", ending.result, None)
             history = self.ledger.history()
             return Outcome(
                 outcome=ending.outcome,
@@ -106,6 +110,7 @@ class Supervisor:
                 seconds=history.seconds,
                 result=ending.result,
                 failure=ending.failure,
+                account=account(history),
             )
 
     def _prepare(self) -> None:
@@ -144,133 +149,143 @@ class Supervisor:
                     )
                 )
 
-    def _plan(self, micro_batch_size: int | None) -> BatchPlan:
-        return plan_batch(
-            self.config.training.global_batch_size, self.launcher.world_size, micro_batch_size
-        )
+    def _left_to_wait(self) -> float:
+        """Seconds of the last decision's wait, where the one who made it died in it."""
+        history = self.ledger.history()
+        last = history.decisions[-1] if history.decisions else None
+        if last is None or last.action == "stop" or last.attempt + 1 != history.next_attempt:
+            return 0.0
+        return min(max(0.0, last.time + last.delay_seconds - time.time()), last.delay_seconds)
 
-    def _attempt(self, batch: BatchPlan, request: StopRequest) -> tuple[Ending, int]:
-        """One attempt, from the newest checkpoint to the end of its ranks."""
-        number = self.ledger.history().next_attempt
+    def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
+        """One attempt, from the newest checkpoint to the decision on what follows it."""
+        history = self.ledger.history()
+        number = history.next_attempt
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
         resume_from, resumed_step = _newest_checkpoint(self.workspace)
-        AttemptSpec(
-            attempt=number,
-            run_id=self.workspace.run_id,
-            config=str(self.workspace.config),
-            data=str(self.workspace.record("preprocess")),
-            micro_batch_size=batch.micro_batch_size,
-            gradient_accumulation_steps=batch.gradient_accumulation_steps,
-            resume_from=resume_from,
-        ).save(folder.spec)
-        watch = _Watch(self, folder, request, step=resumed_step or 0)
-        watch.tell(
-            AttemptStarted(
+        watch = Watch(self, folder, request, step=resumed_step or 0)
+        with contextlib.closing(watch):
+            batch = self._plan(watch)
+            AttemptSpec(
                 attempt=number,
-                world_size=batch.world_size,
+                run_id=self.workspace.run_id,
+                config=str(self.workspace.config),
+                data=str(self.workspace.record("preprocess")),
                 micro_batch_size=batch.micro_batch_size,
                 gradient_accumulation_steps=batch.gradient_accumulation_steps,
-                resumed_from_step=resumed_step,
-                inputs=inputs_digest(self.config, self.data),
+                gradient_checkpointing=batch.gradient_checkpointing,
+                resume_from=resume_from,
+                skipped_batches=history.skipped_batches,
+                learning_rate_scale=history.learning_rate_scale,
+            ).save(folder.spec)
+            watch.tell(
+                AttemptStarted(
+                    attempt=number,
+                    world_size=batch.world_size,
+                    micro_batch_size=batch.micro_batch_size,
+                    gradient_accumulation_steps=batch.gradient_accumulation_steps,
+                    gradient_checkpointing=batch.gradient_checkpointing,
+                    resumed_from_step=resumed_step,
+                    inputs=inputs_digest(self.config, self.data),
+                    device=self.device,
+                )
+            )
+            ending = Ending("stopped", None, None)
+            try:
+                with self.launcher.start(folder) as ranks:
+                    watch.follow(ranks)
+                ending = conclude(folder, ranks.exits(), watch.requested)
+            finally:
+                step = ending.result.step if ending.result else watch.step
+                watch.tell(_ended(number, step, ending))
+            self._remember(ending)
+            return ending, step, self._decide(ending.failure, watch) if ending.failure else None
+
+    def _plan(self, watch: Watch) -> BatchPlan:
+        """As configured, within what this run or an earlier one has learned to fit."""
+        training = self.config.training
+        plan = plan_batch(
+            training.global_batch_size, self.launcher.world_size, training.micro_batch_size
+        )
+        plan = replace(plan, gradient_checkpointing=training.gradient_checkpointing)
+        if not self.ledger.history().attempts:
+            self._take_up_learned(plan, watch)
+        limit = self.ledger.history().limit
+        if limit is None or limit.micro_batch_size is None:
+            return plan
+        return plan.within(
+            limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
+        )
+
+    def _take_up_learned(self, plan: BatchPlan, watch: Watch) -> None:
+        """Puts what earlier runs have learned into the ledger, where it changes the plan."""
+        path = self._learned
+        if not path.is_file():
+            return
+        learned = Learned.load(path)
+        within = plan.within(
+            learned.micro_batch_size, gradient_checkpointing=learned.gradient_checkpointing
+        )
+        if within == plan:
+            return
+        configured = self.config.training.micro_batch_size
+        bound = f" (training.micro_batch_size = {configured} is an upper bound)"
+        reason = (
+            f"an earlier run ran out of memory on {self.device} with more than micro-batch x "
+            f"accumulation {within}; this one starts there instead of {plan}"
+            f"{bound if configured else ''}. Remove {path} to forget that"
+        )
+        self.ledger.record(
+            DecisionMade(
+                attempt=0,
+                failure_class=FailureClass.GPU_OOM,
+                action="learned",
+                reason=reason,
+                micro_batch_size=within.micro_batch_size,
+                gradient_checkpointing=within.gradient_checkpointing,
             )
         )
-        ending = Ending("stopped", None, None)
-        try:
-            with self.launcher.start(folder) as ranks:
-                watch.follow(ranks)
-            ending = conclude(folder, ranks.exits(), watch.requested)
-        finally:
-            step = ending.result.step if ending.result else watch.step
-            watch.tell(_ended(number, step, ending))
-            watch.close()
-        return ending, step
+        watch.tell(Warned(stage="train", message=reason))
 
-    def _decide(self, failure: Failure) -> Decision:
+    def _remember(self, ending: Ending) -> None:
+        """Keeps a smaller plan for later runs, once it has trained."""
         history = self.ledger.history()
-        decision = self.decide(history, failure)
-        self.ledger.record(
+        limit, last = history.limit, history.attempts[-1]
+        trained = bool(last.checkpoints) or ending.outcome in SUCCESSES
+        if limit is not None and limit.micro_batch_size is not None and trained:
+            Learned(
+                micro_batch_size=limit.micro_batch_size,
+                gradient_checkpointing=limit.gradient_checkpointing,
+            ).save(self._learned)
+
+    @property
+    def _learned(self) -> Path:
+        fingerprint = memory_fingerprint(
+            self.config, self.data, device=self.device, world_size=self.launcher.world_size
+        )
+        return self.workspace.learned(fingerprint)
+
+    def _decide(self, failure: Failure, watch: Watch) -> Decision:
+        history = self.ledger.history()
+        policy = self.decide or partial(
+            decide, settings=self.config.recovery, run_id=self.workspace.run_id
+        )
+        decision = policy(history, failure)
+        watch.tell(
             DecisionMade(
                 attempt=history.attempts[-1].started.attempt,
                 failure_class=failure.failure_class,
                 action=decision.action,
                 reason=decision.reason,
+                delay_seconds=decision.delay_seconds,
+                micro_batch_size=decision.micro_batch_size,
+                gradient_checkpointing=decision.gradient_checkpointing,
+                rung=decision.rung,
+                skipped_batch=decision.skipped_batch,
+                learning_rate_scale=decision.learning_rate_scale,
             )
         )
         return decision
-
-
-class _Watch:
-    """Follows one attempt: its events to ledger and sinks, requests to its ranks."""
-
-    def __init__(
-        self, supervisor: Supervisor, folder: AttemptFolder, request: StopRequest, *, step: int
-    ) -> None:
-        self.supervisor, self.folder, self.request = supervisor, folder, request
-        self.step = step
-        self.pruned = False
-        self.sinks = list(supervisor.sinks)
-        self.follower = Follower(supervisor.workspace.events)
-        self.follower.skip_to_end()
-        self.stream = supervisor.workspace.stream("supervisor")
-
-    @property
-    def requested(self) -> AttemptOutcome | None:
-        """The outcome that the ranks were asked for, or None."""
-        return self.request.outcome or ("pruned" if self.pruned else None)
-
-    def tell(self, event: Event) -> None:
-        """Records an event of the supervisor's own."""
-        self.supervisor.ledger.record(event)
-        self.stream.emit(event)
-        self._relay()
-
-    def follow(self, ranks: RunningAttempt) -> None:
-        """Returns when all ranks are down."""
-        grace = self.supervisor.config.recovery.stop_grace_seconds
-        stopping = urgent = False
-        while not ranks.poll():
-            self._relay()
-            if self.request.outcome and not stopping:
-                ranks.stop(grace)
-                stopping = True
-            if self.request.urgent and not urgent:
-                ranks.stop(0)
-                urgent = True
-            time.sleep(POLL_SECONDS)
-        self._relay()
-
-    def close(self) -> None:
-        self.stream.close()
-
-    def _relay(self) -> None:
-        for event in self.follower.new():
-            if isinstance(event, CheckpointSaved):
-                self.supervisor.ledger.record(event)
-            if isinstance(event, CheckpointSaved | TrainingStep | Validated):
-                self.step = max(self.step, event.step)
-            for sink in list(self.sinks):
-                self._hand(sink, event)
-            if isinstance(event, Validated):
-                self._judge(event)
-
-    def _hand(self, sink: Sink, event: Event) -> None:
-        """A sink that fails is left out from then on; training goes on."""
-        try:
-            sink.emit(event)
-        except Exception as error:
-            self.sinks.remove(sink)
-            self.stream.emit(
-                Warned(
-                    stage="train",
-                    message=f"{type(sink).__name__} failed and gets no more events: {error}",
-                )
-            )
-
-    def _judge(self, event: Validated) -> None:
-        judge = self.supervisor.on_validation
-        if judge is not None and not self.pruned and not judge(event):
-            self.pruned = True
-            LocalStorage(self.folder.path).write(self.folder.stop.name, b"pruned")
 
 
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:

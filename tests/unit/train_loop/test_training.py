@@ -19,9 +19,9 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
-from steadytrain.components.train.checkpoint.store import committed, load_tensors
-from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.train.checkpoint.store import CheckpointStore, committed, load_tensors
+from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.loop.main import Rank
 
 from support.training import GPT2, events_of, losses_of, weights_digest
@@ -299,8 +299,8 @@ def test_an_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch)
 
     make = setup.make_accelerator
 
-    def with_scaler(config):
-        accelerator = make(config)
+    def with_scaler(config, **options):
+        accelerator = make(config, **options)
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
         return accelerator
 
@@ -350,6 +350,44 @@ def test_a_second_export_replaces_the_first(make_bench):
 def test_a_rank_without_its_specification_says_so(tmp_path):
     with pytest.raises(BadInput, match=r"spec\.json"):
         Rank(AttemptFolder(tmp_path)).run()
+
+
+def changed_spec(folder, **changes):
+    path = AttemptFolder(folder).spec
+    AttemptSpec.load(path).model_copy(update=changes).save(path)
+    return folder
+
+
+def test_a_lower_learning_rate_holds_after_the_state_is_loaded(make_bench):
+    bench = make_bench()
+    bench.train_here()
+    before = {event.step: event.learning_rate for event in events_of(bench.workspace, TrainingStep)}
+    checkpoint = CheckpointStore(bench.workspace.checkpoints, keep=9).path(3)
+    folder = bench.attempt(2, resume_from=checkpoint)
+    rank = Rank(AttemptFolder(changed_spec(folder, learning_rate_scale=0.1)))
+    rank.run()
+    after = {
+        event.step: event.learning_rate
+        for event in events_of(bench.workspace, TrainingStep)
+        if event.attempt == 2
+    }
+    assert after == pytest.approx({step: 0.1 * before[step] for step in (4, 5, 6)})
+
+
+def test_the_plan_can_ask_for_activation_checkpointing(make_bench):
+    bench = make_bench()
+    rank = Rank(AttemptFolder(changed_spec(bench.attempt(), gradient_checkpointing=True)))
+    rank.run()
+    assert rank.training.parts.module.is_gradient_checkpointing
+
+
+def test_where_the_plan_asks_for_it_and_the_model_has_none_memory_is_the_cause(make_bench):
+    bench = make_bench(
+        model={"config": {"model_type": "ctrl", "n_embd": 32, "n_layer": 1, "n_head": 2}}
+    )
+    folder = changed_spec(bench.attempt(), gradient_checkpointing=True)
+    with pytest.raises(CannotRecompute, match="CTRL"):
+        Rank(AttemptFolder(folder)).run()
 
 
 def test_activations_cannot_be_recomputed_by_a_model_without_that(make_bench):

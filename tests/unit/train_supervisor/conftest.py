@@ -43,7 +43,12 @@ def config(tmp_path):
             "data": {"source": ["unused"]},
             "model": {"config": {"model_type": "llama"}},
             "training": {"global_batch_size": 8},
-            "recovery": {"stop_grace_seconds": 10},
+            "compute": {"device": "cpu"},
+            "recovery": {
+                "stop_grace_seconds": 10,
+                "backoff_seconds": 0,
+                "breaker_reset_seconds": 0,
+            },
         }
     )
 
@@ -67,8 +72,10 @@ def data(tmp_path):
 
 @pytest.fixture
 def supervisor(config, data, launcher):
-    def make(how, *, ranks=1, **options):
-        return Supervisor(config, data, launcher(how, ranks=ranks), **options)
+    def make(how, *, ranks=1, run=None, model=None, training=None, **options):
+        changes = {"run": run, "model": model, "training": training}
+        content = config.model_dump() | {key: value for key, value in changes.items() if value}
+        return Supervisor(from_mapping(content), data, launcher(how, ranks=ranks), **options)
 
     return make
 

@@ -1,7 +1,7 @@
 """A stand-in for a rank: `python rank.py HOW ... FOLDER`. Behaves as told, quickly.
 
 Under torchrun RANK tells which rank it is; "1:HOW" applies to rank 1 alone, the
-others then wait to be told to leave.
+others then wait to be told to leave, or with "1:HOW:OTHER" do that.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ RANK = int(os.environ.get("RANK", "0"))
 
 def main(how: str, path: str) -> int:
     folder = AttemptFolder(Path(path))
-    wanted, _, only = how.rpartition(":")
-    if wanted and int(wanted) != RANK:
-        only = "wait"
+    only, *particular = how.split(":")
+    if particular:
+        wanted, act, other = (*how.split(":"), "wait")[:3]
+        only = act if int(wanted) == RANK else other
     print(f"rank {RANK} does {only}", flush=True)
     (folder.path / f"ready-{RANK}").touch()
     return ACTS[only](folder)
@@ -56,6 +57,13 @@ def crash(folder: AttemptFolder) -> int:
     raise ZeroDivisionError("stand-in")
 
 
+def crash_late(folder: AttemptFolder) -> int:
+    """Crashes once another rank is waiting."""
+    while not list(folder.path.glob("waiting-*")):
+        time.sleep(0.02)
+    return crash(folder)
+
+
 def report(folder: AttemptFolder) -> int:
     RankError(
         rank=RANK,
@@ -66,6 +74,11 @@ def report(folder: AttemptFolder) -> int:
         step=3,
     ).save(folder.error(RANK))
     return 1
+
+
+def fit(folder: AttemptFolder) -> int:
+    """Runs out of memory with a micro-batch above 2."""
+    return report(folder) if AttemptSpec.load(folder.spec).micro_batch_size > 2 else finish(folder)
 
 
 def kill(folder: AttemptFolder) -> int:
@@ -141,6 +154,8 @@ ACTS = {
     "finish_badly": finish_badly,
     "finish_second": finish_second,
     "crash": crash,
+    "crash_late": crash_late,
+    "fit": fit,
     "report": report,
     "kill": kill,
     "wait": wait,

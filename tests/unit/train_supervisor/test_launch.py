@@ -53,6 +53,14 @@ def test_the_first_of_two_that_fails_comes_first(launcher, folder):
     assert not processes_of(folder.path)
 
 
+def test_who_hangs_while_another_failed_is_killed_soon(launcher, folder):
+    """torchrun asks it to leave and then waits for 30 s; the root cause must stay the first."""
+    exits = run(launcher("1:crash_late:ignore", ranks=2), folder)
+    assert time.time() - folder.log(1).stat().st_mtime < 15
+    assert next(iter(exits.items())) == (1, 1)
+    assert not processes_of(folder.path)
+
+
 @BOTH
 def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_for):
     with launcher("wait", ranks=ranks).start(folder) as attempt:

@@ -15,9 +15,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
 )
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.recovery.failures import classify
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.policy import decide
 
 
 @pytest.fixture
@@ -124,11 +122,3 @@ def test_another_schema_version_is_refused_by_name(ledger, storage):
     storage.write(name, json.dumps(content).encode())
     with pytest.raises(BadInput, match="schema version 2"):
         ledger.history()
-
-
-@pytest.mark.parametrize(("status", "words"), [(-15, "can succeed"), (3, "would come again")])
-def test_the_policy_stops_and_says_why(ledger, status, words):
-    ledger.record(started(1))
-    decision = decide(ledger.history(), classify([], {0: status}, {}))
-    assert decision.action == "stop"
-    assert words in decision.reason

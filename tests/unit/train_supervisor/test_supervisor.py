@@ -10,10 +10,16 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput, RunBusy
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, Warned
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    DecisionMade,
+    Warned,
+)
 from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.process import processes_of
+from steadytrain.components.train.recovery.ladder import LADDER
 from steadytrain.components.train.recovery.policy import Decision
 
 
@@ -63,16 +69,19 @@ def test_a_run_that_fails(supervisor, workspace, how, failure_class, message):
 
 
 def test_ranks_that_are_preempted_unasked(supervisor):
-    """A spot node that goes signals the ranks; the supervisor was not asked anything."""
+    """A spot node that goes signals the ranks; the supervisor was not asked anything.
+
+    It goes on by itself, and gives up where no attempt comes to a checkpoint.
+    """
     running = supervisor("wait")
 
     class Preempt:
         def emit(self, event):
             if isinstance(event, AttemptStarted):
-                threading.Thread(target=self.signal).start()
+                threading.Thread(target=self.signal, args=[event.attempt]).start()
 
-        def signal(self):
-            folder = running.workspace.attempts / "0001"
+        def signal(self, attempt):
+            folder = running.workspace.attempts / f"{attempt:04d}"
             while not (folder / "waiting-0").exists():
                 pass
             for process in processes_of(folder):
@@ -83,7 +92,7 @@ def test_ranks_that_are_preempted_unasked(supervisor):
 
     running.sinks = [Preempt()]
     outcome = running.run()
-    assert outcome.outcome == "preempted"
+    assert (outcome.outcome, outcome.attempts) == ("preempted", 3)
     assert outcome.failure.failure_class == "preemption"
 
 
@@ -102,13 +111,65 @@ def test_a_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, w
     assert (second.micro_batch_size, second.gradient_accumulation_steps) == (4, 2)
 
 
+def test_a_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(supervisor, workspace):
+    assert supervisor("fit").run().attempts == 3
+    assert [event.micro_batch_size for event in events(workspace, AttemptStarted)] == [8, 4, 2]
+    told = [event.reason for event in events(workspace, DecisionMade)]
+    assert "8 x 1 becomes 4 x 2" in told[0]
+    assert "4 x 2 becomes 2 x 4" in told[1]
+
+    later = supervisor("fit", run="later")
+    assert later.run().attempts == 1
+    (begun,) = events(later.workspace, AttemptStarted)
+    assert (begun.micro_batch_size, begun.gradient_accumulation_steps) == (2, 4)
+    (warned,) = events(later.workspace, Warned)
+    assert "2 x 4" in warned.message
+    assert "instead of 8 x 1" in warned.message
+    assert later.ledger.history().limit.micro_batch_size == 2
+
+    other = supervisor("fit", run="other", model={"config": {"model_type": "gpt2"}})
+    assert other.run().attempts == 3, "what one model taught says nothing about another"
+
+
+def test_what_is_asked_of_the_next_run_is_no_more_than_its_own_bound(supervisor, workspace):
+    supervisor("fit").run()
+    small = supervisor("fit", run="small", training={"global_batch_size": 8, "micro_batch_size": 1})
+    small.run()
+    assert events(small.workspace, AttemptStarted)[0].micro_batch_size == 1
+    assert not events(small.workspace, Warned)
+
+
+def test_out_of_memory_to_the_end_the_account_names_every_attempt(supervisor):
+    outcome = supervisor("report").run()
+    assert (outcome.outcome, outcome.attempts) == ("failed", 5)
+    text = "\n".join(outcome.account)
+    for plan in ("8 x 1", "4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"):
+        assert f"micro-batch x accumulation {plan}," in text
+    for rung in LADDER:
+        assert rung.name in text
+
+
+def test_a_new_supervisor_goes_on_with_the_decision_of_one_that_died(supervisor, workspace):
+    def halve(history, failure):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Decision("retry_changed", "smaller", delay_seconds=4, micro_batch_size=4)
+
+    assert supervisor("crash", decide=halve).run().outcome == "preempted"
+    assert supervisor("finish").run().attempts == 2
+    (decided,) = events(workspace, DecisionMade)
+    second = events(workspace, AttemptStarted)[1]
+    assert second.time >= decided.time + decided.delay_seconds
+    assert second.micro_batch_size == 4
+
+
 def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
     def decide(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
         return Decision("retry", "later", delay_seconds=600)
 
     outcome = supervisor("crash", decide=decide).run()
-    assert (outcome.outcome, outcome.attempts) == ("failed", 1)
+    assert (outcome.outcome, outcome.attempts) == ("preempted", 1)
+    assert outcome.failure is None
 
 
 def test_a_second_signal_does_not_wait_for_the_grace(supervisor, workspace):

@@ -1,0 +1,97 @@
+"""Follows one attempt: what its ranks tell, and what is asked of them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from steadytrain.components.shared.events import Event, Follower, Sink
+from steadytrain.components.shared.events.types import (
+    AttemptOutcome,
+    CheckpointSaved,
+    TrainingStep,
+    Validated,
+    Warned,
+)
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.launch.base import RunningAttempt
+from steadytrain.components.train.recovery.signals import StopRequest
+
+if TYPE_CHECKING:
+    from steadytrain.components.train.recovery.supervisor import Supervisor
+
+POLL_SECONDS = 0.1
+
+
+class Watch:
+    """Follows one attempt: its events to ledger and sinks, requests to its ranks."""
+
+    def __init__(
+        self, supervisor: Supervisor, folder: AttemptFolder, request: StopRequest, *, step: int
+    ) -> None:
+        self.supervisor, self.folder, self.request = supervisor, folder, request
+        self.step = step
+        self.pruned = False
+        self.follower = Follower(supervisor.workspace.events)
+        self.follower.skip_to_end()
+        self.stream = supervisor.workspace.stream("supervisor")
+
+    @property
+    def requested(self) -> AttemptOutcome | None:
+        """The outcome that the ranks were asked for, or None."""
+        return self.request.outcome or ("pruned" if self.pruned else None)
+
+    def tell(self, event: Event) -> None:
+        """Records an event of the supervisor's own."""
+        self.supervisor.ledger.record(event)
+        self.stream.emit(event)
+        self._relay()
+
+    def follow(self, ranks: RunningAttempt) -> None:
+        """Returns when all ranks are down."""
+        grace = self.supervisor.config.recovery.stop_grace_seconds
+        stopping = urgent = False
+        while not ranks.poll():
+            self._relay()
+            if self.request.outcome and not stopping:
+                ranks.stop(grace)
+                stopping = True
+            if self.request.urgent and not urgent:
+                ranks.stop(0)
+                urgent = True
+            time.sleep(POLL_SECONDS)
+        self._relay()
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def _relay(self) -> None:
+        for event in self.follower.new():
+            if isinstance(event, CheckpointSaved):
+                self.supervisor.ledger.record(event)
+            if isinstance(event, CheckpointSaved | TrainingStep | Validated):
+                self.step = max(self.step, event.step)
+            for sink in list(self.supervisor.sinks):
+                self._hand(sink, event)
+            if isinstance(event, Validated):
+                self._judge(event)
+
+    def _hand(self, sink: Sink, event: Event) -> None:
+        """A sink that fails is left out from then on; training goes on."""
+        try:
+            sink.emit(event)
+        except Exception as error:
+            self.supervisor.sinks = [other for other in self.supervisor.sinks if other is not sink]
+            self.stream.emit(
+                Warned(
+                    stage="train",
+                    message=f"{type(sink).__name__} failed and gets no more events: {error}",
+                )
+            )
+
+    def _judge(self, event: Validated) -> None:
+        judge = self.supervisor.on_validation
+        if judge is not None and not self.pruned and not judge(event):
+            self.pruned = True
+            LocalStorage(self.folder.path).write(self.folder.stop.name, b"pruned")

@@ -1,0 +1,43 @@
+"""The name of the device, asked of the driver's own tool."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.train.plan.device import device_name
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    def install(script):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return install
+
+
+def test_the_first_gpu_counts(tool):
+    tool("echo 'NVIDIA A100-SXM4-80GB'; echo 'NVIDIA A100-SXM4-80GB'")
+    assert device_name(ComputeConfig()) == "NVIDIA A100-SXM4-80GB"
+    assert device_name(ComputeConfig(device="cpu")) == "cpu"
+
+
+def test_hidden_gpus_do_not_count(tool, monkeypatch):
+    tool("echo 'NVIDIA A100-SXM4-80GB'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_name(ComputeConfig()) == "cpu"
+
+
+@pytest.mark.parametrize("script", ["exit 9", "true"])
+def test_a_tool_that_finds_none(tool, script):
+    tool(script)
+    assert device_name(ComputeConfig()) == "cpu"
+
+
+def test_no_tool(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert device_name(ComputeConfig()) == "cpu"

@@ -1,0 +1,277 @@
+"""The policy: what follows a failure, from the ledger's history alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+)
+from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.ladder import LADDER, next_rung
+from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.policy import budget_left, decide
+
+EXACT = RecoveryConfig(jitter=False)
+BUDGETED = [
+    kind
+    for kind in FailureClass
+    if kind.retryable and kind not in (FailureClass.GPU_OOM, FailureClass.DIVERGENCE)
+]
+AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN]
+
+
+class Run:
+    """A run as the ledger tells it, failing as it is told."""
+
+    def __init__(self, settings=EXACT, *, batch=8, ranks=1, device="GPU"):
+        self.settings, self.device = settings, device
+        self.plan, self.history, self.step = plan_batch(batch, ranks, batch // ranks), History(), 0
+
+    def fail(self, kind, *, saves=False, unexplained=False):
+        number, plan = self.history.next_attempt, self.plan
+        attempt = AttemptHistory(
+            AttemptStarted(
+                attempt=number,
+                world_size=plan.world_size,
+                micro_batch_size=plan.micro_batch_size,
+                gradient_accumulation_steps=plan.gradient_accumulation_steps,
+                gradient_checkpointing=plan.gradient_checkpointing,
+                resumed_from_step=self.step or None,
+                device=self.device,
+            )
+        )
+        if saves:
+            self.step += 10
+            attempt.checkpoints.append(
+                CheckpointSaved(
+                    attempt=number, step=self.step, checkpoint="c", bytes=1, seconds=0.1
+                )
+            )
+        attempt.ended = AttemptEnded(
+            attempt=number, outcome="failed", step=self.step, failure_class=kind
+        )
+        self.history.attempts.append(attempt)
+        self.failure = Failure(kind, 0, "told", "do this", unexplained=unexplained)
+        decision = decide(self.history, self.failure, self.settings, "run")
+        self.history.decisions.append(
+            DecisionMade(
+                attempt=number,
+                failure_class=kind,
+                action=decision.action,
+                reason=decision.reason,
+                delay_seconds=decision.delay_seconds,
+                micro_batch_size=decision.micro_batch_size,
+                gradient_checkpointing=decision.gradient_checkpointing,
+                rung=decision.rung,
+                skipped_batch=decision.skipped_batch,
+                learning_rate_scale=decision.learning_rate_scale,
+            )
+        )
+        if decision.micro_batch_size is not None:
+            self.plan = plan.within(
+                decision.micro_batch_size, gradient_checkpointing=decision.gradient_checkpointing
+            )
+        return decision
+
+
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_what_would_come_again_stops_at_once(kind):
+    assert Run().fail(kind).action == "stop"
+
+
+@pytest.mark.parametrize("kind", set(BUDGETED) - {FailureClass.PREEMPTION})
+def test_three_in_a_row_open_the_breaker_and_its_last_try_stops_the_run(kind):
+    run = Run()
+    delays = [run.fail(kind).delay_seconds for _ in range(3)]
+    assert delays == [2, 4, 120]
+    last = run.fail(kind)
+    assert last.action == "stop"
+    assert "breaker" in last.reason
+
+
+def test_the_breaker_counts_over_the_classes():
+    run = Run()
+    assert run.fail(FailureClass.NETWORK).delay_seconds == 2
+    assert run.fail(FailureClass.STORAGE).delay_seconds == 2
+    assert run.fail(FailureClass.HANG).delay_seconds == 120
+    assert run.fail(FailureClass.NETWORK).action == "stop"
+
+
+def test_a_new_checkpoint_closes_the_breaker():
+    run = Run()
+    for _ in range(3):
+        run.fail(FailureClass.NETWORK)
+    assert run.fail(FailureClass.NETWORK, saves=True).delay_seconds == 2
+
+
+def test_a_class_has_a_budget_of_its_own():
+    run = Run(EXACT.model_copy(update={"breaker_failures": 9}))
+    actions = [run.fail(FailureClass.NETWORK).action for _ in range(2)]
+    assert actions == ["retry", "retry"]
+    assert run.fail(FailureClass.STORAGE).action == "retry"
+    assert run.fail(FailureClass.NETWORK).action == "stop"
+
+
+def test_preemptions_do_not_eat_the_budget_of_crashes():
+    run = Run()
+    for _ in range(2):
+        assert run.fail(FailureClass.PREEMPTION).action == "retry"
+    assert budget_left(run.history, FailureClass.NETWORK, EXACT) == 3
+    assert [run.fail(FailureClass.NETWORK).delay_seconds for _ in range(2)] == [2, 4]
+    assert run.fail(FailureClass.PREEMPTION).action == "stop"
+
+
+def test_a_step_that_was_saved_before_is_no_progress():
+    """A checkpoint that is lost and saved again does not keep a run alive for ever."""
+    run = Run()
+    run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
+    for _ in range(2):
+        run.step = 0
+        run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
+    run.step = 0
+    assert run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True).action == "stop"
+
+
+def test_waits_double_up_to_a_minute():
+    run = Run(EXACT.model_copy(update={"breaker_failures": 99, "max_failures_per_class": 99}))
+    delays = [run.fail(FailureClass.NETWORK).delay_seconds for _ in range(80)]
+    assert delays[:7] == [2, 4, 8, 16, 32, 60, 60]
+    assert set(delays[5:]) == {60}
+
+
+@given(run_id=st.text(max_size=9), failures=st.integers(1, 9))
+def test_jitter_is_small_and_the_same_again(run_id, failures):
+    lenient = RecoveryConfig(breaker_failures=99, max_failures_per_class=99)
+    run = Run(lenient)
+    for _ in range(failures):
+        run.fail(FailureClass.NETWORK)
+    delay = decide(run.history, run.failure, lenient, run_id).delay_seconds
+    assert delay == decide(run.history, run.failure, lenient, run_id).delay_seconds
+    assert 0.75 * min(60, 2**failures) <= delay <= min(60, 2**failures)
+
+
+def test_jitter_scatters_runs():
+    run = Run(RecoveryConfig())
+    run.fail(FailureClass.NETWORK)
+    delays = {
+        decide(run.history, run.failure, RecoveryConfig(), f"run-{number}").delay_seconds
+        for number in range(20)
+    }
+    assert len(delays) == 20
+
+
+def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
+    run = Run()
+    walked = []
+    while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
+        assert (decision.action, decision.delay_seconds) == ("retry_changed", 0)
+        walked.append(str(run.plan))
+        assert run.plan.global_batch_size == 8
+    assert walked == ["4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"]
+    for rung in LADDER:
+        assert rung.name in decision.reason
+    assert "not available yet" in decision.reason
+    assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
+    assert run.failure.failure_class == "gpu_oom"
+
+
+def test_a_divergence_skips_then_slows_then_stops():
+    run = Run()
+    first, second, third = (run.fail(FailureClass.DIVERGENCE) for _ in range(3))
+    assert (first.skipped_batch, first.learning_rate_scale) == (0, 1)
+    assert (second.skipped_batch, second.learning_rate_scale) == (None, 0.1)
+    assert third.action == "stop"
+    assert run.history.skipped_batches == (0,)
+    assert run.history.learning_rate_scale == 0.1
+
+
+def test_after_a_new_checkpoint_a_divergence_is_the_first_again():
+    run = Run()
+    run.fail(FailureClass.DIVERGENCE)
+    again = run.fail(FailureClass.DIVERGENCE, saves=True)
+    assert again.skipped_batch == 1, "the batch that is taken where the first is left out"
+
+
+def test_rungs_are_no_attempts():
+    run = Run()
+    for kind in (FailureClass.NETWORK, FailureClass.GPU_OOM) * 2:
+        assert run.fail(kind).action != "stop"
+    assert budget_left(run.history, FailureClass.GPU_OOM, EXACT) == 3
+    assert run.fail(FailureClass.NETWORK).delay_seconds == 120
+
+
+@pytest.mark.parametrize(
+    ("device", "unexplained", "action"),
+    [
+        ("cpu", False, "retry_changed"),
+        ("cpu", True, "retry"),
+        ("NVIDIA H100", False, "retry"),
+    ],
+)
+def test_host_memory_is_no_matter_of_the_micro_batch_unless_on_the_cpu(device, unexplained, action):
+    run = Run(device=device)
+    assert run.fail(FailureClass.HOST_OOM, unexplained=unexplained).action == action
+
+
+@given(share=st.integers(1, 500), world=st.integers(1, 64))
+def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
+    plan, rungs = BatchPlan(share, 1, world), 0
+    while found := next_rung(plan):
+        _, lowered = found
+        assert lowered.global_batch_size == share * world
+        assert lowered.micro_batch_size <= max(1, plan.micro_batch_size // 2)
+        plan, rungs = lowered, rungs + 1
+    assert rungs <= share.bit_length()
+    assert (plan.micro_batch_size, plan.gradient_checkpointing) == (1, True)
+
+
+FAULTS = st.tuples(st.sampled_from(list(FailureClass)), st.booleans(), st.booleans())
+SETTINGS = st.builds(
+    RecoveryConfig,
+    max_failures_per_class=st.integers(1, 5),
+    breaker_failures=st.integers(1, 6),
+    jitter=st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(faults=st.lists(FAULTS, max_size=30), recovery=SETTINGS, device=st.sampled_from(["cpu", ""]))
+def test_any_history(faults, recovery, device):
+    run = Run(recovery, device=device)
+    for kind, saves, unexplained in faults:
+        decision = run.fail(kind, saves=saves, unexplained=unexplained)
+        before = History(list(run.history.attempts), run.history.decisions[:-1])
+        assert decide(before, run.failure, recovery, "run") == decision
+        assert all(budget_left(run.history, each, recovery) >= 0 for each in FailureClass)
+        longest = max(recovery.backoff_max_seconds, recovery.breaker_reset_seconds)
+        assert 0 <= decision.delay_seconds <= longest
+        assert decision.reason
+        if decision.action == "stop":
+            break
+
+
+@settings(deadline=None)
+@given(data=st.data(), recovery=SETTINGS)
+def test_without_progress_it_always_ends(data, recovery):
+    run = Run(recovery)
+    rungs = 4  # of a micro-batch of 8: 4, 2, 1, and activation checkpointing
+    divergences = 3
+    most = recovery.max_failures_per_class + recovery.breaker_failures + 1 + rungs + divergences
+    for _ in range(most):
+        if run.fail(data.draw(st.sampled_from(list(FailureClass)))).action == "stop":
+            return
+    pytest.fail("it goes on for ever")
+
+
+@given(kinds=st.lists(st.sampled_from(BUDGETED), min_size=1, max_size=60))
+def test_with_progress_between_them_a_run_survives_any_number_of_faults(kinds):
+    run = Run()
+    assert all(run.fail(kind, saves=True).action == "retry" for kind in kinds)
