@@ -25,13 +25,13 @@ DEFECTS: Final = {
     "unknown_label": "the label is not among data.labels",
     "too_long": "is longer than data.max_record_bytes",
     "refused_by_template": "the tokenizer's chat template refuses it",
+    "label_unseen_in_training": "held out, with a label that training never saw",
 }
 SET_ASIDE: Final = {
     "exact_duplicate": "the same content as a record that is kept",
     "near_duplicate": "nearly the same content as another record of its side",
     "leakage": "a duplicate or near duplicate of a held-out record",
     "conflicting_label": "the same content occurs with another label",
-    "label_unseen_in_training": "held out, with a label that training never saw",
 }
 _ROLES = ("system", "user", "assistant", "tool")
 

@@ -29,7 +29,8 @@ __all__ = [
     "RunConfig",
     "TrackingConfig",
     "TrainingConfig",
-    "from_mapping", "from_parameters",
+    "from_mapping",
+    "from_parameters",
     "load",
     "preset_names",
 ]
