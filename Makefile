@@ -13,7 +13,7 @@ demo: setup ## Train, judge and register a real model on real data, on this mach
 	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
 
 test: setup lint package ## Everything that is promised of a change.
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include 'components/*' --fail-under 90 --format total
 
 lint: setup

