@@ -195,7 +195,7 @@ def test_disk_too_small_from_the_start(steadytrain, given, small_disk):
 
 
 def test_disk_that_fills_up_in_training(steadytrain, given, small_disk):
-    """The disk is full when the first checkpoint is to be saved; with room again, it goes on."""
+    """The disk is full when a checkpoint is to be saved."""
     disk = small_disk("300m")
     sets = (
         "model.config.hidden_size=512",
@@ -203,6 +203,7 @@ def test_disk_that_fills_up_in_training(steadytrain, given, small_disk):
         "model.config.num_hidden_layers=8",
         "training.save_steps=1",
         "training.max_steps=4",
+        "recovery.max_failures_per_class=1",
     )
     filler = disk / "filler"
     filler.write_bytes(b"0" * (80 * 2**20))

@@ -87,7 +87,7 @@ def test_what_would_come_again_stops_at_once(kind):
     assert Run().fail(kind).action == "stop"
 
 
-@pytest.mark.parametrize("kind", set(BUDGETED) - {FailureClass.PREEMPTION})
+@pytest.mark.parametrize("kind", sorted(set(BUDGETED) - {FailureClass.PREEMPTION}))
 def test_three_in_a_row_open_the_breaker_and_its_last_try_stops_the_run(kind):
     run = Run()
     delays = [run.fail(kind).delay_seconds for _ in range(3)]
