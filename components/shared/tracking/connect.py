@@ -149,7 +149,7 @@ def tracking_errors(uri: str) -> Iterator[None]:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: {_reason(error, uri)}",
             remedy=_REMEDY,
-        ) from error
+        ) from None  # what it came from may hold the address, password and all
 
 
 def shown(uri: str) -> str:
