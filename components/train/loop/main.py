@@ -7,6 +7,7 @@ asked, 143 when it left on SIGTERM, 1 when it failed (rank-<r>.error.json says w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -121,6 +122,9 @@ def main(folder: str) -> int:
         traceback.print_exc()
         rank.report(error)
         return 1
+    # Python puts the default handler back while it ends, and torchrun passes SIGTERM on a
+    # second time: the rank would be seen to die of the signal instead of leaving by itself.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return PREEMPTED_EXIT if outcome == "preempted" else 0
 
 
