@@ -6,10 +6,11 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from support.command import wait_for
 
 HEAD = """
 name: bad
@@ -237,13 +238,6 @@ def test_two_runs_on_one_folder(steadytrain, given):
     finally:
         first.terminate()
         first.wait(90)
-
-
-def wait_for(condition, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_unknown_field(steadytrain, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 
 import psutil
 import pytest
@@ -14,7 +13,7 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptStarted, CheckpointSaved
 from steadytrain.components.shared.records import TrainRecord
 
-from support.command import TINY_LM
+from support.command import TINY_LM, wait_for
 
 LONG = (*TINY_LM, "training.max_steps=60", "training.eval_steps=30", "training.save_steps=5")
 
@@ -40,13 +39,6 @@ def events(steadytrain, kind):
         for event in read_events(folder)
     ]
     return [event for event in found if isinstance(event, kind)]
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def left_behind(steadytrain):

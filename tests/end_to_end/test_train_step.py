@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from steadytrain.components.train import step
 from steadytrain.components.train.launch.process import processes_of
 from steadytrain.components.train.recovery.ledger import Ledger
 
+from support.command import wait_for
 from support.training import Bench, events_of, language_rows, write_data
 
 RECIPE = {
@@ -73,13 +73,6 @@ class Kept:
 
 def ledger(workspace):
     return Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history()
-
-
-def wait_for(condition, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def supervise(bench):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,3 +79,11 @@ class Command:
     def environment(self, **changes: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
         return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **changes}
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Returns when the condition holds; fails where it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.local import sync_folder
+from steadytrain.components.shared.storage.local import sync_file, sync_folder
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
     MANIFEST,
@@ -165,9 +164,9 @@ def _write(
     manifest = Manifest(step=step, world_size=world_size, tensors=entries, files=files)
     (folder / MANIFEST).write_text(manifest.model_dump_json())
     for path in folder.iterdir():
-        _sync_file(path)
+        sync_file(path)
     (folder / COMMIT).write_text(file_digest(folder / MANIFEST))
-    _sync_file(folder / COMMIT)
+    sync_file(folder / COMMIT)
     sync_folder(folder)
     return sum(entry.bytes for entry in files)
 
@@ -195,14 +194,6 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     folder.replace(doomed)
     shutil.rmtree(doomed)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import torch
 
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.local import sync_folder
+from steadytrain.components.shared.storage.local import sync_file, sync_folder
 from steadytrain.components.tasks.base import Task
 
 
@@ -44,6 +43,5 @@ def export_model(task: Task, module: torch.nn.Module, target: Path) -> None:
 def _sync(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as handle:
-                os.fsync(handle.fileno())
+            sync_file(path)
     sync_folder(folder)

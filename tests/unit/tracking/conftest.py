@@ -21,23 +21,11 @@ from typing import Any
 import pytest
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
-from steadytrain.components.shared.tracking.connect import import_mlflow
 from steadytrain.components.shared.workspace import Workspace
 
+from support.stores import empty_store, own_environment
 
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("MLFLOW_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store as MLflow creates it, which takes some seconds: made once, copied often."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    import_mlflow().MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
+__all__ = ["empty_store", "own_environment"]
 
 
 @pytest.fixture
