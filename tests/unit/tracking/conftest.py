@@ -23,6 +23,7 @@ import pytest
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.workspace import Workspace
 
+from support.proxy import Proxy, proxy_to
 from support.stores import empty_store, own_environment
 
 __all__ = ["empty_store", "own_environment"]
@@ -113,6 +114,24 @@ def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
     server = Server(folder, free_port())
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="module")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
+    """A server that is up, for all tests of a module."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder, free_port())
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def proxy(lasting_server: Server) -> Iterator[Proxy]:
+    """A proxy before the lasting server."""
+    with proxy_to(lasting_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture
