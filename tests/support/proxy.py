@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Fault = Literal["forward", "lose", "reset", "hang", "500", "503", "truncate"]
+Fault = Literal["forward", "lose", "reset", "hang", "403", "500", "503", "truncate"]
 """What becomes of a request:
 
 forward: the server's answer; lose: the server does it, and its answer is lost;
 reset: the connection is reset unread; hang: no answer before the test ends;
-500, 503: refused with that status (503 as S3's SlowDown, and to be asked again in an hour);
+403, 500, 503: refused with that status, as S3 does (503 is SlowDown, to be asked again in an hour);
 truncate: half of the answer's body, then the connection is reset.
 """
 
-SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>slow</Message></Error>"
-BROKEN = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>broken</Message></Error>"
+S3_CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
 
 
 class Proxy:
@@ -30,6 +29,7 @@ class Proxy:
 
     Attributes:
         usual: what becomes of a request for which no fault was queued.
+        hidden: headers, in lower case, of which the server is not told.
         queued: faults for the next requests that `concerns` picks, in their order.
         seen: "METHOD path" of every request.
     """
@@ -39,8 +39,8 @@ class Proxy:
         self.usual: Fault = "forward"
         self.queued: collections.deque[Fault] = collections.deque()
         self.concerns: Callable[[str, str], bool] = lambda _method, _path: True
+        self.hidden: set[str] = set()
         self.seen: list[str] = []
-        self.done: list[Fault] = []
         self.ended = threading.Event()
         self._turn = threading.Lock()
         self._server = ThreadingHTTPServer(
@@ -58,8 +58,7 @@ class Proxy:
         with self._turn:
             self.seen.append(f"{method} {path}")
             picked = self.queued and self.concerns(method, path)
-            self.done.append(self.queued.popleft() if picked else self.usual)
-            return self.done[-1]
+            return self.queued.popleft() if picked else self.usual
 
     def close(self) -> None:
         self.ended.set()
@@ -98,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response_only(100)
             self.end_headers()
         body = self._body()
-        if fault in ("500", "503"):
+        if fault in ("403", "500", "503"):
             self._refuse(int(fault))
             return
         status, headers, content = self._forward(body)
@@ -140,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in ("connection", "expect"):
+                if name.lower() not in {"connection", "expect", *self.proxy.hidden}:
                     server.putheader(name, value)
             server.endheaders(body)
             answer = server.getresponse()
@@ -149,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.close()
 
     def _refuse(self, status: int) -> None:
-        content = SLOW_DOWN if status == 503 else BROKEN
+        content = f"<Error><Code>{S3_CODES[status]}</Code></Error>".encode()
         self.send_response_only(status)
         self.send_header("Content-Length", str(len(content)))
         if status == 503:
