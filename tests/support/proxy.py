@@ -32,6 +32,7 @@ class Proxy:
         hidden: headers, in lower case, of which the server is not told.
         queued: faults for the next requests that `concerns` picks, in their order.
         seen: "METHOD path" of every request.
+        done: what has become of any of them.
     """
 
     def __init__(self, port: int) -> None:
@@ -41,6 +42,7 @@ class Proxy:
         self.concerns: Callable[[str, str], bool] = lambda _method, _path: True
         self.hidden: set[str] = set()
         self.seen: list[str] = []
+        self.done: set[Fault] = set()
         self.ended = threading.Event()
         self._turn = threading.Lock()
         self._server = ThreadingHTTPServer(
@@ -58,7 +60,9 @@ class Proxy:
         with self._turn:
             self.seen.append(f"{method} {path}")
             picked = self.queued and self.concerns(method, path)
-            return self.queued.popleft() if picked else self.usual
+            fault = self.queued.popleft() if picked else self.usual
+            self.done.add(fault)
+            return fault
 
     def close(self) -> None:
         self.ended.set()

@@ -10,6 +10,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
+    brisk,
     import_mlflow,
     open_tracking,
     tracking_errors,
@@ -38,10 +39,11 @@ def parent_run(config: RunConfig, workspace: Workspace) -> str:
         BadInput: MLFLOW_RUN_ID is no run of this store.
         TrackingError: the store cannot be used.
     """
-    tracking = open_tracking(config, workspace)
-    run_id = continue_run(tracking, config, workspace)
-    with tracking_errors(tracking.uri):
-        tracking.client.update_run(run_id, status="RUNNING")
+    with brisk():
+        tracking = open_tracking(config, workspace)
+        run_id = continue_run(tracking, config, workspace)
+        with tracking_errors(tracking.uri):
+            tracking.client.update_run(run_id, status="RUNNING")
     return run_id
 
 
