@@ -46,13 +46,13 @@ class JsonLines:
     def __init__(self, path: Path, *, job_id: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.job_id = job_id
-        self.handle = path.open("a", encoding="utf-8")
+        self.handle = path.open("ab")
         if _torn(path):
             # A writer died in the middle of a line: what follows must not be lost with it.
-            self.handle.write("\n")
+            self.handle.write(b"\n")
 
     def emit(self, event: Event) -> None:
-        self.handle.write(to_json(event, job_id=self.job_id) + "\n")
+        self.handle.write(f"{to_json(event, job_id=self.job_id)}\n".encode())
         self.handle.flush()
 
     def close(self) -> None:
