@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
 from steadytrain.components.shared.storage.local import copy_file
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
@@ -79,6 +82,21 @@ class S3Storage:
                 raise
         return True
 
+    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
+        """As the protocol has it; the server checks each part against its SHA-256."""
+        with self._named(name):
+            self.client.upload_fileobj(
+                io.BufferedReader(_Stream(parts), CHUNK_BYTES),
+                self.bucket,
+                self._key(name),
+                {"ChecksumAlgorithm": "SHA256"},
+            )
+
+    def read_stream(self, name: str) -> Iterator[bytes]:
+        with self._named(name):
+            body = self.client.get_object(Bucket=self.bucket, Key=self._key(name))["Body"]
+            yield from body.iter_chunks(CHUNK_BYTES)
+
     def exists(self, name: str) -> bool:
         try:
             with self._named(name):
@@ -97,9 +115,8 @@ class S3Storage:
                 Bucket=self.bucket, Prefix=self._key(prefix)
             )
             found = [item for page in pages for item in page.get("Contents", [])]
-        cut = len(self.prefix) + 1 if self.prefix else 0
         objects = (
-            ObjectInfo(item["Key"][cut:], item["Size"], item["ETag"])
+            ObjectInfo(item["Key"][self._cut :], item["Size"], item["ETag"])
             for item in found
             if not item["Key"].endswith("/")
         )
@@ -108,6 +125,34 @@ class S3Storage:
     def delete(self, name: str) -> None:
         with self._named(name):
             self.client.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def folders(self) -> Sequence[str]:
+        unfinished = [upload["Key"][self._cut :] for upload in self._uploads("")]
+        return sorted(
+            {name.partition("/")[0] for name in [*self.list(), *unfinished] if "/" in name}
+        )
+
+    def clear(self, folder: str) -> None:
+        for name in self.list(f"{folder}/"):
+            self.delete(name)
+        for upload in self._uploads(f"{folder}/"):
+            with self._named(folder):
+                self.client.abort_multipart_upload(
+                    Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                )
+
+    def _uploads(self, prefix: str) -> Sequence[MultipartUploadTypeDef]:
+        """Multipart uploads that were begun and not completed."""
+        with self._named(prefix):
+            pages = self.client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=self._key(prefix)
+            )
+            return [item for page in pages for item in page.get("Uploads", [])]
+
+    @property
+    def _cut(self) -> int:
+        """Length of what a key has before an object's name."""
+        return len(self.prefix) + 1 if self.prefix else 0
 
     def download(self, name: str, path: Path) -> None:
         partial = path.with_name(f".partial-{path.name}")
@@ -144,6 +189,26 @@ class S3Storage:
             raise StorageError(f"{place}: {code}", remedy=_remedy(code)) from error
         except (BotoCoreError, S3UploadFailedError) as error:
             raise StorageError(f"{place}: {error}", remedy=_remedy("")) from error
+
+
+class _Stream(io.RawIOBase):
+    """Reads what an iterable of buffers gives."""
+
+    def __init__(self, parts: Iterable[Buffer]) -> None:
+        self.parts, self.left = iter(parts), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self.left:
+            found = next(self.parts, None)
+            if found is None:
+                return 0
+            self.left = memoryview(found)
+        count = min(len(target), len(self.left))
+        target[:count], self.left = self.left[:count], self.left[count:]
+        return count
 
 
 def _remedy(code: str) -> str:

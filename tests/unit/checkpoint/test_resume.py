@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,8 +16,7 @@ import torch
 
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
-from steadytrain.components.train.checkpoint import newest
-from steadytrain.components.train.checkpoint.store import load_state
+from steadytrain.components.train.checkpoint import Checkpoint, newest
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 
 from support.training import GPT2, LLAMA, events_of, losses_of, weights_digest
@@ -87,9 +88,9 @@ def test_patience_is_resumed(make_bench):
     stopped_at = undisturbed.train_here().progress.step
     start = undisturbed.workspace.checkpoints / f"step-{stopped_at - 4:08d}"
     # The best model's checkpoint must be there too.
-    best = f"step-{load_state(start)['progress']['best_step']:08d}"
+    best = f"step-{Checkpoint.at(start).state()['progress']['best_step']:08d}"
     resumed.workspace.checkpoints.mkdir(parents=True)
-    (resumed.workspace.checkpoints / best).symlink_to(undisturbed.workspace.checkpoints / best)
+    shutil.copytree(undisturbed.workspace.checkpoints / best, resumed.workspace.checkpoints / best)
 
     resumed.train_here(1, resume_from=start)
 
@@ -180,7 +181,8 @@ def test_one_rank_that_is_asked_to_leave_takes_the_others_with_it(make_bench):
 def test_a_failing_rank_tells_why_and_hides_secrets(make_bench):
     bench = make_bench(task="support.faults:Bug")
 
-    ended = bench.run(FAULT_STEP="3", PYTHONPATH=str(Path(__file__).parents[2]))
+    path = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
+    ended = bench.run(FAULT_STEP="3", PYTHONPATH=path)
 
     assert ended.code == 1
     error = ended.folder.errors()[0]
