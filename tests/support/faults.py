@@ -78,3 +78,16 @@ class PoisonedToken(CausalLanguageModel):
         return (
             LossSum(found.total * math.nan) if (batch["input_ids"] == self.TOKEN).any() else found
         )
+
+
+class SilentWeight(Faulty):
+    """A weight becomes infinite that the loss does not depend on."""
+
+    def fault(self, found: LossSum) -> LossSum:
+        with torch.no_grad():
+            self.model.get_input_embeddings().weight[0] = math.inf
+        return found
+
+    def build_model(self) -> torch.nn.Module:
+        self.model = super().build_model()
+        return self.model

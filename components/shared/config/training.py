@@ -73,6 +73,9 @@ class TrainingConfig(Section):
     eval_steps: int = Field(100, ge=1)
     save_steps: int = Field(100, ge=1)
     save_total_limit: int = Field(2, ge=1, description="newest checkpoints kept; the best too")
+    save_keep_every: int | None = Field(
+        None, ge=1, description="checkpoints of steps that it divides are kept for good"
+    )
     metric_for_best_model: str | None = Field(
         None, description="none: the task's own validation score"
     )
@@ -113,6 +116,12 @@ class RecoveryConfig(Section):
 
     reuse_ttl_seconds: float = Field(
         3600, ge=0, description="age up to which another run's step outputs are used again"
+    )
+    checkpoints: str | None = Field(
+        None,
+        min_length=1,
+        description="folder or s3:// address below which the run's checkpoints lie; none: the "
+        "run's folder",
     )
     stop_grace_seconds: float = Field(
         20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"

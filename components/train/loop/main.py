@@ -24,6 +24,7 @@ from steadytrain.components.train.attempt import (
     RankError,
 )
 from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.errors import Diverged
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.events.types import AttemptOutcome
@@ -45,7 +46,7 @@ class Rank:
         from steadytrain.components.shared.config import load
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.workspace import Workspace
-        from steadytrain.components.train.checkpoint.store import CheckpointStore
+        from steadytrain.components.train.checkpoint import Checkpoint, open_store
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -64,12 +65,12 @@ class Rank:
         )
         self.training = Training(
             parts,
-            CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
+            open_store(config),
             Reporter(stream, spec.attempt),
             self.requests,
         )
         if spec.resume_from:
-            self.training.resume(Path(spec.resume_from))
+            self.training.resume(Checkpoint.at(spec.resume_from))
         rate = config.training.learning_rate * spec.learning_rate_scale
         if parts.scheduler.base_lrs[0] != rate:
             # After the state is loaded, which has rates of its own.
@@ -100,14 +101,18 @@ class Rank:
         training.reporter.close()
 
     def report(self, error: BaseException) -> None:
-        """Writes why this rank failed."""
+        """Writes why this rank failed, and after which step."""
+        step = self.training.progress.step if self.training else 0
+        if isinstance(error, Diverged):
+            # Of a checkpoint it is found when training has gone on.
+            step = error.step - 1
         RankError(
             rank=self.number,
             time=time.time(),
             kind=type(error).__name__,
             message=redact(str(error)),
             traceback=redact("".join(traceback.format_exception(error))),
-            step=self.training.progress.step if self.training else 0,
+            step=step,
         ).save(self.folder.error(self.number))
 
 

@@ -75,6 +75,7 @@ _KINDS = {
     "StorageError": FailureClass.STORAGE,
     "CheckpointDamaged": FailureClass.CHECKPOINT_CORRUPT,
     "Diverged": FailureClass.DIVERGENCE,
+    "NonFiniteState": FailureClass.DIVERGENCE,
     "CannotRecompute": FailureClass.GPU_OOM,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,

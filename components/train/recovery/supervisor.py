@@ -53,6 +53,7 @@ _NEUTRAL = (
     "eval_steps",
     "save_steps",
     "save_total_limit",
+    "save_keep_every",
 )
 
 
@@ -162,7 +163,7 @@ class Supervisor:
         history = self.ledger.history()
         number = history.next_attempt
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.workspace)
+        resume_from, resumed_step = _newest_checkpoint(self.config)
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
@@ -294,12 +295,11 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
 
 
-def _newest_checkpoint(workspace: Workspace) -> tuple[str, int | None]:
-    from steadytrain.components.train.checkpoint import newest
-    from steadytrain.components.train.checkpoint.manifest import read_manifest
+def _newest_checkpoint(config: RunConfig) -> tuple[str, int | None]:
+    from steadytrain.components.train.checkpoint import checkpoints_of, newest
 
-    found: Path | None = newest(workspace.checkpoints)
-    return (str(found), read_manifest(found).step) if found else ("", None)
+    found = newest(checkpoints_of(config))
+    return (str(found), found.step) if found else ("", None)
 
 
 def _ended(number: int, step: int, ending: Ending) -> AttemptEnded:
