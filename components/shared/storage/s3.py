@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
+_BODY_ATTEMPTS = 6
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 
@@ -93,9 +94,24 @@ class S3Storage:
             )
 
     def read_stream(self, name: str) -> Iterator[bytes]:
+        """As the protocol has it; a body that breaks off is gone on with from there."""
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        done = broken = 0
         with self._named(name):
-            body = self.client.get_object(Bucket=self.bucket, Key=self._key(name))["Body"]
-            yield from body.iter_chunks(CHUNK_BYTES)
+            while True:
+                body = self.client.get_object(
+                    Bucket=self.bucket, Key=self._key(name), Range=f"bytes={done}-"
+                )["Body"]
+                try:
+                    for part in body.iter_chunks(CHUNK_BYTES):
+                        done += len(part)
+                        yield part
+                    return
+                except (HTTPClientError, IncompleteReadError):
+                    broken += 1
+                    if broken == _BODY_ATTEMPTS:
+                        raise
 
     def exists(self, name: str) -> bool:
         try:

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import boto3
 import pytest
@@ -62,6 +63,64 @@ def test_files_go_up_and_come_down(storage, tmp_path):
     storage.download("deep/file", tmp_path / "there" / "file")
     assert (tmp_path / "there" / "file").read_bytes() == source.read_bytes()
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
+def test_large_objects_go_up_and_come_down_in_parts(storage):
+    parts = [os.urandom(5 << 20), b"", bytearray(b"x" * 7), memoryview(os.urandom(13 << 20))]
+
+    storage.write_stream("deep/large", parts)
+
+    whole = b"".join(parts)
+    assert storage.read("deep/large") == whole
+    received = list(storage.read_stream("deep/large"))
+    assert b"".join(received) == whole
+    assert len(received) > 1
+    with pytest.raises(FileNotFoundError):
+        list(storage.read_stream("nothing"))
+
+
+def test_a_folder_is_cleared_and_no_other(storage):
+    for name in ("one/a", "one/b/c", "other/a", "beside"):
+        storage.write(name, b"1")
+    assert storage.folders() == ["one", "other"]
+
+    storage.clear("one")
+    storage.clear("nothing")
+
+    assert storage.list() == ["beside", "other/a"]
+    assert storage.folders() == ["other"]
+
+
+class BreaksOff(BaseHTTPRequestHandler):
+    """Sends at most 1000 bytes an answer, whatever it has promised."""
+
+    content = os.urandom(3500)
+
+    def do_GET(self):
+        start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        self.wfile.write(self.content[start : start + 1000])
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_body_that_breaks_off_is_gone_on_with(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BreaksOff) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = boto3.client(
+            "s3", endpoint_url=f"http://127.0.0.1:{server.server_port}", region_name="us-east-1"
+        )
+        storage = S3Storage("s3://bucket/x", client)
+        assert b"".join(storage.read_stream("a")) == BreaksOff.content
+        monkeypatch.setattr(BreaksOff, "content", os.urandom(9000))
+        with pytest.raises(StorageError, match="bucket/x/a"):
+            list(storage.read_stream("a"))
+        server.shutdown()
 
 
 def test_below_a_prefix(storage):
