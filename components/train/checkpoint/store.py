@@ -162,8 +162,8 @@ class CheckpointStore:
         content = manifest.model_dump_json().encode()
         storage.write(manifest.name, content)
         self.fence()
-        line = f"{hashlib.sha256(content).hexdigest()}  {manifest.name}\n"
-        if not storage.write(COMMIT, line.encode(), if_absent=True):
+        line = f"{hashlib.sha256(content).hexdigest()}  {manifest.name}\n".encode()
+        if not storage.write(COMMIT, line, if_absent=True):
             raise StorageError(
                 f"checkpoint {self.path(step)} was committed by another process",
                 remedy="see to it that one process alone trains this run, then start it again",

@@ -236,11 +236,13 @@ def test_another_division_of_the_batch_goes_on_with_the_same_losses(make_bench):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("recomputing", [False, True])
-def test_four_ranks_resume_exactly(make_bench, recomputing):
-    """Measured, since beyond two ranks the order of a reduction may depend on DDP's buckets.
+def test_four_ranks_resume(make_bench, recomputing):
+    """Beyond two ranks the order of a reduction may depend on DDP's buckets.
 
-    With activation checkpointing DDP looks for no unused parameters and rebuilds
-    its buckets after the first step, of which a resumed run has one more.
+    Measured on four (gloo): the weights are equal to the bit. With activation
+    checkpointing they are not, since DDP, which then looks for no unused parameters,
+    rebuilds its buckets after the first step, of which a resumed run has one more;
+    there the losses agree.
     """
     settings = {
         "training": {
@@ -258,4 +260,7 @@ def test_four_ranks_resume_exactly(make_bench, recomputing):
 
     assert resumed.run(1, ranks=4, resume_from=checkpoint).code == 0
 
-    assert weights_digest(resumed.workspace) == weights_digest(undisturbed.workspace)
+    if not recomputing:
+        assert weights_digest(resumed.workspace) == weights_digest(undisturbed.workspace)
+    after = {step: loss for step, loss in losses_of(undisturbed.workspace).items() if step > 12}
+    assert losses_of(resumed.workspace) == pytest.approx(after, rel=1e-6)
