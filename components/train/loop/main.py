@@ -47,6 +47,7 @@ class Rank:
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.workspace import Workspace
         from steadytrain.components.train.checkpoint import Checkpoint, open_store
+        from steadytrain.components.train.checkpoint.cadence import Cadence
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -63,11 +64,13 @@ class Rank:
             gradient_checkpointing=spec.gradient_checkpointing,
             skipped_batches=spec.skipped_batches,
         )
+        by_time = config.training.save_steps is None
         self.training = Training(
             parts,
             open_store(config),
             Reporter(stream, spec.attempt),
             self.requests,
+            Cadence(spec.seconds_between_failures) if by_time and self.number == 0 else None,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))

@@ -15,7 +15,8 @@ from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
     CheckpointStore,
 )
-from steadytrain.components.train.checkpoint.saver import Saver, State
+from steadytrain.components.train.checkpoint.cadence import Cadence
+from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,
@@ -47,11 +48,21 @@ class Chosen:
 
 
 class Training:
-    """The loop and its state."""
+    """The loop and its state.
+
+    Args:
+        cadence: rank 0's, where checkpoints come by time and not by `save_steps`.
+    """
 
     def __init__(
-        self, parts: Parts, store: CheckpointStore, reporter: Reporter, requests: StopRequests
+        self,
+        parts: Parts,
+        store: CheckpointStore,
+        reporter: Reporter,
+        requests: StopRequests,
+        cadence: Cadence | None = None,
     ) -> None:
+        self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
@@ -60,7 +71,7 @@ class Training:
             rank=parts.rank,
             world_size=parts.world_size,
             gather=gather_object,
-            on_saved=reporter.saved,
+            on_saved=self._saved,
         )
 
     def run(self) -> AttemptOutcome:
@@ -88,7 +99,13 @@ class Training:
                 self.save()
                 return "early_stopped"
             own = take_share(self.parts, progress.step)
-            agreed = agree(self.parts, own, self.requests.flags(), unsaved=self.saver.failed)
+            agreed = agree(
+                self.parts,
+                own,
+                self.requests.flags(),
+                unsaved=self.saver.failed,
+                due=self.cadence is not None and self.cadence.due,
+            )
             if agreed.unsaved:
                 self.saver.settle()
             if agreed.stop is not None:
@@ -98,7 +115,8 @@ class Training:
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
             keep = better and training.load_best_model_at_end
-            if last or keep or progress.step % training.save_steps == 0:
+            every = training.save_steps
+            if last or keep or agreed.due or (every and progress.step % every == 0):
                 self.save()
         return "finished"
 
@@ -136,7 +154,15 @@ class Training:
 
     def save(self) -> None:
         """Begins to save a checkpoint of this step, unless there is one."""
+        if self.cadence is not None:
+            self.cadence.began()
         self.saver.save(self.progress.step, self.progress.best_step, self._state)
+
+    def _saved(self, saved: Saved) -> None:
+        """Called by the thread that writes, after the commit."""
+        if self.cadence is not None:
+            self.cadence.measured(saved.blocking_seconds, saved.writing_seconds)
+        self.reporter.saved(saved)
 
     def _state(self) -> State:
         parts, scaler = self.parts, self.parts.accelerator.scaler

@@ -178,6 +178,7 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
+                seconds_between_failures=self._between_failures(history),
             ).save(folder.spec)
             watch.tell(
                 AttemptStarted(
@@ -217,6 +218,13 @@ class Supervisor:
         return plan.within(
             limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
         )
+
+    def _between_failures(self, history: History) -> float:
+        from steadytrain.components.train.checkpoint.cadence import expected_between_failures
+
+        failures = sum(bool(item.ended and item.ended.failure_class) for item in history.attempts)
+        prior = self.config.recovery.seconds_between_failures
+        return expected_between_failures(prior, history.seconds, failures)
 
     def _take_up_learned(self, plan: BatchPlan, watch: Watch) -> None:
         """Puts what earlier runs have learned into the ledger, where it changes the plan."""
