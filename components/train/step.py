@@ -124,7 +124,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        *(section.model_dump(mode="json") for section in sections),
+        *(section.model_dump(mode="json", exclude={"price_per_hour"}) for section in sections),
         rooms=TRAINING_CODE,
     )
 

@@ -25,6 +25,7 @@ from steadytrain.components.shared.config.training import (
 )
 
 SCHEMA_VERSION: Final = 1
+_NOT_WHAT_IT_DOES: Final = {"run": True, "output": True, "compute": {"price_per_hour"}}
 
 
 class RunConfig(Section):
@@ -84,8 +85,8 @@ class RunConfig(Section):
         return self.registry.model_name or self.name
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the configuration in canonical JSON, run and output left out."""
-        content = self.model_dump(mode="json", exclude={"run", "output"})
+        """SHA-256 (hex) over the configuration in canonical JSON, without run, output and price."""
+        content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
