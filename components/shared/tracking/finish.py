@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -22,8 +23,19 @@ from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
 
 
-def finish_run(config: RunConfig, workspace: Workspace, ok: bool) -> bool:
+def finish_run(
+    config: RunConfig,
+    workspace: Workspace,
+    ok: bool,
+    *,
+    spent: Mapping[str, float] = MappingProxyType({}),
+    moment: float = 0.0,
+) -> bool:
     """Ends the run, after sending what training could not.
+
+    Args:
+        spent: what training took, by the metric's name.
+        moment: when that was so, in seconds; sent again, they are the same points.
 
     Returns:
         Whether the store took it; where not, a warning is among the run's events.
@@ -34,6 +46,7 @@ def finish_run(config: RunConfig, workspace: Workspace, ok: bool) -> bool:
             replay(config, workspace)
         Delivery(tracking, workspace, run_id).end_open_attempts()
         _log_results(tracking.client, run_id, workspace)
+        _log_metrics(tracking.client, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
 
     return _told(config, workspace, finish)
@@ -68,8 +81,6 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
 
 def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     """The test side's metrics, on the run itself, where a list of runs shows them."""
-    from mlflow.entities import Metric
-
     path = workspace.record("evaluate")
     if not path.is_file():
         return
@@ -77,8 +88,14 @@ def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     values = {f"test_{name}": interval.value for name, interval in record.metrics.items()}
     values |= {f"baseline_{name}": number for name, number in record.baselines.items()}
     # The record's own time: sent again, they are the same points.
-    moment = int(path.stat().st_mtime * 1000)
-    metrics = [Metric(key(name), number, moment, 0) for name, number in values.items()]
+    _log_metrics(client, run_id, values, path.stat().st_mtime)
+
+
+def _log_metrics(client: Any, run_id: str, values: Mapping[str, float], moment: float) -> None:
+    from mlflow.entities import Metric
+
+    time = int(moment * 1000)
+    metrics = [Metric(key(name), number, time, 0) for name, number in values.items()]
     client.log_batch(run_id, metrics=metrics)
 
 
