@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
 import yaml
@@ -25,7 +26,11 @@ from steadytrain.components.shared.config.training import (
 )
 
 SCHEMA_VERSION: Final = 1
-_NOT_WHAT_IT_DOES: Final = {"run": True, "output": True, "compute": {"price_per_hour"}}
+_NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
+    "run": True,
+    "output": True,
+    "compute": {"price_per_hour"},
+}
 
 
 class RunConfig(Section):
