@@ -88,7 +88,7 @@ def _next(workspace: Workspace, standing: Outcome, *, running: bool) -> str:
         return f"nothing; `steadytrain report {place}` tells the rest"
     again = f"`steadytrain resume {place}`"
     if standing.failure and standing.failure.remedy:
-        return f"{standing.failure.remedy}; {again}"
+        return f"{again}, once this is done: {' '.join(standing.failure.remedy.split())}"
     return again
 
 

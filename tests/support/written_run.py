@@ -78,6 +78,17 @@ class Writer:
     def warn(self, message: str, stage: str = "train") -> None:
         self.emit(stage, Warned, stage=stage, message=message)
 
+    def validated(self, step: int, *, best: bool) -> None:
+        self.emit(
+            "rank-0",
+            Validated,
+            attempt=1,
+            step=step,
+            epoch=0.1,
+            metrics={"loss": 1.0},
+            best=best,
+        )
+
     def preprocess(
         self, *, labels: tuple[str, ...] = (), card: dict[str, Any] | None = None
     ) -> DataRecord:
