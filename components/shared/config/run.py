@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
 import yaml
@@ -25,6 +26,11 @@ from steadytrain.components.shared.config.training import (
 )
 
 SCHEMA_VERSION: Final = 1
+_NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
+    "run": True,
+    "output": True,
+    "compute": {"price_per_hour"},
+}
 
 
 class RunConfig(Section):
@@ -89,8 +95,8 @@ class RunConfig(Section):
         return self.registry.model_name or self.name
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the configuration in canonical JSON, run and output left out."""
-        content = self.model_dump(mode="json", exclude={"run", "output"})
+        """SHA-256 (hex) over the configuration in canonical JSON, without run, output and price."""
+        content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

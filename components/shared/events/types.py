@@ -92,7 +92,10 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnded(Event):
-    """All ranks of an attempt are down."""
+    """All ranks of an attempt are down.
+
+    Where its supervisor died, a later one tells of it, with the time of the last sign of life.
+    """
 
     name: ClassVar[str] = "attempt_ended"
     attempt: int

@@ -209,3 +209,9 @@ def test_the_schema_describes_every_section():
     schema = RunConfig.model_json_schema()
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert schema["additionalProperties"] is False
+
+
+def test_a_price_makes_no_other_run():
+    priced = from_mapping({**MINIMAL, "compute": {"price_per_hour": 2.5}})
+    assert priced.run_id == from_mapping(MINIMAL).run_id
+    assert "compute.price_per_hour" in problems({**MINIMAL, "compute": {"price_per_hour": -1}})
