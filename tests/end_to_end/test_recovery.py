@@ -29,12 +29,12 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support import limited_rank
 from support.faults import PoisonedToken
+from support.forked import ForkedLauncher
 from support.training import (
     Bench,
     events_of,
     language_rows,
     losses_of,
-    weights_digest,
     write_data,
 )
 
@@ -66,53 +66,78 @@ def bench(tmp_path, data):
     return make
 
 
-class KillARank:
-    """Kills a rank of the attempt that tells something."""
+class Kills:
+    """Kills a rank of the attempt that runs, when an event asks for it."""
 
-    def __init__(self, workspace, when, times=1):
-        self.workspace, self.when, self.left = workspace, when, times
+    def __init__(self, launcher, when, rank=0):
+        self.launcher, self.when, self.rank = launcher, when, rank
 
     def emit(self, event):
-        if self.left and self.when(event):
-            self.left -= 1
+        if self.when(event):
+            self.launcher.kill(self.rank)
+
+    def close(self):
+        pass
+
+
+def first(kind):
+    """Whether an event is its attempt's first of a kind."""
+    seen = set()
+
+    def is_first(event):
+        fresh = isinstance(event, kind) and event.attempt not in seen
+        return fresh and not seen.add(event.attempt)
+
+    return is_first
+
+
+def train(bench, *, launcher=None, **options):
+    launcher = launcher or ForkedLauncher(bench.config.compute.nproc_per_node)
+    return Supervisor(bench.config, bench.data, launcher, **options).run()
+
+
+class LaunchedKills(Kills):
+    """The same for ranks that the product has launched: the one whose parent started it."""
+
+    def __init__(self, workspace, when):
+        self.workspace, self.when = workspace, when
+
+    def emit(self, event):
+        if self.when(event):
             folder = self.workspace.attempts / f"{event.attempt:04d}"
             ranks = [
                 process
                 for process in processes_of(folder)
                 if process.cmdline()[1:3] == list(RANK_PROGRAM[1:3])
             ]
-            ranks[-1].kill()
-
-    def close(self):
-        pass
+            min(ranks, key=lambda process: process.create_time()).kill()
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_rank_is_killed_and_the_run_goes_on_to_the_undisturbed_weights(bench, ranks):
-    undisturbed, disturbed = bench("undisturbed", ranks=ranks), bench("disturbed", ranks=ranks)
-    assert step.run(undisturbed.config, undisturbed.data).succeeded
-    killer = KillARank(disturbed.workspace, lambda event: isinstance(event, CheckpointSaved))
-    outcome = step.run(disturbed.config, disturbed.data, sinks=[killer])
+def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
+    run = bench("launched")
+    once = iter([True])
+    killer = LaunchedKills(
+        run.workspace,
+        lambda event: isinstance(event, CheckpointSaved) and next(once, False),
+    )
+    outcome = step.run(run.config, run.data, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
-    assert weights_digest(disturbed.workspace) == weights_digest(undisturbed.workspace)
-    first, second = events_of(disturbed.workspace, AttemptStarted)
+    first_attempt, second = events_of(run.workspace, AttemptStarted)
     assert second.resumed_from_step >= 4
-    assert second.micro_batch_size == first.micro_batch_size
-    (decision,) = events_of(disturbed.workspace, DecisionMade)
+    assert second.micro_batch_size == first_attempt.micro_batch_size
+    (decision,) = events_of(run.workspace, DecisionMade)
     assert decision.action == "retry"
     assert "nothing changes" in decision.reason
 
 
+# A validation that is the best so far saves a checkpoint too, and that is progress.
+NO_CHECKPOINT = {"save_steps": 100_000, "eval_steps": 100_000, "max_steps": 2_000}
+
+
 def test_killed_again_and_again_without_progress_the_breaker_ends_it(bench):
-    stuck = bench("stuck", training={**RECIPE, "save_steps": 100_000, "max_steps": 100_000})
-    killed = set()
-
-    def first_step(event):
-        fresh = isinstance(event, TrainingStep) and event.attempt not in killed
-        return fresh and not killed.add(event.attempt)
-
-    killer = KillARank(stuck.workspace, first_step, times=9)
-    outcome = step.run(stuck.config, stuck.data, sinks=[killer])
+    stuck = bench("stuck", training={**RECIPE, **NO_CHECKPOINT})
+    launcher = ForkedLauncher()
+    outcome = train(stuck, launcher=launcher, sinks=[Kills(launcher, first(TrainingStep))])
     assert (outcome.outcome, outcome.attempts) == ("failed", 4)
     actions = [event.action for event in events_of(stuck.workspace, DecisionMade)]
     reasons = [event.reason for event in events_of(stuck.workspace, DecisionMade)]
