@@ -154,6 +154,7 @@ class Failure:
     traceback: of the rank that failed; "" where it left none, and for the product's
         own errors, whose message says it all.
     unexplained: the rank was killed from outside, and nothing tells why.
+    memory_needed: bytes of a rank at the least, by a formula; 0 where unknown.
     """
 
     failure_class: FailureClass
@@ -163,6 +164,7 @@ class Failure:
     traceback: str = ""
     step: int = 0
     unexplained: bool = False
+    memory_needed: int = 0
 
 
 def classify(
@@ -202,6 +204,7 @@ def _reported(error: RankError) -> Failure:
         remedy=remedy or kind.remedy,
         traceback="" if remedy else redact(error.traceback),
         step=error.step,
+        memory_needed=error.memory_needed,
     )
 
 
