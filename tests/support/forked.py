@@ -54,6 +54,7 @@ class ForkedLauncher:
     """Starts the ranks of an attempt by forks, without torchrun.
 
     environment: what else the ranks find in it.
+    exits: of each attempt that is over.
     """
 
     def __init__(self, ranks: int = 1, **environment: str) -> None:
@@ -61,6 +62,7 @@ class ForkedLauncher:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(_PRELOAD)
         self.ranks: list[BaseProcess] = []
+        self.exits: list[Mapping[int, int]] = []
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[ForkedRanks]:
@@ -70,10 +72,12 @@ class ForkedLauncher:
         ]
         for rank in self.ranks:
             rank.start()
+        running = ForkedRanks(self.ranks)
         try:
-            yield ForkedRanks(self.ranks)
+            yield running
         finally:
             self.kill(*range(self.world_size))
+            self.exits.append(running.exits())
 
     def _environments(self, folder: AttemptFolder) -> list[dict[str, str]]:
         alike = {"OMP_NUM_THREADS": "1", "STEADYTRAIN_ATTEMPT": str(folder.path)}
