@@ -40,6 +40,7 @@ from support.training import (
     events_of,
     language_rows,
     losses_of,
+    weights_digest,
     write_data,
 )
 
