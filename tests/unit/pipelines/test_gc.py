@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from steadytrain.components.report.words import size
 from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.train.checkpoint import newest
 from steadytrain.pipelines.cli import app
@@ -86,10 +87,10 @@ def test_a_dry_run_lists_what_and_how_much_and_removes_nothing(make_run, age):
     age(run)
     age(other)
     folder = run.workspace.checkpoints / "step-00000010"
-    size = sum(path.stat().st_size for path in folder.iterdir())
+    held = sum(path.stat().st_size for path in folder.iterdir())
     out = gc(run, "--dry-run")
     for told in (
-        f"would remove checkpoint step-00000010 of tiny, {size} B",
+        f"would remove checkpoint step-00000010 of tiny, {size(held)}",
         "would remove checkpoint step-00000020 of tiny",
         "would remove checkpoint step-00000010 of other",
         "in all; without --dry-run they go",

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -104,38 +103,6 @@ def test_a_folder_is_cleared_and_no_other(storage):
 
     assert storage.list() == ["beside", "other/a"]
     assert storage.folders() == ["other"]
-
-
-class BreaksOff(BaseHTTPRequestHandler):
-    """Sends at most 1000 bytes an answer, whatever it has promised."""
-
-    content = os.urandom(3500)
-
-    def do_GET(self):
-        start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-        self.send_response(206)
-        self.send_header("Content-Length", str(len(self.content) - start))
-        self.end_headers()
-        self.wfile.write(self.content[start : start + 1000])
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_body_that_breaks_off_is_gone_on_with(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    with ThreadingHTTPServer(("127.0.0.1", 0), BreaksOff) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = boto3.client(
-            "s3", endpoint_url=f"http://127.0.0.1:{server.server_port}", region_name="us-east-1"
-        )
-        storage = S3Storage("s3://bucket/x", client)
-        assert b"".join(storage.read_stream("a")) == BreaksOff.content
-        monkeypatch.setattr(BreaksOff, "content", os.urandom(9000))
-        with pytest.raises(StorageError, match="bucket/x/a"):
-            list(storage.read_stream("a"))
-        server.shutdown()
 
 
 def test_below_a_prefix(storage):
