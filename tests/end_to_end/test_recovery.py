@@ -29,6 +29,7 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support import limited_rank
 from support.faults import PoisonedToken
+from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     Bench,
     events_of,
@@ -92,8 +93,11 @@ def test_a_rank_is_killed_and_the_run_goes_on_to_the_undisturbed_weights(bench, 
     undisturbed, disturbed = bench("undisturbed", ranks=ranks), bench("disturbed", ranks=ranks)
     assert step.run(undisturbed.config, undisturbed.data).succeeded
     killer = KillARank(disturbed.workspace, lambda event: isinstance(event, CheckpointSaved))
-    outcome = step.run(disturbed.config, disturbed.data, sinks=[killer])
+    watch = Stopwatch()
+    outcome = step.run(disturbed.config, disturbed.data, sinks=[watch, killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    times = assert_times_add_up(disturbed.workspace, watch.seconds)
+    assert min(times.useful, times.lost, times.waiting) > 0
     assert weights_digest(disturbed.workspace) == weights_digest(undisturbed.workspace)
     first, second = events_of(disturbed.workspace, AttemptStarted)
     assert second.resumed_from_step >= 4

@@ -9,10 +9,17 @@ import subprocess
 import psutil
 
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import AttemptStarted, CheckpointSaved
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+)
 from steadytrain.components.shared.records import TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.times import Times
 
 from support.command import TINY_LM, wait_for
+from support.times import told_spans
 
 STEPS = 1000
 LONG = (
