@@ -182,9 +182,10 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
     failure = outcome.failure
     assert failure is not None
     lines = [f"training failed at step {outcome.step} ({failure.failure_class}): {failure.message}"]
-    lines += outcome.account
     if failure.failure_class is FailureClass.USER_BUG and failure.traceback:
+        # Before all else: it names the user's own code, which is what is to be mended.
         lines.append(failure.traceback.rstrip())
+    lines += outcome.account
     folder = workspace.attempts / f"{outcome.attempts:04d}"
     lines.append(f"log: {folder / f'rank-{failure.rank}.log'}")
     return TrainingFailed(

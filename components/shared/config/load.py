@@ -62,7 +62,7 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
 
 def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Problem]:
     """Problems of single fields, and then, with those fields as by default, of several."""
-    content, found = copy.deepcopy(dict(content)), dict[str, Problem]()
+    rest, found = copy.deepcopy(dict(content)), dict[str, Problem]()
     while True:
         items = error.errors(include_url=False)
         before = len(found)
@@ -70,12 +70,12 @@ def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Pr
             problem = _explain(item)
             found.setdefault(problem.field, problem)
             told = item.get("ctx", {}).get("field")
-            _take_out(content, told.split(".") if told else item["loc"])
-        _stand_in(content)
+            _take_out(rest, told.split(".") if told else item["loc"])
+        _stand_in(rest)
         if len(found) == before:
             return list(found.values())
         try:
-            RunConfig.model_validate(content)
+            RunConfig.model_validate(rest)
         except ValidationError as next_error:
             error = next_error
         else:

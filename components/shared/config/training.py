@@ -152,3 +152,12 @@ class RecoveryConfig(Section):
     breaker_reset_seconds: float = Field(
         120, ge=0, description="how long it stays open before one last try"
     )
+    spike_threshold: float = Field(
+        6.0,
+        ge=0,
+        description="deviations above the median loss from which a step counts as diverged, if "
+        "it also gives back half of what was learned; 0: only what is not finite does",
+    )
+    spike_window: int = Field(
+        128, ge=4, description="last steps whose losses that median is of; half of them at least"
+    )

@@ -235,6 +235,9 @@ class Warned(Event):
     message: str
 
 
+# Made once, and fields as they are: this runs between two steps of the training.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
 
 
@@ -242,7 +245,7 @@ def to_json(event: Event, *, job_id: str) -> str:
     """One line of JSON: event, level, job_id, and the event's own fields."""
     content: dict[str, Any] = {"event": event.name, "level": event.level, "job_id": job_id}
     # Python writes NaN and Infinity, which is what a diverged loss is; readers here are Python.
-    return json.dumps(content | dataclasses.asdict(event), ensure_ascii=False)
+    return _encode(content | vars(event))
 
 
 def from_json(line: str) -> Event:

@@ -15,12 +15,16 @@ from steadytrain.components.shared.tracking.connect import (
     brisk,
     open_tracking,
     tracking_errors,
+    within,
 )
-from steadytrain.components.shared.tracking.delivery import Delivery, replay
-from steadytrain.components.shared.tracking.notes import UNDELIVERED, recall, warn
-from steadytrain.components.shared.tracking.run import continue_run
+from steadytrain.components.shared.tracking.delivery import Delivery
+from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
 from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
+
+FINISH_SECONDS = 300.0
+"""Longest wait for the store at a run's end."""
 
 
 def finish_run(
@@ -42,9 +46,10 @@ def finish_run(
     """
 
     def finish(tracking: Tracking, run_id: str) -> None:
-        if recall(workspace, UNDELIVERED):
-            replay(config, workspace)
-        Delivery(tracking, workspace, run_id).end_open_attempts()
+        delivery = Delivery(tracking, workspace, run_id)
+        delivery.catch_up()
+        delivery.end_open_attempts()
+        delete_doubles(tracking, workspace)
         _log_results(tracking.client, run_id, workspace)
         _log_metrics(tracking.client, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
@@ -67,16 +72,25 @@ def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
 
 
 def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str], None]) -> bool:
-    try:
-        with brisk():
-            tracking = open_tracking(config, workspace)
-            run_id = continue_run(tracking, config, workspace)
-            with tracking_errors(tracking.uri):
-                work(tracking, run_id)
-    except (TrackingError, BadInput) as error:
-        warn(workspace, f"{error.message}; `steadytrain report` sends it again")
-        return False
-    return True
+    def tell() -> None:
+        tracking = open_tracking(config, workspace)
+        run_id = continue_run(tracking, config, workspace)
+        with tracking_errors(tracking.uri):
+            work(tracking, run_id)
+
+    with brisk():
+        # A store that sends a byte now and then outlasts every limit of a single request.
+        failure = within(FINISH_SECONDS, tell)
+    if failure is None:
+        return True
+    if isinstance(failure, TimeoutError):
+        reason = f"the tracking store has not taken everything within {FINISH_SECONDS:.0f} s"
+    elif isinstance(failure, TrackingError | BadInput):
+        reason = failure.message
+    else:
+        raise failure
+    warn(workspace, f"{reason}; `steadytrain report` sends it again")
+    return False
 
 
 def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
