@@ -13,6 +13,7 @@
     ledger/  checkpoints/ logs/  model/  evaluation/
     tracking/             which MLflow runs are this run's
     report.html
+    told                  what the webhook was last told of
 """
 
 from __future__ import annotations
@@ -91,6 +92,10 @@ class Workspace:
     @property
     def report(self) -> Path:
         return self.folder / "report.html"
+
+    @property
+    def told(self) -> Path:
+        return self.folder / "told"
 
     @property
     def downloads(self) -> Path:

@@ -9,7 +9,12 @@ from typing import Protocol
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import TRAINING_CODE, file_digest, value_digest
+from steadytrain.components.shared.digest import (
+    TRAINING_CODE,
+    file_digest,
+    users_code_digest,
+    value_digest,
+)
 from steadytrain.components.shared.errors import BadInput, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -124,7 +129,8 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        *(section.model_dump(mode="json") for section in sections),
+        *(section.model_dump(mode="json", exclude={"price_per_hour"}) for section in sections),
+        users_code_digest(config.data.task),
         rooms=TRAINING_CODE,
     )
 

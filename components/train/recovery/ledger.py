@@ -18,6 +18,7 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
+    TrainingStarted,
     from_json,
     to_json,
 )
@@ -25,15 +26,20 @@ from steadytrain.components.shared.storage import Storage
 from steadytrain.components.train.plan.batch import BatchPlan
 
 SCHEMA_VERSION: Final = 1
-KEPT = AttemptStarted | AttemptEnded | CheckpointSaved | DecisionMade
+KEPT = AttemptStarted | TrainingStarted | AttemptEnded | CheckpointSaved | DecisionMade
 """The events that are state; the rest of the stream is only told."""
 
 
 @dataclass
 class AttemptHistory:
-    """One attempt. `ended` is None while it runs, or where its supervisor died."""
+    """One attempt.
+
+    ready: its ranks could take their first step; None where they did not come to that.
+    ended: None while it runs, or where its supervisor died.
+    """
 
     started: AttemptStarted
+    ready: TrainingStarted | None = None
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     ended: AttemptEnded | None = None
 
@@ -144,6 +150,8 @@ class Ledger:
                 history.decisions.append(event)
             elif isinstance(event, AttemptStarted):
                 attempts[event.attempt] = AttemptHistory(event)
+            elif isinstance(event, TrainingStarted):
+                attempts[event.attempt].ready = event
             elif isinstance(event, AttemptEnded):
                 attempts[event.attempt].ended = event
             elif isinstance(event, CheckpointSaved):
