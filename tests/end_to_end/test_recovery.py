@@ -19,11 +19,8 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.process import (
-    RANK_PROGRAM,
-    ProcessLauncher,
-    processes_of,
-)
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
 

@@ -16,29 +16,32 @@ from pathlib import Path
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.events import Sink, read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
+    CheckpointSaved,
     DecisionMade,
+    SupervisorStarted,
     Validated,
     Warned,
 )
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.launch.process import end_processes
+from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
 from steadytrain.components.train.plan.device import device_name
 from steadytrain.components.train.recovery.account import account
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
-from steadytrain.components.train.recovery.ledger import History, Ledger
+from steadytrain.components.train.recovery.ledger import AttemptHistory, History, Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
+from steadytrain.components.train.recovery.running import RunningAttempt
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
 from steadytrain.components.train.recovery.watch import Watch
 
@@ -74,6 +77,7 @@ class Supervisor:
     device: str = field(init=False)
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
+    lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
@@ -86,11 +90,17 @@ class Supervisor:
         SIGTERM and SIGINT stop the ranks within the grace; a second signal ends them at once.
 
         Raises:
-            RunBusy: another process trains this run.
+            RunBusy: another process trains this run, or has taken it over.
             BadInput: the run was begun with other data, model or training.
             StorageError: the ledger cannot be written.
         """
-        with run_lock(self.workspace, "train"), stop_requests() as request:
+        seconds = self.config.recovery.lease_seconds
+        lease = LocalStorage(self.workspace.lease)
+        with (
+            hold(lease, run_id=self.workspace.run_id, seconds=seconds) as self.lease,
+            stop_requests() as request,
+        ):
+            self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step
             delay = self._left_to_wait()
@@ -115,8 +125,16 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Takes over from earlier supervisors, and puts down what the ranks will read."""
+        self._refuse_other_inputs(self.ledger.history())
+        self.ledger.record(
+            SupervisorStarted(
+                generation=self.lease.generation,
+                pid=self.lease.holder.pid,
+                host=self.lease.holder.host,
+            )
+        )
+        # Read again: from here on nobody else changes it.
         history = self.ledger.history()
-        self._refuse_other_inputs(history)
         self._end_lost_attempts(history)
         self.workspace.create()
         LocalStorage(self.workspace.folder).write(
@@ -139,15 +157,29 @@ class Supervisor:
         end_processes(self.workspace.attempts)
         for attempt in history.attempts:
             if attempt.ended is None:
+                missed = self._missed_checkpoints(attempt)
+                for checkpoint in missed:
+                    self.ledger.record(checkpoint)
                 self.ledger.record(
                     AttemptEnded(
                         attempt=attempt.started.attempt,
                         outcome="failed",
-                        step=attempt.last_step,
+                        step=max([attempt.last_step, *(saved.step for saved in missed)]),
                         failure_class=FailureClass.NODE_LOST,
                         message="the program that supervised this attempt died",
                     )
                 )
+
+    def _missed_checkpoints(self, attempt: AttemptHistory) -> list[CheckpointSaved]:
+        """Checkpoints that its ranks told of, and the supervisor could not write down any more."""
+        known = {saved.step for saved in attempt.checkpoints}
+        return [
+            event
+            for event in read_events(self.workspace.events)
+            if isinstance(event, CheckpointSaved)
+            and event.attempt == attempt.started.attempt
+            and event.step not in known
+        ]
 
     def _left_to_wait(self) -> float:
         """Seconds of the last decision's wait, where the one who made it died in it."""
@@ -166,7 +198,7 @@ class Supervisor:
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
-            AttemptSpec(
+            spec = AttemptSpec(
                 attempt=number,
                 run_id=self.workspace.run_id,
                 config=str(self.workspace.config),
@@ -177,7 +209,9 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
-            ).save(folder.spec)
+                generation=self.lease.generation,
+            )
+            # First: from then on the attempt's number is ours, whoever else there is.
             watch.tell(
                 AttemptStarted(
                     attempt=number,
@@ -190,9 +224,13 @@ class Supervisor:
                     device=self.device,
                 )
             )
+            spec.save(folder.spec)
             ending = Ending("stopped", None, None)
             try:
-                with self.launcher.start(folder) as ranks:
+                with self.launcher.start(folder) as agent:
+                    ranks = RunningAttempt(
+                        folder, agent, silence_seconds=self.config.recovery.lease_seconds
+                    )
                     watch.follow(ranks)
                 ending = conclude(folder, ranks.exits(), watch.requested)
             finally:

@@ -1,7 +1,8 @@
-"""The process launcher: exits and logs by rank, and nothing left behind."""
+"""Launcher and agent: exits and logs by rank, told in the attempt's folder; nothing left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,14 +13,19 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.agent.ranks import _environment
 from steadytrain.components.train.attempt import AttemptResult
-from steadytrain.components.train.launch.process import (
-    RANK_PROGRAM,
-    ProcessLauncher,
-    processes_of,
-)
+from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
+from steadytrain.components.train.recovery.running import RunningAttempt
 
 BOTH = pytest.mark.parametrize("ranks", [1, 2])
+
+
+@contextlib.contextmanager
+def start(launcher, folder):
+    with launcher.start(folder) as agent:
+        yield RunningAttempt(folder, agent, silence_seconds=60)
 
 
 def ended(attempt):
@@ -29,7 +35,7 @@ def ended(attempt):
 
 
 def run(launcher, folder):
-    with launcher.start(folder) as attempt:
+    with start(launcher, folder) as attempt:
         return ended(attempt)
 
 
@@ -63,7 +69,7 @@ def test_who_hangs_while_another_failed_is_killed_soon(launcher, folder):
 
 @BOTH
 def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_for):
-    with launcher("wait", ranks=ranks).start(folder) as attempt:
+    with start(launcher("wait", ranks=ranks), folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
         attempt.stop(60)
         assert set(ended(attempt).values()) == {143}
@@ -75,7 +81,7 @@ def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_
 
 @BOTH
 def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, ranks, wait_for):
-    with launcher("ignore", ranks=ranks).start(folder) as attempt:
+    with start(launcher("ignore", ranks=ranks), folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
         attempt.stop(60)
         assert not attempt.poll()
@@ -85,7 +91,7 @@ def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, 
 
 
 def test_a_stop_before_the_ranks_are_there(launcher, folder):
-    with launcher("ignore", ranks=2).start(folder) as attempt:
+    with start(launcher("ignore", ranks=2), folder) as attempt:
         attempt.stop(5)
         assert any(ended(attempt).values())
     assert not processes_of(folder.path)
@@ -93,7 +99,7 @@ def test_a_stop_before_the_ranks_are_there(launcher, folder):
 
 def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait_for):
     def supervise():
-        with launcher("ignore").start(folder) as attempt:
+        with start(launcher("ignore"), folder) as attempt:
             kept.append(attempt)
             wait_for(lambda: (folder.path / "waiting-0").exists())
             raise KeyError("supervisor")
@@ -108,7 +114,7 @@ def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait
 
 
 def test_a_process_that_left_its_tree_goes_too(launcher, folder):
-    with launcher("orphan").start(folder) as attempt:
+    with start(launcher("orphan"), folder) as attempt:
         assert ended(attempt) == {0: 0}
         assert processes_of(folder.path), "the stand-in left an orphan"
     assert not processes_of(folder.path)
@@ -144,11 +150,9 @@ def test_threads_and_ranks_are_the_attempts_own(launcher, folder, monkeypatch):
     assert "OMP_NUM_THREADS=3\nWORLD_SIZE=None\nMASTER_ADDR=None" in log
 
 
-def test_by_default_the_ranks_share_the_cores(folder):
-    environment = ProcessLauncher(ComputeConfig(nproc_per_node=1))._environment(folder)
-    assert environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-    many = ProcessLauncher(ComputeConfig(nproc_per_node=4096))._environment(folder)
-    assert many["OMP_NUM_THREADS"] == "1"
+def test_by_default_the_ranks_share_the_cores():
+    assert _environment(1, None)["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert _environment(4096, None)["OMP_NUM_THREADS"] == "1"
 
 
 def test_no_secret_is_on_a_command_line(folder, monkeypatch):
@@ -156,4 +160,4 @@ def test_no_secret_is_on_a_command_line(folder, monkeypatch):
     for ranks in (1, 2):
         command = ProcessLauncher(ComputeConfig(nproc_per_node=ranks))._command(folder)
         assert "hf_" not in " ".join(command)
-        assert list(RANK_PROGRAM) == command[-4:-1]
+        assert list(RANK_PROGRAM) == command[-3:]

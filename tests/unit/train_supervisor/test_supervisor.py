@@ -16,9 +16,10 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     Warned,
 )
-from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.process import processes_of
+from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.ladder import LADDER
 from steadytrain.components.train.recovery.policy import Decision
 
@@ -245,7 +246,8 @@ def test_a_sink_that_fails_is_left_out(supervisor, workspace):
 
 
 def test_two_on_one_run_are_refused(supervisor, workspace):
-    with run_lock(workspace, "train"), pytest.raises(RunBusy):
+    held = hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60)
+    with held, pytest.raises(RunBusy, match=str(os.getpid())):
         supervisor("finish").run()
 
 
