@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EVERY_SECONDS = 1.0
-STARTING = "start"
-"""The phase before a rank has done its first step."""
+STARTING, FINISHING = "start", "finish"
+"""The phases before a rank has done its first step, and after its last one."""
 _WIDTH = 64
 
 

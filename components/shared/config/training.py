@@ -138,10 +138,10 @@ class RecoveryConfig(Section):
         600,
         gt=0,
         description="a rank that makes no progress for so long hangs, and all are started "
-        "again; must be longer than the longest save, export or batch",
+        "again; must be longer than the longest batch or save",
     )
     start_timeout_seconds: float = Field(
-        1800, gt=0, description="the same until a rank has done its first step"
+        1800, gt=0, description="the same before a rank's first step, and after its last one"
     )
     lease_seconds: float = Field(
         60,

@@ -11,7 +11,7 @@ from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.agent.processes import alive
 from steadytrain.components.train.agent.stacks import is_stopped, save_stacks, state
 from steadytrain.components.train.attempt import AttemptFolder, RankError
-from steadytrain.components.train.heartbeat import STARTING, Beat, Pulse
+from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat, Pulse
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class HangWatch:
         process = _process(beat) if beat else None
         if beat is not None and process is None:
             return Standing(beat, 0.0, recovery.hang_timeout_seconds, None)  # it has ended
-        starting = beat is None or beat.phase == STARTING
-        limit = recovery.start_timeout_seconds if starting else recovery.hang_timeout_seconds
+        stepping = beat is not None and beat.phase not in (STARTING, FINISHING)
+        limit = recovery.hang_timeout_seconds if stepping else recovery.start_timeout_seconds
         return Standing(beat, pulse.silence(beat), limit, process)
 
     def _report(self, standings: dict[int, Standing]) -> None:
@@ -65,17 +65,16 @@ class HangWatch:
         processes = {
             rank: standing.process for rank, standing in standings.items() if standing.process
         }
+        found = time.time()
         save_stacks(self.folder, processes)
         RankError(
             rank=rank,
-            time=time.time(),
+            time=found,
             kind="Hang",
             message=f"no progress for longer than {standings[rank].limit:g} s: {told}; stacks: "
             f"{self.folder.stacks(rank)}",
             traceback="",
-            step=max(item.beat.step for item in standings.values() if item.beat)
-            if any(item.beat for item in standings.values())
-            else 0,
+            step=max((item.beat.step for item in standings.values() if item.beat), default=0),
         ).save(self.folder.agent_error)
 
 

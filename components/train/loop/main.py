@@ -24,7 +24,7 @@ from steadytrain.components.train.attempt import (
     AttemptSpec,
     RankError,
 )
-from steadytrain.components.train.heartbeat import Heartbeat
+from steadytrain.components.train.heartbeat import FINISHING, Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Rank:
             # After the state is loaded, which has rates of its own.
             set_rate(parts.scheduler, rate)
         outcome = self.training.run()
+        parts.beat(FINISHING)
         if self.number == 0:
             self._finish(self.training, outcome, workspace.model)
         # Together, since torchrun ends the others once one rank has left with a status.
@@ -87,7 +88,6 @@ class Rank:
         return outcome
 
     def _finish(self, training: Training, outcome: AttemptOutcome, model: Path) -> None:
-        training.parts.beat("finish")
         done = outcome in ("finished", "early_stopped")
         chosen = training.export(model) if done else training.best()
         AttemptResult(
