@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import MARK, end_processes
 from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.launch.agent import AgentAttempt
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
 _AGENT = "steadytrain.components.train.agent"
@@ -31,7 +32,7 @@ class ProcessLauncher:
         return self.compute.nproc_per_node
 
     @contextlib.contextmanager
-    def start(self, folder: AttemptFolder) -> Iterator[AgentProcess]:
+    def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:
         with folder.agent_log.open("ab") as log:
             # A session of its own: Ctrl-C on the terminal reaches the supervisor alone.
             process = subprocess.Popen(
@@ -43,7 +44,7 @@ class ProcessLauncher:
                 start_new_session=True,
             )
         try:
-            yield AgentProcess(process)
+            yield AgentAttempt(folder, gone=lambda: process.poll() is not None)
         finally:
             end_processes(folder.path, process.pid)
             process.wait()
@@ -52,13 +53,3 @@ class ProcessLauncher:
         threads = self.compute.threads_per_rank
         options = [f"--ranks={self.world_size}", *([f"--threads={threads}"] if threads else [])]
         return [sys.executable, "-m", _AGENT, *options, str(folder.path), *self.program]
-
-
-class AgentProcess:
-    """An agent that is a child of this process."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-
-    def gone(self) -> bool:
-        return self.process.poll() is not None

@@ -16,11 +16,10 @@ from pathlib import Path
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Sink, read_events
+from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
     DecisionMade,
     SupervisorStarted,
     Validated,
@@ -38,10 +37,9 @@ from steadytrain.components.train.plan.device import device_name
 from steadytrain.components.train.recovery.account import account
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
-from steadytrain.components.train.recovery.ledger import AttemptHistory, History, Ledger
+from steadytrain.components.train.recovery.ledger import History, Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
-from steadytrain.components.train.recovery.running import RunningAttempt
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
 from steadytrain.components.train.recovery.watch import Watch
 
@@ -157,29 +155,15 @@ class Supervisor:
         end_processes(self.workspace.attempts)
         for attempt in history.attempts:
             if attempt.ended is None:
-                missed = self._missed_checkpoints(attempt)
-                for checkpoint in missed:
-                    self.ledger.record(checkpoint)
                 self.ledger.record(
                     AttemptEnded(
                         attempt=attempt.started.attempt,
                         outcome="failed",
-                        step=max([attempt.last_step, *(saved.step for saved in missed)]),
+                        step=attempt.last_step,
                         failure_class=FailureClass.NODE_LOST,
                         message="the program that supervised this attempt died",
                     )
                 )
-
-    def _missed_checkpoints(self, attempt: AttemptHistory) -> list[CheckpointSaved]:
-        """Checkpoints that its ranks told of, and the supervisor could not write down any more."""
-        known = {saved.step for saved in attempt.checkpoints}
-        return [
-            event
-            for event in read_events(self.workspace.events)
-            if isinstance(event, CheckpointSaved)
-            and event.attempt == attempt.started.attempt
-            and event.step not in known
-        ]
 
     def _left_to_wait(self) -> float:
         """Seconds of the last decision's wait, where the one who made it died in it."""
@@ -227,10 +211,7 @@ class Supervisor:
             spec.save(folder.spec)
             ending = Ending("stopped", None, None)
             try:
-                with self.launcher.start(folder) as agent:
-                    ranks = RunningAttempt(
-                        folder, agent, silence_seconds=self.config.recovery.lease_seconds
-                    )
+                with self.launcher.start(folder) as ranks:
                     watch.follow(ranks)
                 ending = conclude(folder, ranks.exits(), watch.requested)
             finally:

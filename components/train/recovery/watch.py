@@ -15,7 +15,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.recovery.running import RunningAttempt
+from steadytrain.components.train.launch.base import RunningAttempt
 from steadytrain.components.train.recovery.signals import StopRequest
 
 if TYPE_CHECKING:

@@ -28,19 +28,31 @@ def launcher():
 
 
 @pytest.fixture
-def folder(tmp_path, config):
+def make_folder(tmp_path, config):
     """An attempt's folder that names what to run."""
-    folder = AttemptFolder(tmp_path / "attempts" / "0001")
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    AttemptSpec(
-        attempt=1,
-        run_id=config.run_id,
-        config=str(tmp_path / "config.yaml"),
-        data="",
-        micro_batch_size=8,
-        gradient_accumulation_steps=1,
-    ).save(folder.spec)
-    return folder
+
+    def make(**recovery):
+        folder = AttemptFolder(tmp_path / "attempts" / "0001")
+        settings = config.recovery.model_copy(update=recovery)
+        changed = config.model_copy(update={"recovery": settings})
+        (tmp_path / "config.yaml").write_text(changed.to_yaml())
+        AttemptSpec(
+            attempt=1,
+            run_id=config.run_id,
+            config=str(tmp_path / "config.yaml"),
+            data="",
+            micro_batch_size=8,
+            gradient_accumulation_steps=1,
+            generation=1,
+        ).save(folder.spec)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def folder(make_folder):
+    return make_folder()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -17,15 +16,8 @@ from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.agent.ranks import _environment
 from steadytrain.components.train.attempt import AttemptResult
 from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
-from steadytrain.components.train.recovery.running import RunningAttempt
 
 BOTH = pytest.mark.parametrize("ranks", [1, 2])
-
-
-@contextlib.contextmanager
-def start(launcher, folder):
-    with launcher.start(folder) as agent:
-        yield RunningAttempt(folder, agent, silence_seconds=60)
 
 
 def ended(attempt):
@@ -35,7 +27,7 @@ def ended(attempt):
 
 
 def run(launcher, folder):
-    with start(launcher, folder) as attempt:
+    with launcher.start(folder) as attempt:
         return ended(attempt)
 
 
@@ -69,7 +61,7 @@ def test_who_hangs_while_another_failed_is_killed_soon(launcher, folder):
 
 @BOTH
 def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_for):
-    with start(launcher("wait", ranks=ranks), folder) as attempt:
+    with launcher("wait", ranks=ranks).start(folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
         attempt.stop(60)
         assert set(ended(attempt).values()) == {143}
@@ -81,7 +73,7 @@ def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_
 
 @BOTH
 def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, ranks, wait_for):
-    with start(launcher("ignore", ranks=ranks), folder) as attempt:
+    with launcher("ignore", ranks=ranks).start(folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
         attempt.stop(60)
         assert not attempt.poll()
@@ -91,7 +83,7 @@ def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, 
 
 
 def test_a_stop_before_the_ranks_are_there(launcher, folder):
-    with start(launcher("ignore", ranks=2), folder) as attempt:
+    with launcher("ignore", ranks=2).start(folder) as attempt:
         attempt.stop(5)
         assert any(ended(attempt).values())
     assert not processes_of(folder.path)
@@ -99,7 +91,7 @@ def test_a_stop_before_the_ranks_are_there(launcher, folder):
 
 def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait_for):
     def supervise():
-        with start(launcher("ignore"), folder) as attempt:
+        with launcher("ignore").start(folder) as attempt:
             kept.append(attempt)
             wait_for(lambda: (folder.path / "waiting-0").exists())
             raise KeyError("supervisor")
@@ -114,7 +106,7 @@ def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait
 
 
 def test_a_process_that_left_its_tree_goes_too(launcher, folder):
-    with start(launcher("orphan"), folder) as attempt:
+    with launcher("orphan").start(folder) as attempt:
         assert ended(attempt) == {0: 0}
         assert processes_of(folder.path), "the stand-in left an orphan"
     assert not processes_of(folder.path)

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from steadytrain.components.shared.config import load
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.attempt import AttemptFolder, Exits, RankError
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec, Exits, RankError
 from steadytrain.components.train.heartbeat import Beat, Pulse
-from steadytrain.components.train.launch.base import AgentHandle
 
 _SLACK_SECONDS = 10.0
 """What an agent may take beyond the grace to end its ranks and tell of it."""
 
 
-class RunningAttempt:
+class AgentAttempt:
     """The ranks of an attempt, through their agent.
 
+    An agent without a sign of life for the time of a lease is lost.
+
     Args:
-        silence_seconds: an agent without a sign of life for so long is lost.
+        gone: whether the agent is known to have ended; all else is in the folder.
     """
 
-    def __init__(
-        self, folder: AttemptFolder, agent: AgentHandle, *, silence_seconds: float
-    ) -> None:
-        self.folder, self.agent, self.silence_seconds = folder, agent, silence_seconds
+    def __init__(self, folder: AttemptFolder, gone: Callable[[], bool]) -> None:
+        self.folder, self.gone = folder, gone
+        recovery = load(Path(AttemptSpec.load(folder.spec).config)).recovery
+        self.silence_seconds = recovery.lease_seconds
         self._pulse, self._deadline = Pulse(), float("inf")
 
     def poll(self) -> bool:
         """Whether all ranks are down, or their agent is lost: then the folder says so."""
         # In this order: an agent writes down the exits before it goes.
-        gone = self.agent.gone()
+        gone = self.gone()
         if self.folder.exits.is_file():
             return True
         beat = Beat.read(self.folder.agent_heartbeat)
