@@ -60,6 +60,7 @@ def config(tmp_path):
     return from_mapping(
         {
             "name": "tiny",
+            "run": "tiny",
             "output": str(tmp_path / "output"),
             "data": {"source": ["unused"]},
             "model": {"config": {"model_type": "llama"}},
