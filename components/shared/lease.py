@@ -83,6 +83,7 @@ def _file_lock(folder: Path, name: str, wait_seconds: float) -> Iterator[Callabl
 def _numbered(
     storage: Storage, name: str, wait_seconds: float, expiry_seconds: float
 ) -> Iterator[Callable[[], None]]:
+    storage.require_conditional_writes()
     row = _Row(storage.sub(f"{name}.lock"), expiry_seconds)
     _wait(row.take, f"{storage.uri}/{name}.lock", wait_seconds)
     try:

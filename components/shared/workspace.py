@@ -14,6 +14,7 @@
     lease/                which supervisor owns the training (train/lease.py)
     tracking/             which MLflow runs are this run's
     report.html
+    told                  what the webhook was last told of
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ class Workspace:
     @property
     def report(self) -> Path:
         return self.folder / "report.html"
+
+    @property
+    def told(self) -> Path:
+        return self.folder / "told"
 
     @property
     def downloads(self) -> Path:

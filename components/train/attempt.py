@@ -79,7 +79,10 @@ class Exits(Record):
 
 
 class RankError(Record):
-    """Why a rank failed."""
+    """Why a rank failed.
+
+    memory_needed: bytes that its training needs at the least, by a formula; 0 where unknown.
+    """
 
     rank: int
     time: float
@@ -87,6 +90,7 @@ class RankError(Record):
     message: str
     traceback: str
     step: int
+    memory_needed: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Holder(Record):
     machine: tells process ids of one machine (and one container) from those of another.
     born: when the process began, since process ids come again.
     renewed: how often.
+    until: when it ends unless it is renewed, by the holder's clock: for people alone.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class Holder(Record):
     born: float
     since: str
     renewed: int = 0
+    until: float = 0.0
     released: bool = False
 
     @classmethod
@@ -151,7 +153,7 @@ class Lease:
         """Lets go of the run; the next may take it at once."""
         self._ended.set()
         self._thread.join()
-        self._write(self.holder.model_copy(update={"released": True}))
+        self._write(released=True)
 
     def _renew(self) -> None:
         while not self._ended.wait(self.seconds / _RENEWALS):
@@ -159,11 +161,12 @@ class Lease:
             with contextlib.suppress(StorageError, OSError):
                 if self.row.last() > self.generation:
                     return
-                self.holder = self.holder.model_copy(update={"renewed": self.holder.renewed + 1})
-                self._write(self.holder)
+                self._write(renewed=self.holder.renewed + 1)
 
-    def _write(self, holder: Holder) -> None:
-        self.row.storage.write(_name(self.generation), holder.model_dump_json().encode())
+    def _write(self, **changes: float) -> None:
+        until = time.time() + self.seconds
+        self.holder = self.holder.model_copy(update={"until": until, **changes})
+        self.row.storage.write(_name(self.generation), self.holder.model_dump_json().encode())
 
 
 @contextlib.contextmanager
@@ -185,8 +188,19 @@ def hold(storage: Storage, *, run_id: str, seconds: float) -> Iterator[Lease]:
         lease.release()
 
 
+def held(storage: Storage) -> bool:
+    """Whether a supervisor seems to hold a run, as far as can be told without waiting."""
+    row = Row(storage)
+    holder = row.holder(row.last())
+    if holder is None:
+        return False
+    working = holder.working()
+    return time.time() < holder.until if working is None else working
+
+
 def _take(row: Row, run_id: str, seconds: float) -> Lease:
-    pulse, mine, met = Pulse(), Holder.here(), None
+    pulse, met = Pulse(), None
+    mine = Holder.here().model_copy(update={"until": time.time() + seconds})
     while True:
         last = row.last()
         holder = row.holder(last)
@@ -220,12 +234,14 @@ def _claim(row: Row, generation: int, mine: Holder) -> bool:
 def _probe(storage: Storage) -> None:
     """Two supervisors are kept apart by writes that succeed only once; are there such?"""
     name = f"probe-{uuid.uuid4().hex}"
+    storage.write(name, b"")  # what fails already here has nothing to do with conditions
     try:
-        written = [storage.write(name, b"", if_absent=True) for _ in range(2)]
-        storage.delete(name)
+        overwritten = storage.write(name, b"", if_absent=True)
     except StorageError as error:
         raise _unfit(storage, error.message) from error
-    if written != [True, False]:
+    finally:
+        storage.delete(name)
+    if overwritten:
         raise _unfit(storage, "it overwrites what it was asked to write only where absent")
 
 

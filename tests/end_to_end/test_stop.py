@@ -7,7 +7,6 @@ import signal
 import subprocess
 
 import psutil
-import pytest
 
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptStarted, CheckpointSaved
@@ -15,7 +14,14 @@ from steadytrain.components.shared.records import TrainRecord
 
 from support.command import TINY_LM, wait_for
 
-LONG = (*TINY_LM, "training.max_steps=60", "training.eval_steps=30", "training.save_steps=5")
+STEPS = 1000
+LONG = (
+    *TINY_LM,
+    f"training.max_steps={STEPS}",
+    "training.eval_steps=500",
+    "training.save_steps=20",
+    "training.logging_steps=100",
+)
 
 
 def start(steadytrain, *sets):
@@ -53,29 +59,41 @@ def left_behind(steadytrain):
     return found
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "stop", "kill"])
-def test_stopped_in_training_it_leaves_nothing_behind_and_continues(steadytrain, how):
-    process = start(steadytrain, *LONG)
-    wait_for(lambda: events(steadytrain, CheckpointSaved))
-    (folder,) = steadytrain.output.glob("runs/*")
-    if how == "ctrl-c":
-        os.kill(process.pid, signal.SIGINT)
-    elif how == "stop":
-        done = steadytrain("stop", folder.name, "--output", steadytrain.output)
-        assert done.code == 0, done.err
-        assert "continue it with" in done.out
-    else:
-        process.kill()
-    out, _ = process.communicate(timeout=90)
-    assert process.returncode != 0
-    wait_for(lambda: not left_behind(steadytrain), 60)
-    if how != "kill":
-        assert "continues it" in out
-        assert (folder / "report.html").is_file(), "a stopped run has its report too"
+def test_stopped_again_and_again_it_leaves_nothing_behind_and_continues(steadytrain):
+    for times, leave in enumerate([ctrl_c, stop, kill], start=1):
+        process = start(steadytrain, *LONG)
+        wait_for(lambda times=times: attempts_that_saved(steadytrain) == times)
+        (folder,) = steadytrain.output.glob("runs/*")
+        leave(steadytrain, process, folder)
+        out, _ = process.communicate(timeout=90)
+        assert process.returncode != 0
+        wait_for(lambda: not left_behind(steadytrain), 60)
+        if leave is not kill:
+            assert "continues it" in out
+            assert (folder / "report.html").is_file(), "a stopped run has its report too"
+            (folder / "report.html").unlink()
 
     again = steadytrain.run("causal-lm", *LONG)
     assert again.code == 0, again.out + again.err
-    assert events(steadytrain, AttemptStarted)[-1].resumed_from_step
+    begun = events(steadytrain, AttemptStarted)
+    assert [bool(event.resumed_from_step) for event in begun] == [False, True, True, True]
     record = TrainRecord.load(folder / "records" / "train.json")
-    assert record.steps == 60
-    assert record.attempts == 2
+    assert (record.steps, record.attempts) == (STEPS, 4)
+
+
+def attempts_that_saved(steadytrain):
+    return len({event.attempt for event in events(steadytrain, CheckpointSaved)})
+
+
+def ctrl_c(_steadytrain, process, _folder):
+    os.kill(process.pid, signal.SIGINT)
+
+
+def stop(steadytrain, _process, folder):
+    done = steadytrain("stop", folder.name, "--output", steadytrain.output)
+    assert done.code == 0, done.err
+    assert "continue it with" in done.out
+
+
+def kill(_steadytrain, process, _folder):
+    process.kill()

@@ -1,8 +1,17 @@
-"""Fixtures of the tests that use MLflow: a clean environment, a store made once."""
+"""For the tests that use MLflow: a clean environment, a store made once, a server."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,3 +32,52 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     import_mlflow().MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """An MLflow server in its own process group."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        arguments = {
+            "--host": "127.0.0.1",
+            "--port": str(self.port),
+            "--workers": "1",
+            "--backend-store-uri": f"sqlite:///{self.folder / 'mlflow.db'}",
+            "--artifacts-destination": str(self.folder / "artifacts"),
+        }
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", *itertools.chain(*arguments.items())],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            )
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health"):
+                return
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            time.sleep(0.2)
+        raise AssertionError("the MLflow server did not start")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.base import Section, at_odds
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
 
@@ -38,9 +38,19 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _has_a_start(self) -> ModelConfig:
         if self.base is None and "model_type" not in self.config:
-            raise ValueError("needs either base or config with a model_type")
+            raise at_odds(
+                "model.base",
+                self.base,
+                "there is no model to start from",
+                "name one, or give model.config a model_type to train from scratch",
+            )
         if self.base is not None and self.config:
-            raise ValueError("base and config exclude each other")
+            raise at_odds(
+                "model.config",
+                self.config,
+                "it excludes model.base, which brings a configuration of its own",
+                "leave out one of the two",
+            )
         return self
 
 
@@ -95,7 +105,9 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 exclude each other")
+            raise at_odds(
+                "training.fp16", True, "it excludes training.bf16", "set one of the two to false"
+            )
         return self
 
 
@@ -106,6 +118,12 @@ class ComputeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     nproc_per_node: int = Field(1, ge=1, description="ranks; world size on one machine")
     threads_per_rank: int | None = Field(None, ge=1, description="none: cores over ranks")
+    price_per_hour: float | None = Field(
+        None,
+        ge=0,
+        description="of all that trains together, in USD; decides nothing, and a run that is "
+        "continued may have another; none: the cost is not known",
+    )
 
 
 class RecoveryConfig(Section):
@@ -148,4 +166,13 @@ class RecoveryConfig(Section):
         gt=0,
         description="a supervisor or an agent that gives no sign of life for so long counts as "
         "dead, and may be succeeded",
+    )
+    spike_threshold: float = Field(
+        6.0,
+        ge=0,
+        description="deviations above the median loss from which a step counts as diverged, if "
+        "it also gives back half of what was learned; 0: only what is not finite does",
+    )
+    spike_window: int = Field(
+        128, ge=4, description="last steps whose losses that median is of; half of them at least"
     )

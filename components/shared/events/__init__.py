@@ -6,7 +6,8 @@ from steadytrain.components.shared.events.stream import (
     JsonLines,
     Sink,
     read_events,
+    unread,
 )
 from steadytrain.components.shared.events.types import Event
 
-__all__ = ["Event", "EventStream", "Follower", "JsonLines", "Sink", "read_events"]
+__all__ = ["Event", "EventStream", "Follower", "JsonLines", "Sink", "read_events", "unread"]

@@ -6,9 +6,11 @@ MLflow, the report) reads it, so that no reader can slow or stop the writer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from steadytrain.components.shared.events.types import Event, from_json, to_json
 
@@ -44,10 +46,13 @@ class JsonLines:
     def __init__(self, path: Path, *, job_id: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.job_id = job_id
-        self.handle = path.open("a", encoding="utf-8")
+        self.handle = path.open("ab")
+        if _torn(path):
+            # A writer died in the middle of a line: what follows must not be lost with it.
+            self.handle.write(b"\n")
 
     def emit(self, event: Event) -> None:
-        self.handle.write(to_json(event, job_id=self.job_id) + "\n")
+        self.handle.write(f"{to_json(event, job_id=self.job_id)}\n".encode())
         self.handle.flush()
 
     def close(self) -> None:
@@ -59,38 +64,64 @@ class Follower:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.offsets: dict[Path, int] = {}
+        self.offsets: dict[str, int] = {}
 
     def skip_to_end(self) -> None:
         """Leaves out what is there already."""
         for path in self.folder.glob("*.jsonl"):
-            self.offsets[path] = path.stat().st_size
+            self.offsets[path.name] = path.stat().st_size
 
     def new(self) -> list[Event]:
         """Events appended since the last call, in the order of their times."""
-        events = [
-            event for path in sorted(self.folder.glob("*.jsonl")) for event in self._tail(path)
-        ]
+        events = []
+        for item in unread(self.folder, dict(self.offsets)):
+            self.offsets[item.file] = item.offset
+            events.append(item.event)
         return sorted(events, key=lambda event: event.time)
 
-    def _tail(self, path: Path) -> Iterator[Event]:
-        with path.open("rb") as handle:
-            handle.seek(self.offsets.get(path, 0))
-            appended = handle.read()
-        whole = appended[: appended.rfind(b"\n") + 1]
-        self.offsets[path] = self.offsets.get(path, 0) + len(whole)
-        yield from parse(whole.decode("utf-8", "replace").splitlines())
+
+class Placed(NamedTuple):
+    """An event, the file that it is in, and the offset in bytes where its line ends."""
+
+    event: Event
+    file: str
+    offset: int
 
 
-def parse(lines: Iterable[str]) -> Iterator[Event]:
-    """The events of lines; a line torn by a kill, or of a newer version, is left out."""
-    for line in lines:
-        try:
-            yield from_json(line)
-        except (ValueError, TypeError):
-            continue
+def unread(folder: Path, offsets: Mapping[str, int]) -> Iterator[Placed]:
+    """Events of a folder's files beyond an offset in each, one after another by their times.
+
+    Files are read a line at a time: they may be larger than the memory.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    tails = [_tail(path, offsets.get(path.name, 0)) for path in paths]
+    return heapq.merge(*tails, key=lambda item: item.event.time)
 
 
 def read_events(folder: Path) -> list[Event]:
     """Every event of a run so far, in the order of their times."""
     return Follower(folder).new()
+
+
+def _tail(path: Path, offset: int) -> Iterator[Placed]:
+    """Whole lines; one that a kill has torn, or of a newer version, is left out."""
+    with path.open("rb") as handle:
+        handle.seek(offset)
+        for line in handle:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            try:
+                event = from_json(line.decode("utf-8", "replace"))
+            except (ValueError, TypeError):
+                continue
+            yield Placed(event, path.name, offset)
+
+
+def _torn(path: Path) -> bool:
+    """Whether the file ends within a line."""
+    with path.open("rb") as handle:
+        if handle.seek(0, os.SEEK_END) == 0:
+            return False
+        handle.seek(-1, os.SEEK_END)
+        return handle.read(1) != b"\n"

@@ -102,7 +102,10 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnded(Event):
-    """All ranks of an attempt are down."""
+    """All ranks of an attempt are down.
+
+    Where its supervisor died, a later one tells of it, with the time of the last sign of life.
+    """
 
     name: ClassVar[str] = "attempt_ended"
     attempt: int
@@ -242,6 +245,9 @@ class Warned(Event):
     message: str
 
 
+# Made once, and fields as they are: this runs between two steps of the training.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
 
 
@@ -249,7 +255,7 @@ def to_json(event: Event, *, job_id: str) -> str:
     """One line of JSON: event, level, job_id, and the event's own fields."""
     content: dict[str, Any] = {"event": event.name, "level": event.level, "job_id": job_id}
     # Python writes NaN and Infinity, which is what a diverged loss is; readers here are Python.
-    return json.dumps(content | dataclasses.asdict(event), ensure_ascii=False)
+    return _encode(content | vars(event))
 
 
 def from_json(line: str) -> Event:

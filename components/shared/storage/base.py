@@ -46,5 +46,12 @@ class Storage(Protocol):
     def upload(self, path: Path, name: str) -> None:
         """Copies a local file to the object, whole or not at all."""
 
+    def require_conditional_writes(self) -> None:
+        """Finds out whether `if_absent` can be relied on here.
+
+        Raises:
+            BadInput: it cannot.
+        """
+
     def sub(self, prefix: str) -> Storage:
         """The storage below a prefix."""

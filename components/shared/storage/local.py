@@ -26,11 +26,13 @@ class LocalStorage:
         return str(self.folder)
 
     def read(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
+        path = self.folder / name
+        with local_errors("read", path):
+            return path.read_bytes()
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
         target = self.folder / name
-        with _named(target), _temporary(target) as (handle, path):
+        with local_errors("write", target), _temporary(target) as (handle, path):
             handle.write(content)
             _sync(handle)
             if not if_absent:
@@ -39,7 +41,8 @@ class LocalStorage:
                 try:
                     os.link(path, target)
                 except FileExistsError:
-                    return False
+                    # Over NFS the answer to a link that was made may be lost: it is there then.
+                    return path.samefile(target)
             sync_folder(target.parent)
         return True
 
@@ -47,15 +50,13 @@ class LocalStorage:
         return (self.folder / name).is_file()
 
     def list(self, prefix: str = "") -> list[str]:
-        names = (
-            path.relative_to(self.folder).as_posix()
-            for path in self.folder.rglob("*")
-            if path.is_file() and not path.name.startswith(_TEMPORARY)
-        )
+        names = (path.relative_to(self.folder).as_posix() for path in self._files())
         return sorted(name for name in names if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
+        path = self.folder / name
+        with local_errors("delete", path):
+            path.unlink(missing_ok=True)
 
     def download(self, name: str, path: Path) -> None:
         copy_file(self.folder / name, path)
@@ -63,13 +64,22 @@ class LocalStorage:
     def upload(self, path: Path, name: str) -> None:
         copy_file(path, self.folder / name)
 
+    def require_conditional_writes(self) -> None:
+        """A link is made or not, in every folder."""
+
     def sub(self, prefix: str) -> LocalStorage:
         return LocalStorage(self.folder / prefix)
+
+    def _files(self) -> Iterator[Path]:
+        """Every object; a folder that cannot be read is an error, and not an empty one."""
+        with local_errors("list", self.folder):
+            for folder, _, names in os.walk(self.folder, onerror=_unless_gone):
+                yield from (Path(folder, name) for name in names if not name.startswith(_TEMPORARY))
 
 
 def copy_file(source: Path, target: Path) -> None:
     """Copies a file so that `target` appears whole or not at all."""
-    with _named(target), _temporary(target) as (handle, path):
+    with local_errors("write", target), _temporary(target) as (handle, path):
         with source.open("rb") as origin:
             shutil.copyfileobj(origin, handle, 1 << 20)
         _sync(handle)
@@ -100,16 +110,22 @@ def _sync(handle: BinaryIO) -> None:
     os.fsync(handle.fileno())
 
 
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 @contextlib.contextmanager
-def _named(target: Path) -> Iterator[None]:
+def local_errors(what: str, path: Path) -> Iterator[None]:
+    """Turns what the system raises into StorageError, but for FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StorageError(
-            f"cannot write {target}: {error.strerror or error}",
-            remedy="free space or give write permission there, then start the run again: "
+            f"cannot {what} {path}: {error.strerror or error}",
+            remedy="free space or give permission there, then start the run again: "
             "it continues from what is done",
         ) from error
 

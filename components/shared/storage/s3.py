@@ -1,23 +1,47 @@
-"""Storage in an S3 bucket, by boto3; credentials come from its own chain."""
+"""Storage in an S3 bucket, by boto3; credentials come from its own chain.
+
+Requests that fail for a while (500, SlowDown, a time-out, a connection that is
+reset) are repeated by botocore, with waits that grow; here is added what it
+leaves out: bodies that break off, and conditional writes whose answer is lost.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.storage.local import copy_file
+from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+"""Longest wait for a connection, and for the next byte of an answer."""
+ATTEMPTS = 6
+"""Of a request, the first one counted in; also of a body that breaks off."""
+FIRST_DELAY_SECONDS = 0.5
+
+_WRITER = "steadytrain-writer"
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
-_TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+_TAKEN = {"PreconditionFailed", "412"}
+_CONTENDED = {"ConditionalRequestConflict", "409"}
+_REFUSED = {
+    "401",
+    "403",
+    "AccessDenied",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,8 @@ class ObjectInfo:
 class S3Storage:
     """Objects below s3://bucket/prefix."""
 
+    _conditional: ClassVar[set[tuple[str, str]]] = set()
+
     def __init__(self, uri: str, client: S3Client | None = None) -> None:
         parts = urlsplit(uri)
         if not parts.netloc:
@@ -45,12 +71,13 @@ class S3Storage:
         import boto3
         from botocore.config import Config
 
-        return boto3.client(
+        # A session of its own: boto3's default one must not be shared by threads.
+        return boto3.session.Session().client(
             "s3",
             config=Config(
-                retries={"mode": "standard", "max_attempts": 6},
-                connect_timeout=10,
-                read_timeout=60,
+                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
             ),
         )
 
@@ -59,25 +86,26 @@ class S3Storage:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, name: str) -> bytes:
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
         with self._named(name):
-            return self.client.get_object(Bucket=self.bucket, Key=self._key(name))["Body"].read()
+            for delay in (*_delays(), None):
+                answer = self.client.get_object(Bucket=self.bucket, Key=self._key(name))
+                try:
+                    return answer["Body"].read()
+                except (HTTPClientError, IncompleteReadError):
+                    # Botocore does not repeat a request whose answer breaks off in its body.
+                    if delay is None:
+                        raise
+                    time.sleep(delay)
+            raise AssertionError("the last attempt returns or raises")
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        from botocore.exceptions import ClientError
-
         with self._named(name):
-            try:
-                if if_absent:
-                    self.client.put_object(
-                        Bucket=self.bucket, Key=self._key(name), Body=content, IfNoneMatch="*"
-                    )
-                else:
-                    self.client.put_object(Bucket=self.bucket, Key=self._key(name), Body=content)
-            except ClientError as error:
-                if if_absent and error.response["Error"]["Code"] in _TAKEN:
-                    return False
-                raise
-        return True
+            if if_absent:
+                return self._write_first(name, content)
+            self.client.put_object(Bucket=self.bucket, Key=self._key(name), Body=content)
+            return True
 
     def exists(self, name: str) -> bool:
         try:
@@ -110,14 +138,17 @@ class S3Storage:
             self.client.delete_object(Bucket=self.bucket, Key=self._key(name))
 
     def download(self, name: str, path: Path) -> None:
-        partial = path.with_name(f".partial-{path.name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with self._named(name):
-                self.client.download_file(self.bucket, self._key(name), str(partial))
-            copy_file(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        partial = path.with_name(f".partial-{uuid.uuid4().hex}")
+        with local_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with self._named(name):
+                    self.client.download_file(self.bucket, self._key(name), str(partial))
+                sync_file(partial)
+                partial.replace(path)
+                sync_folder(path.parent)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def upload(self, path: Path, name: str) -> None:
         with self._named(name):
@@ -126,28 +157,96 @@ class S3Storage:
     def sub(self, prefix: str) -> S3Storage:
         return S3Storage(f"s3://{self.bucket}/{self._key(prefix)}", self.client)
 
+    def require_conditional_writes(self) -> None:
+        place = (self.client.meta.endpoint_url, self.bucket)
+        if place in self._conditional:
+            return
+        name = f".probe-{uuid.uuid4().hex}"
+        try:
+            held = self.write(name, b"", if_absent=True)
+            held = held and not self.write(name, b"", if_absent=True)
+        except StorageError as error:
+            if not any(code in error.message for code in ("NotImplemented", "501")):
+                raise
+            held = False
+        with contextlib.suppress(StorageError):
+            self.delete(name)
+        if not held:
+            raise BadInput(
+                f"the server of s3://{self.bucket} does not hold to conditional writes "
+                "(If-None-Match), which keep two from working on the same thing",
+                remedy="use a server that does (Amazon S3, and current MinIO, Ceph or SeaweedFS), "
+                "or a shared folder",
+            )
+        self._conditional.add(place)
+
+    def _write_first(self, name: str, content: bytes) -> bool:
+        """Writes where nothing is.
+
+        A request whose answer was lost is repeated, and refused by its own
+        object: the writer's mark on it tells that from another's.
+        """
+        from botocore.exceptions import ClientError
+
+        mark = uuid.uuid4().hex
+        for delay in (*_delays(), None):
+            try:
+                self.client.put_object(
+                    Bucket=self.bucket,
+                    Key=self._key(name),
+                    Body=content,
+                    IfNoneMatch="*",
+                    Metadata={_WRITER: mark},
+                )
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code in _TAKEN:
+                    return self._writer(name) == mark
+                if code not in _CONTENDED or delay is None:
+                    raise
+                # Another write is under way, and may yet fail: S3 wants to be asked again.
+                time.sleep(delay)
+            else:
+                break
+        return True
+
+    def _writer(self, name: str) -> str:
+        """The mark of who wrote the object first; "" where it has none, or is gone."""
+        with contextlib.suppress(FileNotFoundError), self._named(name):
+            found = self.client.head_object(Bucket=self.bucket, Key=self._key(name))
+            return found["Metadata"].get(_WRITER, "")
+        return ""
+
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
     @contextlib.contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        from boto3.exceptions import S3UploadFailedError
-        from botocore.exceptions import BotoCoreError, ClientError
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         place = f"s3://{self.bucket}/{self._key(name)}"
         try:
             yield
-        except ClientError as error:
-            code = error.response["Error"]["Code"]
+        except (ClientError, Boto3Error) as error:
+            # A transfer that fails tells the refusal that it failed of only as its context.
+            refusal = error if isinstance(error, ClientError) else error.__context__
+            code = refusal.response["Error"]["Code"] if isinstance(refusal, ClientError) else ""
             if code in _ABSENT:
                 raise FileNotFoundError(place) from error
-            raise StorageError(f"{place}: {code}", remedy=_remedy(code)) from error
-        except (BotoCoreError, S3UploadFailedError) as error:
-            raise StorageError(f"{place}: {error}", remedy=_remedy("")) from error
+            raise StorageError(f"{place}: {code or error}", remedy=_remedy(code)) from error
+        except BotoCoreError as error:
+            code = "AccessDenied" if isinstance(error, NoCredentialsError) else ""
+            raise StorageError(f"{place}: {error}", remedy=_remedy(code)) from error
+
+
+def _delays() -> Sequence[float]:
+    """Seconds between attempts."""
+    return [FIRST_DELAY_SECONDS * 2**retry for retry in range(ATTEMPTS - 1)]
 
 
 def _remedy(code: str) -> str:
-    if code in {"403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}:
+    if code in _REFUSED:
         return "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role) that may do this"
     if code == "NoSuchBucket":
         return "name a bucket that exists; AWS_ENDPOINT_URL_S3 chooses the server"

@@ -1,7 +1,6 @@
 """Telling MLflow what happens: a run for a pipeline run, a child for each attempt."""
 
 from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
-from steadytrain.components.shared.tracking.delivery import replay
 from steadytrain.components.shared.tracking.finish import finish_run, log_artifacts
 from steadytrain.components.shared.tracking.run import parent_run
 from steadytrain.components.shared.tracking.sink import MlflowSink
@@ -12,7 +11,6 @@ __all__ = [
     "finish_run",
     "log_artifacts",
     "parent_run",
-    "replay",
     "resolve_uri",
     "use_tracking",
 ]

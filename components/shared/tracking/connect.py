@@ -29,6 +29,7 @@ _BRISK = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
 # How requests tells the root of a failed connection, at the end of a long line.
 _CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
@@ -101,7 +102,7 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
     with tracking_errors(uri):
         import_mlflow()
     with brisk():
-        failure = _within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
+        failure = within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
     if isinstance(failure, TimeoutError):
         raise TrackingError(
             f"the tracking store {shown(uri)} has not answered for {CHECK_SECONDS:.0f} s",
@@ -123,19 +124,34 @@ def import_mlflow() -> Any:
     return mlflow
 
 
+class _Brisk:
+    """How many threads want short time-outs now, and what that has added to the environment."""
+
+    turn = threading.Lock()
+    wanted = 0
+    added: tuple[str, ...] = ()
+
+
 @contextlib.contextmanager
 def brisk() -> Iterator[None]:
     """Short time-outs for MLflow's requests, where the environment does not set them.
 
-    MLflow's own (120 s, 7 retries) would hold a run up for a quarter of an hour.
+    MLflow's own (120 s, 7 retries, and any wait that a server asks for) would
+    hold a run up for a quarter of an hour.
     """
-    added = [name for name in _BRISK if name not in os.environ]
-    os.environ.update({name: _BRISK[name] for name in added})
+    with _Brisk.turn:
+        if not _Brisk.wanted:
+            _Brisk.added = tuple(name for name in _BRISK if name not in os.environ)
+            os.environ.update({name: _BRISK[name] for name in _Brisk.added})
+        _Brisk.wanted += 1
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        with _Brisk.turn:
+            _Brisk.wanted -= 1
+            if not _Brisk.wanted:
+                for name in _Brisk.added:
+                    os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
@@ -220,7 +236,7 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     return str(found.experiment_id)
 
 
-def _within(seconds: float, work: Callable[[], object]) -> Exception | None:
+def within(seconds: float, work: Callable[[], object]) -> Exception | None:
     """Does the work on a thread that can be left behind; gives back how it failed."""
     failures: list[Exception] = []
 

@@ -1,17 +1,16 @@
 """From the run's events to MLflow: a child run for each attempt, its metrics by step.
 
 Everything can be sent twice: an attempt's run is remembered, and a metric
-carries its event's own time, so that MLflow knows the point already.
+carries its event's own time, by which it is known where it is there already.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -19,15 +18,10 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.tracking.connect import Tracking, open_tracking, tracking_errors
-from steadytrain.components.shared.tracking.notes import (
-    UNDELIVERED,
-    attempt_note,
-    forget,
-    recall,
-    remember,
-)
-from steadytrain.components.shared.tracking.run import continue_run
+from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
+from steadytrain.components.shared.tracking.notes import attempt_note
+from steadytrain.components.shared.tracking.run import settled_run
+from steadytrain.components.shared.tracking.spool import Spool
 from steadytrain.components.shared.tracking.values import (
     MAX_METRICS_A_CALL,
     flatten,
@@ -36,6 +30,9 @@ from steadytrain.components.shared.tracking.values import (
     value,
 )
 from steadytrain.components.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 _OURS = (AttemptStarted, TrainingStarted, TrainingStep, Validated, AttemptEnded)
 _AttemptEvent = AttemptStarted | TrainingStarted | TrainingStep | Validated | AttemptEnded
@@ -55,32 +52,37 @@ def wanted(event: Event) -> bool:
     return isinstance(event, _OURS)
 
 
-def replay(config: RunConfig, workspace: Workspace) -> int:
-    """Sends the run's events from the events files, whatever has been sent before.
-
-    Returns:
-        How many events that were.
-
-    Raises:
-        TrackingError: the store cannot be used.
-    """
-    events = [event for event in read_events(workspace.events) if wanted(event)]
-    tracking = open_tracking(config, workspace)
-    Delivery(tracking, workspace, continue_run(tracking, config, workspace)).send(events)
-    forget(workspace, UNDELIVERED)
-    return len(events)
-
-
 class Delivery:
-    """Sends events to an open store. Every method raises TrackingError where it refuses."""
+    """Sends the run's events to an open store. Every method raises TrackingError where it refuses.
+
+    After such an error begin with another one: what was sent last may have been taken.
+    """
 
     def __init__(self, tracking: Tracking, workspace: Workspace, parent: str) -> None:
         self.tracking, self.workspace, self.parent = tracking, workspace, parent
         self.client = tracking.client
+        self.spool = Spool(workspace, parent)
+        self._runs: dict[int, str] = {}
+        self._certain = False
 
-    def send(self, events: Iterable[Event]) -> None:
-        """Sends events, in the order of their times."""
-        ours = [cast(_AttemptEvent, event) for event in events if wanted(event)]
+    def catch_up(self, *, give_up: Callable[[], bool] = lambda: False) -> int:
+        """Sends what MLflow lacks, batch by batch; `give_up` is asked before each.
+
+        Returns:
+            How many events that were.
+        """
+        told = 0
+        while not give_up():
+            with self.spool.batch(wanted) as events:
+                if not events:
+                    break
+                self._send(events)
+            self._certain = True
+            told += len(events)
+        return told
+
+    def _send(self, events: Iterable[Event]) -> None:
+        ours = [cast(_AttemptEvent, event) for event in events]
         ours.sort(key=lambda event: event.attempt)
         with tracking_errors(self.tracking.uri):
             for attempt, group in itertools.groupby(ours, key=lambda event: event.attempt):
@@ -107,25 +109,34 @@ class Delivery:
             if isinstance(event, TrainingStep | Validated)
             for name, number in _metrics(event)
         ]
+        if metrics and not self._certain:
+            metrics = self._lacking(run_id, metrics)
         for part in in_parts(metrics, MAX_METRICS_A_CALL):
             self.client.log_batch(run_id, metrics=part)
         for event in events:
             if isinstance(event, AttemptEnded):
                 self._end(run_id, event)
 
+    def _lacking(self, run_id: str, metrics: Sequence[Metric]) -> list[Metric]:
+        """Those that the store does not have; not every store knows a point that comes twice."""
+        known = {
+            (point.key, point.timestamp, point.step)
+            for name in {metric.key for metric in metrics}
+            for point in self.client.get_metric_history(run_id, name)
+        }
+        return [item for item in metrics if (item.key, item.timestamp, item.step) not in known]
+
     def _run_of(self, attempt: int, *, start: float) -> str:
-        note = attempt_note(self.parent, attempt)
-        run_id = recall(self.workspace, note)
-        if not run_id:
-            created = self.client.create_run(
-                self.tracking.experiment_id,
-                start_time=_milliseconds(start),
+        if attempt not in self._runs:
+            self._runs[attempt] = settled_run(
+                self.tracking,
+                self.workspace,
+                attempt_note(self.parent, attempt),
                 run_name=f"attempt-{attempt}",
+                start_time=_milliseconds(start),
                 tags={"mlflow.parentRunId": self.parent, "mlflow.source.name": "steadytrain"},
             )
-            run_id = str(created.info.run_id)
-            remember(self.workspace, note, run_id)
-        return run_id
+        return self._runs[attempt]
 
     def _end(self, run_id: str, event: AttemptEnded) -> None:
         from mlflow.entities import RunTag

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -14,26 +15,43 @@ from steadytrain.components.shared.tracking.connect import (
     brisk,
     open_tracking,
     tracking_errors,
+    within,
 )
-from steadytrain.components.shared.tracking.delivery import Delivery, replay
-from steadytrain.components.shared.tracking.notes import UNDELIVERED, recall, warn
-from steadytrain.components.shared.tracking.run import continue_run
+from steadytrain.components.shared.tracking.delivery import Delivery
+from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
 from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
 
+FINISH_SECONDS = 300.0
+"""Longest wait for the store at a run's end."""
 
-def finish_run(config: RunConfig, workspace: Workspace, ok: bool) -> bool:
+
+def finish_run(
+    config: RunConfig,
+    workspace: Workspace,
+    ok: bool,
+    *,
+    spent: Mapping[str, float] = MappingProxyType({}),
+    moment: float = 0.0,
+) -> bool:
     """Ends the run, after sending what training could not.
+
+    Args:
+        spent: what training took, by the metric's name.
+        moment: when that was so, in seconds; sent again, they are the same points.
 
     Returns:
         Whether the store took it; where not, a warning is among the run's events.
     """
 
     def finish(tracking: Tracking, run_id: str) -> None:
-        if recall(workspace, UNDELIVERED):
-            replay(config, workspace)
-        Delivery(tracking, workspace, run_id).end_open_attempts()
+        delivery = Delivery(tracking, workspace, run_id)
+        delivery.catch_up()
+        delivery.end_open_attempts()
+        delete_doubles(tracking, workspace)
         _log_results(tracking.client, run_id, workspace)
+        _log_metrics(tracking.client, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
 
     return _told(config, workspace, finish)
@@ -54,22 +72,29 @@ def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
 
 
 def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str], None]) -> bool:
-    try:
-        with brisk():
-            tracking = open_tracking(config, workspace)
-            run_id = continue_run(tracking, config, workspace)
-            with tracking_errors(tracking.uri):
-                work(tracking, run_id)
-    except (TrackingError, BadInput) as error:
-        warn(workspace, f"{error.message}; `steadytrain report` sends it again")
-        return False
-    return True
+    def tell() -> None:
+        tracking = open_tracking(config, workspace)
+        run_id = continue_run(tracking, config, workspace)
+        with tracking_errors(tracking.uri):
+            work(tracking, run_id)
+
+    with brisk():
+        # A store that sends a byte now and then outlasts every limit of a single request.
+        failure = within(FINISH_SECONDS, tell)
+    if failure is None:
+        return True
+    if isinstance(failure, TimeoutError):
+        reason = f"the tracking store has not taken everything within {FINISH_SECONDS:.0f} s"
+    elif isinstance(failure, TrackingError | BadInput):
+        reason = failure.message
+    else:
+        raise failure
+    warn(workspace, f"{reason}; `steadytrain report` sends it again")
+    return False
 
 
 def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     """The test side's metrics, on the run itself, where a list of runs shows them."""
-    from mlflow.entities import Metric
-
     path = workspace.record("evaluate")
     if not path.is_file():
         return
@@ -77,8 +102,14 @@ def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     values = {f"test_{name}": interval.value for name, interval in record.metrics.items()}
     values |= {f"baseline_{name}": number for name, number in record.baselines.items()}
     # The record's own time: sent again, they are the same points.
-    moment = int(path.stat().st_mtime * 1000)
-    metrics = [Metric(key(name), number, moment, 0) for name, number in values.items()]
+    _log_metrics(client, run_id, values, path.stat().st_mtime)
+
+
+def _log_metrics(client: Any, run_id: str, values: Mapping[str, float], moment: float) -> None:
+    from mlflow.entities import Metric
+
+    time = int(moment * 1000)
+    metrics = [Metric(key(name), number, time, 0) for name, number in values.items()]
     client.log_batch(run_id, metrics=metrics)
 
 

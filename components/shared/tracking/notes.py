@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 
 RUN = "run"
 """The id of the MLflow run."""
 
-UNDELIVERED = "undelivered"
-"""There from a sink's start until all of its events are with MLflow."""
+TURN_SECONDS = 30.0
+"""Longest wait for another process of this run that tells MLflow something."""
+
+_IDENTITY = "identity"
 
 
 def attempt_note(parent: str, attempt: int) -> str:
     """Where the id of an attempt's MLflow run is kept."""
     return f"{parent}/attempt-{attempt}"
+
+
+def identity(workspace: Workspace) -> str:
+    """What tells this run from others of its name, in other folders."""
+    LocalStorage(workspace.tracking).write(_IDENTITY, uuid.uuid4().hex.encode(), if_absent=True)
+    return recall(workspace, _IDENTITY)
 
 
 def remember(workspace: Workspace, name: str, text: str) -> None:
@@ -31,9 +45,22 @@ def recall(workspace: Workspace, name: str) -> str:
         return ""
 
 
-def forget(workspace: Workspace, name: str) -> None:
-    """Keeps it no longer."""
-    LocalStorage(workspace.tracking).delete(name)
+@contextlib.contextmanager
+def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
+    """One process, or thread, at a time does this for the run.
+
+    Raises:
+        TrackingError: another does it for longer than TURN_SECONDS.
+    """
+    try:
+        with lease(str(workspace.tracking), what, wait_seconds=TURN_SECONDS):
+            yield
+    except RunBusy as error:
+        raise TrackingError(
+            f"another process of run {workspace.run_id!r} has been waiting for the tracking "
+            f"store for {TURN_SECONDS:.0f} s",
+            remedy="nothing: what it does not send is sent at the run's end",
+        ) from error
 
 
 def warn(workspace: Workspace, message: str) -> None:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
+    brisk,
     import_mlflow,
     open_tracking,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.notes import RUN, recall, remember
+from steadytrain.components.shared.tracking.notes import (
+    RUN,
+    exclusive,
+    identity,
+    recall,
+    remember,
+)
 from steadytrain.components.shared.tracking.values import MAX_PARAMS_A_CALL, flatten, in_parts
 from steadytrain.components.shared.workspace import Workspace
+
+MARK = "steadytrain.mark"
+"""Tag by which a run is found again: the workspace's identity, and the note that remembers it."""
 
 
 def parent_run(config: RunConfig, workspace: Workspace) -> str:
@@ -28,38 +39,95 @@ def parent_run(config: RunConfig, workspace: Workspace) -> str:
         BadInput: MLFLOW_RUN_ID is no run of this store.
         TrackingError: the store cannot be used.
     """
-    tracking = open_tracking(config, workspace)
-    run_id = continue_run(tracking, config, workspace)
-    with tracking_errors(tracking.uri):
-        tracking.client.update_run(run_id, status="RUNNING")
+    with brisk():
+        tracking = open_tracking(config, workspace)
+        run_id = continue_run(tracking, config, workspace)
+        with tracking_errors(tracking.uri):
+            tracking.client.update_run(run_id, status="RUNNING")
     return run_id
 
 
 def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) -> str:
     """`parent_run` in a store that is open already; a run that has ended stays so."""
+    given = os.environ.get("MLFLOW_RUN_ID")
     with tracking_errors(tracking.uri):
-        run_id = os.environ.get("MLFLOW_RUN_ID") or _remembered(tracking, workspace)
-        if not run_id:
-            created = tracking.client.create_run(tracking.experiment_id, run_name=config.run_id)
-            run_id = str(created.info.run_id)
-        remember(workspace, RUN, run_id)
+        if given:
+            run_id = given
+            remember(workspace, RUN, run_id)
+        else:
+            run_id = settled_run(tracking, workspace, RUN, run_name=config.run_id)
         _describe(tracking.client, run_id, config)
     return run_id
 
 
-def _remembered(tracking: Tracking, workspace: Workspace) -> str:
-    """The run that the workspace remembers; "" where this store does not have it."""
+def settled_run(
+    tracking: Tracking,
+    workspace: Workspace,
+    note: str,
+    *,
+    run_name: str,
+    start_time: int | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    """The one MLflow run that is remembered by a note; a new one where there is none.
+
+    A new one carries a mark by which it is found again where the answer to its
+    creation was lost, or who created it died before it wrote the note.
+
+    Args:
+        start_time: milliseconds since the epoch, of a new one.
+        tags: of a new one.
+    """
+    with exclusive(workspace, "creating"):
+        remembered = recall(workspace, note)
+        if remembered and _is_active(tracking, remembered):
+            return remembered
+        mark = f"{identity(workspace)}/{note}"
+        found = _marked(tracking, f"= '{mark}'")
+        if not found:
+            created = tracking.client.create_run(
+                tracking.experiment_id, start_time, {MARK: mark, **(tags or {})}, run_name
+            )
+            # MLflow asks again by itself where it gets no answer: there may be two now.
+            found = _marked(tracking, f"= '{mark}'") or [created]
+        run_id, *doubles = sorted(str(run.info.run_id) for run in found)
+        for double in doubles:
+            tracking.client.delete_run(double)
+        remember(workspace, note, run_id)
+        return run_id
+
+
+def delete_doubles(tracking: Tracking, workspace: Workspace) -> None:
+    """Deletes runs that the store created long after nobody waited for them any more."""
+    with exclusive(workspace, "creating"):
+        for run in _marked(tracking, f"LIKE '{identity(workspace)}/%'"):
+            note = run.data.tags[MARK].partition("/")[2]
+            if recall(workspace, note) != run.info.run_id:
+                tracking.client.delete_run(run.info.run_id)
+
+
+def _marked(tracking: Tracking, condition: str) -> list[Any]:
+    found: list[Any] = []
+    token = None
+    while True:
+        page = tracking.client.search_runs(
+            [tracking.experiment_id], f"tags.`{MARK}` {condition}", page_token=token
+        )
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _is_active(tracking: Tracking, run_id: str) -> bool:
     mlflow = import_mlflow()
-    run_id = recall(workspace, RUN)
-    if not run_id:
-        return ""
     try:
         run = tracking.client.get_run(run_id)
     except mlflow.MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        return ""
-    return run_id if run.info.lifecycle_stage == "active" else ""
+        return False
+    return bool(run.info.lifecycle_stage == "active")
 
 
 def _describe(client: Any, run_id: str, config: RunConfig) -> None:

@@ -113,7 +113,13 @@ class Rank:
             message=redact(str(error)),
             traceback=redact("".join(traceback.format_exception(error))),
             step=self.training.progress.step if self.training else 0,
+            memory_needed=self._least_memory(),
         ).save(self.folder.error(self.number))
+
+    def _least_memory(self) -> int:
+        from steadytrain.components.train.loop.memory import least_memory
+
+        return least_memory(self.training.parts) if self.training else 0
 
 
 def main(folder: str) -> int:

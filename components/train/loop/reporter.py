@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 import psutil
@@ -33,6 +35,7 @@ class Reporter:
         self.tokens = 0
         self._window_tokens, self._window_seconds = 0, 0.0
         self._process = psutil.Process()
+        self._memory, self._measured = 0, -math.inf
 
     def emit(self, event: Event) -> None:
         if self.stream is not None:
@@ -73,7 +76,7 @@ class Reporter:
                 tokens=self.tokens,
                 tokens_per_second=rate,
                 gpu_memory_used=torch.cuda.memory_allocated() if on_gpu else 0,
-                memory_used=self._process.memory_info().rss,
+                memory_used=self._resident(),
             )
         )
 
@@ -128,6 +131,13 @@ class Reporter:
                 best_score=best_score,
             )
         )
+
+    def _resident(self) -> int:
+        """Resident bytes, asked for once a second at most: that costs as much as a whole report."""
+        now = time.monotonic()
+        if now - self._measured >= 1:
+            self._memory, self._measured = self._process.memory_info().rss, now
+        return self._memory
 
     def close(self) -> None:
         if self.stream is not None:

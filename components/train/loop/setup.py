@@ -29,6 +29,7 @@ class Parts:
 
     module: the task's own model; `model` is the same, wrapped for this world.
     steps: optimizer steps of the whole training.
+    sequence_length: longest row in tokens; 0 where the data do not say.
     """
 
     config: RunConfig
@@ -44,6 +45,7 @@ class Parts:
     order: RowOrder
     steps: int
     skipped_batches: Sequence[int] = ()
+    sequence_length: int = 0
     heartbeat: Heartbeat | None = None
 
     def beat(self, phase: str, step: int | None = None) -> None:
@@ -118,6 +120,7 @@ def set_up(
         order=order,
         steps=steps,
         skipped_batches=skipped_batches,
+        sequence_length=data.sequence_length,
     )
 
 

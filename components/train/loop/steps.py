@@ -75,8 +75,13 @@ def agree(parts: Parts, own: Share, stop_flags: list[int]) -> Agreement:
     return Agreement(max(weight, 1), tokens, asked[0] if asked else None)
 
 
-def take_step(parts: Parts, step: int, batches: list[Batch], weight: int) -> StepResult:
+def take_step(
+    parts: Parts, step: int, batches: list[Batch], weight: int, *, limit: float = math.inf
+) -> StepResult:
     """Forward, backward, clipping and update; the loss is divided by `weight`.
+
+    Args:
+        limit: mean loss above which the step has spiked.
 
     Raises:
         Diverged: on all ranks, before the weights are touched.
@@ -92,6 +97,8 @@ def take_step(parts: Parts, step: int, batches: list[Batch], weight: int) -> Ste
     overflow = not math.isfinite(norm) and _scale(parts) > 1
     if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
         raise Diverged(step + 1, loss / weight, norm)
+    if loss / weight > limit:
+        raise Diverged(step + 1, loss / weight, norm, limit=limit)
     rate = float(parts.scheduler.get_last_lr()[0])
     parts.optimizer.step()
     if not parts.optimizer.step_was_skipped:

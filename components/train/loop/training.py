@@ -25,6 +25,7 @@ from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
 from steadytrain.components.train.loop.validation import best_by, validate
 
@@ -77,12 +78,15 @@ class Training:
     def _step(self, own: Share, agreed: Agreement) -> None:
         parts, progress, began = self.parts, self.progress, time.monotonic()
         try:
-            result = take_step(parts, progress.step, own.batches, agreed.weight)
+            result = take_step(
+                parts, progress.step, own.batches, agreed.weight, limit=self._limit()
+            )
         except Diverged as error:
             self.reporter.diverged(error)
             raise
         progress.step += 1
-        progress.last_loss = result.loss / agreed.weight
+        keep = parts.config.recovery.spike_window
+        progress.note_loss(result.loss / agreed.weight, keep=keep)
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
         self.reporter.count(agreed.tokens, time.monotonic() - began)
@@ -92,6 +96,15 @@ class Training:
         if progress.step % every == 0 or progress.step == parts.steps:
             self.reporter.step(parts, progress, result)
             progress.window_loss = progress.window_weight = 0.0
+
+    def _limit(self) -> float:
+        recovery, progress = self.parts.config.recovery, self.progress
+        return highest_normal_loss(
+            progress.recent_losses,
+            progress.first_loss,
+            threshold=recovery.spike_threshold,
+            window=recovery.spike_window,
+        )
 
     def _validate(self) -> bool:
         """Validates; returns whether the model is the best so far."""

@@ -19,6 +19,7 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     DecisionMade,
     SupervisorStarted,
+    TrainingStarted,
     from_json,
     to_json,
 )
@@ -27,15 +28,27 @@ from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.plan.batch import BatchPlan
 
 SCHEMA_VERSION: Final = 1
-KEPT = SupervisorStarted | AttemptStarted | AttemptEnded | CheckpointSaved | DecisionMade
+KEPT = (
+    SupervisorStarted
+    | AttemptStarted
+    | TrainingStarted
+    | AttemptEnded
+    | CheckpointSaved
+    | DecisionMade
+)
 """The events that are state; the rest of the stream is only told."""
 
 
 @dataclass
 class AttemptHistory:
-    """One attempt. `ended` is None while it runs, or where its supervisor died."""
+    """One attempt.
+
+    ready: its ranks could take their first step; None where they did not come to that.
+    ended: None while it runs, or where its supervisor died.
+    """
 
     started: AttemptStarted
+    ready: TrainingStarted | None = None
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     ended: AttemptEnded | None = None
 
@@ -163,6 +176,8 @@ class Ledger:
                 history.decisions.append(event)
             elif isinstance(event, AttemptStarted):
                 attempts[event.attempt] = AttemptHistory(event)
+            elif isinstance(event, TrainingStarted):
+                attempts[event.attempt].ready = event
             elif isinstance(event, AttemptEnded):
                 attempts[event.attempt].ended = event
             elif isinstance(event, CheckpointSaved):

@@ -16,7 +16,7 @@ from pathlib import Path
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.events import Sink, read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -41,6 +41,7 @@ from steadytrain.components.train.recovery.ledger import History, Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
+from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
 from steadytrain.components.train.recovery.watch import Watch
 
 OnValidation = Callable[[Validated], bool]
@@ -92,6 +93,7 @@ class Supervisor:
             BadInput: the run was begun with other data, model or training.
             StorageError: the ledger cannot be written.
         """
+        self.workspace.create()
         seconds = self.config.recovery.lease_seconds
         lease = LocalStorage(self.workspace.lease)
         with (
@@ -134,7 +136,6 @@ class Supervisor:
         # Read again: from here on nobody else changes it.
         history = self.ledger.history()
         self._end_lost_attempts(history)
-        self.workspace.create()
         LocalStorage(self.workspace.folder).write(
             self.workspace.config.name, self.config.to_yaml().encode()
         )
@@ -153,17 +154,22 @@ class Supervisor:
     def _end_lost_attempts(self, history: History) -> None:
         """An attempt without an end: its supervisor died. Its ranks die with it; see to that."""
         end_processes(self.workspace.attempts)
-        for attempt in history.attempts:
-            if attempt.ended is None:
-                self.ledger.record(
-                    AttemptEnded(
-                        attempt=attempt.started.attempt,
-                        outcome="failed",
-                        step=attempt.last_step,
-                        failure_class=FailureClass.NODE_LOST,
-                        message="the program that supervised this attempt died",
-                    )
+        lost = [attempt for attempt in history.attempts if attempt.ended is None]
+        told = read_events(self.workspace.events) if lost else []
+        for attempt in lost:
+            for event in unrecorded(attempt, told):
+                self.ledger.record(event)
+            seen, step = last_sign_of_life(attempt, told)
+            self.ledger.record(
+                AttemptEnded(
+                    time=seen,
+                    attempt=attempt.started.attempt,
+                    outcome="failed",
+                    step=step,
+                    failure_class=FailureClass.NODE_LOST,
+                    message="the program that supervised this attempt died",
                 )
+            )
 
     def _left_to_wait(self) -> float:
         """Seconds of the last decision's wait, where the one who made it died in it."""

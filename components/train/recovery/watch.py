@@ -9,6 +9,7 @@ from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     CheckpointSaved,
+    TrainingStarted,
     TrainingStep,
     Validated,
     Warned,
@@ -74,7 +75,7 @@ class Watch:
 
     def _relay(self) -> None:
         for event in self.follower.new():
-            if isinstance(event, CheckpointSaved):
+            if isinstance(event, CheckpointSaved | TrainingStarted):
                 self.supervisor.ledger.record(event)
             if isinstance(event, CheckpointSaved | TrainingStep | Validated):
                 self.step = max(self.step, event.step)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 
-from steadytrain.components.shared.events import EventStream, Follower, JsonLines, read_events
+from steadytrain.components.shared.events import (
+    EventStream,
+    Follower,
+    JsonLines,
+    read_events,
+    unread,
+)
 from steadytrain.components.shared.events.types import (
     Event,
     StepFailed,
@@ -95,3 +102,28 @@ def test_a_follower_can_leave_out_the_past(tmp_path):
     stream.emit(STEP)
     assert follower.new() == [STEP]
     stream.close()
+
+
+def test_a_line_that_a_kill_has_torn_takes_no_other_along(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(to_json(STEP, job_id="r")[:30])
+    for _ in range(2):
+        stream = EventStream(JsonLines(path, job_id="r"))
+        stream.emit(STEP)
+        stream.close()
+    assert read_events(tmp_path) == [STEP, STEP]
+    assert path.read_text().count("\n") == 3
+
+
+def test_a_file_may_be_larger_than_two_gigabytes(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.touch()
+    os.truncate(path, 5 << 30)
+    follower = Follower(tmp_path)
+    follower.skip_to_end()
+    stream = EventStream(JsonLines(path, job_id="r"))
+    stream.emit(STEP)
+    stream.close()
+    assert follower.new() == [STEP]
+    ((_, _, offset),) = unread(tmp_path, {"a.jsonl": 5 << 30})
+    assert offset == path.stat().st_size > 5 << 30

@@ -17,6 +17,8 @@ from steadytrain.components.shared.errors import RunBusy, StorageError
 from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.storage import S3Storage
 
+from support.s3 import one_request_at_a_time
+
 
 @pytest.fixture
 def bucket(monkeypatch):
@@ -24,6 +26,7 @@ def bucket(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
+    one_request_at_a_time(monkeypatch)
     with mock_aws():
         boto3.client("s3").create_bucket(Bucket="locks")
         yield "s3://locks/team"

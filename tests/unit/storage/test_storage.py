@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+import uuid
+from pathlib import Path
 
 import boto3
 import pytest
@@ -16,10 +20,16 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "weed"])
 def storage(request, tmp_path, monkeypatch):
     if request.param == "local":
         yield open_storage(str(tmp_path / "root"))
+        return
+    if request.param == "weed":
+        port = request.getfixturevalue("weed_port")
+        request.getfixturevalue("credentials")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+        yield open_storage(f"s3://bucket/{uuid.uuid4().hex}/some/prefix")
         return
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -48,6 +58,11 @@ def test_if_absent_writes_once(storage):
     assert storage.read("lock") == b"first"
     assert storage.write("lock", b"third")
     assert storage.read("lock") == b"third"
+
+
+def test_conditional_writes_can_be_relied_on(storage):
+    storage.require_conditional_writes()
+    assert storage.list() == []
 
 
 def test_absent_is_file_not_found(storage):
@@ -125,3 +140,93 @@ def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
     assert (tmp_path / "kept").read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_refused_and_keeps_what_it_has(small_disk, tmp_path):
+    storage = LocalStorage(small_disk)
+    storage.write("kept", b"before")
+    source = tmp_path / "source"
+    source.write_bytes(bytes(2 << 20))
+    for attempt in (
+        lambda: storage.write("kept", bytes(2 << 20)),
+        lambda: storage.write("new", bytes(2 << 20), if_absent=True),
+        lambda: storage.upload(source, "kept"),
+        lambda: LocalStorage(tmp_path).download("source", small_disk / "kept"),
+    ):
+        with pytest.raises(StorageError, match=f"cannot write {small_disk}/.*: No space") as caught:
+            attempt()
+        assert "free space" in caught.value.remedy
+    assert [path.name for path in small_disk.iterdir()] == ["kept"]
+    assert storage.read("kept") == b"before"
+    assert storage.write("kept", b"after")
+
+
+def test_a_download_that_does_not_fit_leaves_nothing(small_disk, tmp_path, moto_storage):
+    source = tmp_path / "source"
+    source.write_bytes(bytes(2 << 20))
+    moto_storage.upload(source, "large")
+    with pytest.raises(StorageError, match=f"cannot write {small_disk}/large: No space"):
+        moto_storage.download("large", small_disk / "large")
+    assert not list(small_disk.iterdir())
+
+
+@pytest.fixture
+def moto_storage(credentials, moto_port, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{moto_port}")
+    return open_storage(f"s3://bucket/{uuid.uuid4().hex}")
+
+
+WITHOUT_PERMISSION = (
+    "import os, sys\n"
+    "from pathlib import Path\n"
+    "from steadytrain.components.shared.errors import StorageError\n"
+    "from steadytrain.components.shared.storage import LocalStorage\n"
+    "if os.geteuid() == 0:\n"
+    "    os.setgroups([])\n"
+    "    os.setgid(65534)\n"
+    "    os.setuid(65534)\n"
+    "storage = LocalStorage(Path(sys.argv[1]))\n"
+    "for act, *arguments in (\n"
+    "    (storage.write, 'kept', b'after'),\n"
+    "    (storage.write, 'new', b'x'),\n"
+    "    (storage.read, 'kept'),\n"
+    "    (storage.delete, 'kept'),\n"
+    "    (storage.list,),\n"
+    "):\n"
+    "    try:\n"
+    "        print(act.__name__, act(*arguments))\n"
+    "    except StorageError as error:\n"
+    "        print(act.__name__, 'StorageError', error.message)\n"
+)
+
+
+def test_permission_lost_is_refused_and_does_not_look_like_nothing():
+    """A ledger that cannot be read must not pass for an empty one: all would begin anew."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        place = Path(folder, "locked")
+        LocalStorage(place).write("kept", b"before")
+        Path(folder).chmod(0o755)
+        place.chmod(0o000)
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_PERMISSION, str(place)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        place.chmod(0o755)
+        assert LocalStorage(place).read("kept") == b"before"
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5, done.stderr
+    assert all("StorageError" in line and "Permission denied" in line for line in lines)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
-import itertools
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +14,8 @@ import pytest
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.workspace import Workspace
 
-from support.stores import empty_store, own_environment
+from support.proxy import Proxy, proxy_to
+from support.stores import Server, empty_store, free_port, own_environment
 
 __all__ = ["empty_store", "own_environment"]
 
@@ -55,55 +47,6 @@ def workspace(config: RunConfig, empty_store: Path) -> Workspace:
     return workspace
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@dataclass
-class Server:
-    """An MLflow server in its own process group."""
-
-    folder: Path
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        arguments = {
-            "--host": "127.0.0.1",
-            "--port": str(self.port),
-            "--workers": "1",
-            "--backend-store-uri": f"sqlite:///{self.folder / 'mlflow.db'}",
-            "--artifacts-destination": str(self.folder / "artifacts"),
-        }
-        with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", *itertools.chain(*arguments.items())],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health"):
-                return
-            assert self.process.poll() is None, (self.folder / "log").read_text()
-            time.sleep(0.2)
-        raise AssertionError("the MLflow server did not start")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
 @pytest.fixture
 def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
     """A server that the test starts and kills."""
@@ -113,6 +56,24 @@ def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
     server = Server(folder, free_port())
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="module")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
+    """A server that is up, for all tests of a module."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder, free_port())
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def proxy(lasting_server: Server) -> Iterator[Proxy]:
+    """A proxy before the lasting server."""
+    with proxy_to(lasting_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

