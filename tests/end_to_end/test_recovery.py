@@ -20,12 +20,10 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.train import step
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed, load_tensors
-from steadytrain.components.train.launch.process import (
-    RANK_PROGRAM,
-    processes_of,
-)
+from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
