@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,7 @@ class Training:
             world_size=parts.world_size,
             gather=gather_object,
             on_saved=self._saved,
+            on_wait=partial(parts.beat, "save"),
         )
 
     def run(self) -> AttemptOutcome:
@@ -113,6 +115,7 @@ class Training:
                 self.save()
                 return agreed.stop
             self._step(own, agreed)
+            self.parts.beat("train", progress.step)
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
             keep = better and training.load_best_model_at_end
@@ -167,6 +170,7 @@ class Training:
 
     def save(self) -> None:
         """Begins to save a checkpoint of this step, unless there is one."""
+        self.parts.beat("save")
         if self.cadence is not None:
             self.cadence.began()
         self.saver.save(self.progress.step, self.progress.best_step, self._state)
