@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.pipelines import recovery_commands
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, RunName
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
-
-DEFAULT_OUTPUT = "steadytrain-output"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Training pipelines that finish: preprocess, train, evaluate, compare with the "
     "champion, register.\n\nBegin with `steadytrain run causal-lm`, or write a configuration: "
-    "`steadytrain schema` lists every field.",
+    "`steadytrain schema` lists every field.\n\nA run that breaks recovers by itself. Where it "
+    "could not: `steadytrain explain RUN` tells why and what to do, `steadytrain resume RUN` "
+    "goes on from its newest checkpoint.",
 )
 
 Source = Annotated[str, typer.Argument(help="A preset's name or the path of a YAML file.")]
@@ -32,8 +35,6 @@ Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="FIELD=VALUE", help="For example training.max_steps=100."),
 ]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The folder that holds the runs.")]
-RunName = Annotated[str, typer.Argument(help="A run's name; `steadytrain list` shows them.")]
 
 
 @app.command()
@@ -66,7 +67,7 @@ def run(
 
 
 @app.command("list")
-def list_(output: Output = Path(DEFAULT_OUTPUT)) -> None:
+def list_(output: Output = DEFAULT_OUTPUT) -> None:
     """List the runs of an output folder."""
     from rich.console import Console
     from rich.table import Table
@@ -86,7 +87,7 @@ def list_(output: Output = Path(DEFAULT_OUTPUT)) -> None:
 @app.command()
 def stop(
     name: RunName,
-    output: Output = Path(DEFAULT_OUTPUT),
+    output: Output = DEFAULT_OUTPUT,
     grace: Annotated[float, typer.Option(help="Seconds to wait for it.")] = 60,
 ) -> None:
     """Stop a run that works on this machine; it saves a checkpoint and can be continued."""
@@ -100,8 +101,12 @@ def stop(
         typer.echo(f"nobody works on {name}")
 
 
+for command in (recovery_commands.resume, recovery_commands.explain, recovery_commands.gc):
+    app.command()(command)
+
+
 @app.command()
-def report(name: RunName, output: Output = Path(DEFAULT_OUTPUT)) -> None:
+def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     """Tell what happened in a run, and write its HTML report anew."""
     from steadytrain.components.report.step import run as write_report
     from steadytrain.components.report.summary import summary
@@ -152,7 +157,7 @@ def presets() -> None:
 
 
 @app.command()
-def doctor(output: Output = Path(DEFAULT_OUTPUT)) -> None:
+def doctor(output: Output = DEFAULT_OUTPUT) -> None:
     """Show what this machine offers: versions, memory, disk, tracking, which credentials."""
     from steadytrain.pipelines.doctor import examine
 
@@ -193,7 +198,8 @@ def _load(source: str, overrides: list[str]) -> RunConfig:
 
 
 def _continue(name: str, output: Path) -> str:
-    return f"steadytrain run {output / 'runs' / name / 'config.yaml'}"
+    place = "" if output == DEFAULT_OUTPUT else f" --output {shlex.quote(str(output))}"
+    return f"steadytrain resume {name}{place}"
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
 from steadytrain.components.shared.lock import holder
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import held
 
 STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "report")
 
@@ -30,7 +34,7 @@ def list_runs(output: Path) -> Iterator[RunState]:
     """Every run of an output folder, by name."""
     for folder in sorted((output / "runs").glob("*")):
         if folder.is_dir():
-            yield _state(Workspace(output, folder.name))
+            yield state_of(Workspace(output, folder.name))
 
 
 def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
@@ -52,7 +56,8 @@ def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
     return config.model_copy(update=moved), workspace
 
 
-def _state(workspace: Workspace) -> RunState:
+def state_of(workspace: Workspace) -> RunState:
+    """How a run stands, by its last start."""
     steps = [
         event
         for event in read_events(workspace.events)
@@ -64,14 +69,8 @@ def _state(workspace: Workspace) -> RunState:
         return RunState(workspace.run_id, "empty", "", 0.0)
     failed = next((event for event in last_time if isinstance(event, StepFailed)), None)
     last = failed or last_time[-1]
-    if holder(workspace) is not None:
-        state = "running"
-    elif failed:
-        state = "failed"
-    elif isinstance(last, StepFinished) and last.stage == STEPS[-1]:
-        state = "finished"
-    else:
-        state = "unfinished"
+    running = holder(workspace) is not None or held(LocalStorage(workspace.lease))
+    state = "running" if running else outcome(gather(workspace)).state
     return RunState(workspace.run_id, state, last.stage, last_time[0].time)
 
 

@@ -26,7 +26,7 @@ from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.scoring import Report, judged_records, score_candidate
 from steadytrain.components.register.versions import Registry
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import JUDGING_CODE
+from steadytrain.components.shared.digest import JUDGING_CODE, users_code_digest
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -116,6 +116,7 @@ def _evaluation(
         config.data.model_dump(mode="json"),
         config.evaluation.model_dump(mode="json"),
         config.training.seed,
+        users_code_digest(config.data.task),
         rooms=JUDGING_CODE,
     )
     known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)

@@ -12,10 +12,16 @@ from typing import Any
 
 from kfp import dsl
 
+from steadytrain.components.report.notify import notify
 from steadytrain.components.report.step import run
 from steadytrain.components.shared.config import from_parameters
+from steadytrain.components.shared.workspace import Workspace
 
 
 def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
-    """Writes the report and closes the run's tracking."""
-    shutil.copyfile(run(from_parameters(**parameters)), page.path)
+    """Writes the report, closes the run's tracking, and calls the webhook where there is one."""
+    config = from_parameters(**parameters)
+    try:
+        shutil.copyfile(run(config), page.path)
+    finally:
+        notify(Workspace.of(config))

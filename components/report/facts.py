@@ -20,7 +20,10 @@ from steadytrain.components.shared.records import (
     RegistrationRecord,
     TrainRecord,
 )
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.ledger import History, Ledger
+from steadytrain.components.train.recovery.times import Span, last_sign_of_life, spans
 
 R = TypeVar("R", bound=Record)
 E = TypeVar("E", bound=Event)
@@ -32,11 +35,13 @@ class Facts:
 
     config: the configuration as plain data; config_text: as YAML.
     card: the data card as plain data.
+    history: training's ledger.
     unreadable: files that are there and cannot be read, with the reason.
     """
 
     workspace: Workspace
     events: list[Event] = field(default_factory=list)
+    history: History = field(default_factory=History)
     config: dict[str, Any] = field(default_factory=dict)
     config_text: str = ""
     data: DataRecord | None = None
@@ -47,6 +52,13 @@ class Facts:
     registration: RegistrationRecord | None = None
     promotion: RegistrationRecord | None = None
     unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def spans(self) -> list[Span]:
+        """Where training's time went."""
+        running = [attempt for attempt in self.history.attempts if attempt.ended is None]
+        until = last_sign_of_life(running[-1], self.events)[0] if running else 0.0
+        return spans(self.history, until=until)
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of one type, in the order of their times."""
@@ -63,6 +75,7 @@ class Facts:
 def gather(workspace: Workspace) -> Facts:
     """Reads the run's folder; never raises for what is in it, or is not."""
     facts = Facts(workspace, events=read_events(workspace.events))
+    facts.history = _history(facts)
     facts.config_text = redact(_text(facts, workspace.config))
     facts.config = _mapping(facts, workspace.config, facts.config_text)
     facts.data = _record(facts, "preprocess", DataRecord)
@@ -75,6 +88,15 @@ def gather(workspace: Workspace) -> Facts:
         path = facts.data.path("card.json")
         facts.card = _mapping(facts, path, _text(facts, path)) or None
     return facts
+
+
+def _history(facts: Facts) -> History:
+    ledger = Ledger(LocalStorage(facts.workspace.ledger), run_id=facts.workspace.run_id)
+    try:
+        return ledger.history()
+    except (BadInput, OSError, ValueError) as error:
+        facts.unreadable.append(f"{facts.workspace.ledger}: {error}")
+        return History()
 
 
 def _record(facts: Facts, step: str, kind: type[R]) -> R | None:

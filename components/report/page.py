@@ -16,6 +16,7 @@ from steadytrain.components.report.card import data_section
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.figures import training_figures, validation_rows
 from steadytrain.components.report.judging import evaluation_section, gate_section
+from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import (
     Attempt,
     Execution,
@@ -24,8 +25,9 @@ from steadytrain.components.report.story import (
     latest,
     outcome,
 )
+from steadytrain.components.report.timeline import timeline
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
-from steadytrain.components.report.words import duration, moment, number
+from steadytrain.components.report.words import duration, moment, number, percent
 from steadytrain.components.shared.events.types import (
     StepStarted,
     TrainingStarted,
@@ -49,7 +51,7 @@ def render(facts: Facts) -> str:
     """The page."""
     ran = executions(facts.events)
     tried = attempts(facts)
-    standing = outcome(facts)
+    standing, spending = outcome(facts), Spending.of(facts)
     metrics, validations = validation_rows(facts)
     return _template().render(
         css=_css(),
@@ -59,7 +61,7 @@ def render(facts: Facts) -> str:
         outcome=standing,
         outcome_label=_LABELS[standing.state],
         verdict=_verdict(facts),
-        tiles=_tiles(facts, ran, finished=standing.state == "finished"),
+        tiles=_tiles(facts, ran, spending, finished=standing.state == "finished"),
         steps=[_step(item) for item in latest(ran)],
         data=data_section(facts),
         figures=training_figures(facts),
@@ -67,9 +69,11 @@ def render(facts: Facts) -> str:
         validations=validations,
         attempts=_attempt_rows(tried),
         repeated=repeated_steps(tried),
+        timeline=timeline(facts.history.attempts, facts.spans),
+        spending=spending,
         evaluation=evaluation_section(facts.evaluation) if facts.evaluation else None,
         gate=gate_section(facts.gate) if facts.gate else None,
-        phases=_phase_rows(ran, tried),
+        phases=_phase_rows(ran),
         wall=duration(wall_seconds(ran)),
         warnings=Counter((event.stage, event.message) for event in facts.of(Warned)).items(),
         environment=_environment(facts),
@@ -96,7 +100,9 @@ def _css() -> Markup:
     return Markup((resources.files(_PACKAGE) / "report.css").read_text(encoding="utf-8"))
 
 
-def _tiles(facts: Facts, ran: Sequence[Execution], *, finished: bool) -> list[tuple[str, str, str]]:
+def _tiles(
+    facts: Facts, ran: Sequence[Execution], spending: Spending, *, finished: bool
+) -> list[tuple[str, str, str]]:
     """The figures that one looks for first: name, value, note.
 
     Where a run was continued and has not finished, the model's records are of before.
@@ -123,6 +129,8 @@ def _tiles(facts: Facts, ran: Sequence[Execution], *, finished: bool) -> list[tu
         note = f"of {number(planned[-1].max_steps)}" if planned else ""
         tiles.append(("Last step", number(steps[-1].step), note))
         tiles.append(("Last loss", number(steps[-1].loss), "training"))
+    if spending.times.wall:
+        tiles.append(("Goodput", percent(spending.times.goodput), "useful share of training"))
     if ran:
         tiles.append(("All steps", duration(wall_seconds(ran)), f"since {moment(ran[0].start)}"))
     return tiles
@@ -142,16 +150,9 @@ def _step(item: Execution) -> dict[str, Any]:
 
 
 def _attempt_rows(tried: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Attempts, each with its place on the common time axis in percent."""
-    if not tried:
-        return []
-    start, end = tried[0].start, max(attempt.end for attempt in tried)
-    span = max(end - start, 1e-9)
     return [
         {
             "attempt": attempt,
-            "left": round(100 * (attempt.start - start) / span, 2),
-            "width": max(0.6, round(100 * (attempt.end - attempt.start) / span, 2)),
             "duration": duration(attempt.end - attempt.start),
             "failure": attempt.ended.failure_class if attempt.ended else "",
             "message": attempt.ended.message if attempt.ended else "",
@@ -161,16 +162,15 @@ def _attempt_rows(tried: Sequence[Attempt]) -> list[dict[str, Any]]:
     ]
 
 
-def _phase_rows(ran: Sequence[Execution], tried: Sequence[Attempt]) -> list[dict[str, Any]]:
+def _phase_rows(ran: Sequence[Execution]) -> list[dict[str, Any]]:
     total = wall_seconds(ran) or 1.0
     return [
         {
             "name": phase.name,
-            "part_of": phase.part_of,
             "duration": duration(phase.seconds),
             "percent": round(100 * phase.seconds / total, 1),
         }
-        for phase in phases(ran, tried)
+        for phase in phases(ran)
     ]
 
 

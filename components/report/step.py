@@ -6,6 +6,7 @@ from pathlib import Path
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.page import render
+from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.stage import stage
@@ -30,5 +31,12 @@ def run(config: RunConfig) -> Path:
         standing = outcome(facts)
         current.summary = standing.sentence
         log_artifacts(config, workspace)
-        finish_run(config, workspace, standing.state == "finished")
+        cut = facts.spans
+        finish_run(
+            config,
+            workspace,
+            standing.state == "finished",
+            spent=Spending.of(facts).metrics(),
+            moment=cut[-1].end if cut else 0.0,
+        )
     return page

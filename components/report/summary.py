@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.judging import interval
+from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts, executions, latest, outcome
 from steadytrain.components.report.timing import wall_seconds
 from steadytrain.components.report.words import duration, number
@@ -29,6 +30,7 @@ def summary(workspace: Workspace) -> list[str]:
     tried = attempts(facts)
     if len(tried) > 1:
         lines.append("attempts: " + ", ".join(f"{item.number} {item.outcome}" for item in tried))
+    lines += Spending.of(facts).lines()
     # A run that was continued and failed has the records of before.
     return lines if standing.failure else lines + _results(facts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -44,3 +45,14 @@ def code_digest(*rooms: str) -> str:
         for path in sorted(folder.rglob("*.py"))
     }
     return value_digest([sources, os.environ.get(IMAGE_DIGEST_VARIABLE, "")])
+
+
+def users_code_digest(name: str) -> str:
+    """Digest of the user's module in a `module:Class`; "" where `name` names none of theirs."""
+    module, separator, _ = name.partition(":")
+    try:
+        spec = importlib.util.find_spec(module) if separator else None
+    except (ImportError, ValueError):
+        # Whoever opens it says what is wrong with it.
+        return ""
+    return file_digest(Path(spec.origin)) if spec and spec.has_location and spec.origin else ""

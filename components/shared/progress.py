@@ -13,6 +13,9 @@ from rich.text import Text
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
     StepFailed,
     StepFinished,
     StepStarted,
@@ -20,7 +23,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     WorkProgress,
 )
-from steadytrain.components.shared.telling import amount, duration, tell
+from steadytrain.components.shared.telling import amount, duration, recovery, tell
 
 PLAIN_SECONDS = 10.0
 """Without a terminal, a piece of work gives a line at most this often."""
@@ -55,6 +58,8 @@ class Progress:
         self.view: _View = _Live(console) if console.is_terminal else _Plain(console)
         self.work: _Work | None = None
         self.started: dict[str, float] = {}
+        self.failed: AttemptEnded | None = None
+        self.saved, self.recovering = 0, False
 
     def emit(self, event: Event) -> None:
         if isinstance(event, WorkProgress):
@@ -65,9 +70,13 @@ class Progress:
             self._tell(event)
 
     def close(self) -> None:
+        self._tell_failed()
         self.view.close()
 
     def _tell(self, event: Event) -> None:
+        if self._belongs_to_a_recovery(event):
+            return
+        self._tell_failed()
         if isinstance(event, StepStarted):
             self.started[event.stage] = event.time
         if isinstance(event, StepFinished | StepFailed | AttemptEnded):
@@ -79,6 +88,33 @@ class Progress:
             self.view.line(text, event.level)
         if isinstance(event, TrainingStarted):
             self.work = _Work("train", "", event.max_steps, event.step, event.time)
+
+    def _belongs_to_a_recovery(self, event: Event) -> bool:
+        """What failed, what is decided and what starts again are one line, told at the decision."""
+        if isinstance(event, CheckpointSaved):
+            self.saved = max(self.saved, event.step)
+        elif isinstance(event, AttemptStarted):
+            self.saved = event.resumed_from_step or 0
+            return self.recovering
+        elif isinstance(event, TrainingStarted) and self.recovering:
+            self.recovering = False
+            self.work = _Work("train", "", event.max_steps, event.step, event.time)
+            return True
+        elif isinstance(event, AttemptEnded) and event.failure_class:
+            self._end_work()
+            self.failed = event
+            return True
+        elif isinstance(event, DecisionMade) and self.failed:
+            self.view.line(f"train: {recovery(self.failed, event, self.saved)}", "warn")
+            self.failed, self.recovering = None, event.action != "stop"
+            return True
+        return False
+
+    def _tell_failed(self) -> None:
+        """Of a failed attempt that nobody decided about."""
+        if self.failed:
+            self.view.line(tell(self.failed), self.failed.level)
+            self.failed = None
 
     def _advance_work(self, event: WorkProgress) -> None:
         work = self.work

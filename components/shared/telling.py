@@ -35,6 +35,23 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
+def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> str:
+    """A recovery in one line: what happened, why, what was decided and what it changes.
+
+    Args:
+        decided: None where the supervisor died and a new one went on.
+        step: from which it goes on; not told where the decision is to stop.
+    """
+    happened = f"attempt {ended.attempt} {ended.outcome} at step {ended.step:,}"
+    happened += f" ({_first_line(ended.message)})" if ended.message else ""
+    if decided is None:
+        return f"{happened}; a new supervisor goes on from step {step:,}"
+    action = decided.action.replace("_", " ")
+    if decided.action == "stop":
+        return f"{happened}; {action}: {_first_line(decided.reason)}"
+    return f"{happened}; {action} from step {step:,}: {_first_line(decided.reason)}"
+
+
 @singledispatch
 def tell(event: Event) -> str:  # noqa: ARG001  the fallback has nothing to look at
     """The event in one line; "" for those that are only shown as they go."""

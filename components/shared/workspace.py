@@ -11,8 +11,10 @@
     events/*.jsonl        the stream of events, a file for each writer
     attempts/<n>/         where supervisor and ranks meet (train/attempt.py)
     ledger/  checkpoints/ logs/  model/  evaluation/
+    lease/                which supervisor owns the training (train/lease.py)
     tracking/             which MLflow runs are this run's
     report.html
+    told                  what the webhook was last told of
 """
 
 from __future__ import annotations
@@ -64,6 +66,10 @@ class Workspace:
         return self.folder / "ledger"
 
     @property
+    def lease(self) -> Path:
+        return self.folder / "lease"
+
+    @property
     def attempts(self) -> Path:
         return self.folder / "attempts"
 
@@ -91,6 +97,10 @@ class Workspace:
     @property
     def report(self) -> Path:
         return self.folder / "report.html"
+
+    @property
+    def told(self) -> Path:
+        return self.folder / "told"
 
     @property
     def downloads(self) -> Path:

@@ -9,7 +9,12 @@ from typing import Protocol
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import TRAINING_CODE, file_digest, value_digest
+from steadytrain.components.shared.digest import (
+    TRAINING_CODE,
+    file_digest,
+    users_code_digest,
+    value_digest,
+)
 from steadytrain.components.shared.errors import BadInput, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -124,7 +129,8 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        *(section.model_dump(mode="json") for section in sections),
+        *(section.model_dump(mode="json", exclude={"price_per_hour"}) for section in sections),
+        users_code_digest(config.data.task),
         rooms=TRAINING_CODE,
     )
 
@@ -176,9 +182,10 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
     failure = outcome.failure
     assert failure is not None
     lines = [f"training failed at step {outcome.step} ({failure.failure_class}): {failure.message}"]
-    lines += outcome.account
     if failure.failure_class is FailureClass.USER_BUG and failure.traceback:
+        # Before all else: it names the user's own code, which is what is to be mended.
         lines.append(failure.traceback.rstrip())
+    lines += outcome.account
     folder = workspace.attempts / f"{outcome.attempts:04d}"
     lines.append(f"log: {folder / f'rank-{failure.rank}.log'}")
     return TrainingFailed(

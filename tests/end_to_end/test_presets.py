@@ -125,11 +125,12 @@ def test_sequence_classification_from_a_pretrained_encoder(steadytrain):
         "sequence-classification",
         *TINY_RUN,
         "data.source=[package:stdlib/asyncio,package:stdlib/email,package:stdlib/encodings]",
-        "data.sequence_length=48",
-        "training.global_batch_size=16",
-        "training.learning_rate=3e-4",
-        "training.max_steps=24",
-        "training.eval_steps=24",
+        "data.sequence_length=32",
+        "training.global_batch_size=8",
+        "training.learning_rate=5e-4",
+        "training.max_steps=16",
+        "training.eval_steps=16",
+        "training.save_steps=16",
         "evaluation.max_examples=40",
     )
     assert done.code == 0, done.out + done.err

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import sys
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -19,17 +20,18 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.process import (
-    RANK_PROGRAM,
-    ProcessLauncher,
-    processes_of,
-)
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.checkpoint.store import committed
+from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
-from support import limited_rank
 from support.faults import PoisonedToken
+from support.forked import ForkedLauncher
+from support.times import Stopwatch, assert_times_add_up
 from support.training import (
+    GPT2,
     Bench,
     events_of,
     language_rows,
@@ -66,53 +68,81 @@ def bench(tmp_path, data):
     return make
 
 
-class KillARank:
-    """Kills a rank of the attempt that tells something."""
+class Kills:
+    """Kills a rank of the attempt that runs, when an event asks for it."""
 
-    def __init__(self, workspace, when, times=1):
-        self.workspace, self.when, self.left = workspace, when, times
+    def __init__(self, launcher, when, rank=0):
+        self.launcher, self.when, self.rank = launcher, when, rank
 
     def emit(self, event):
-        if self.left and self.when(event):
-            self.left -= 1
+        if self.when(event):
+            self.launcher.kill(self.rank)
+
+    def close(self):
+        pass
+
+
+def first(kind):
+    """Whether an event is its attempt's first of a kind."""
+    seen = set()
+
+    def is_first(event):
+        fresh = isinstance(event, kind) and event.attempt not in seen
+        return fresh and not seen.add(event.attempt)
+
+    return is_first
+
+
+def train(bench, *, launcher=None, **options):
+    launcher = launcher or ForkedLauncher(bench.config.compute.nproc_per_node)
+    return Supervisor(bench.config, bench.data, launcher, **options).run()
+
+
+class LaunchedKills(Kills):
+    """The same for ranks that the product has launched: the one whose parent started it."""
+
+    def __init__(self, workspace, when):
+        self.workspace, self.when = workspace, when
+
+    def emit(self, event):
+        if self.when(event):
             folder = self.workspace.attempts / f"{event.attempt:04d}"
             ranks = [
                 process
                 for process in processes_of(folder)
                 if process.cmdline()[1:3] == list(RANK_PROGRAM[1:3])
             ]
-            ranks[-1].kill()
-
-    def close(self):
-        pass
+            min(ranks, key=lambda process: process.create_time()).kill()
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_rank_is_killed_and_the_run_goes_on_to_the_undisturbed_weights(bench, ranks):
-    undisturbed, disturbed = bench("undisturbed", ranks=ranks), bench("disturbed", ranks=ranks)
-    assert step.run(undisturbed.config, undisturbed.data).succeeded
-    killer = KillARank(disturbed.workspace, lambda event: isinstance(event, CheckpointSaved))
-    outcome = step.run(disturbed.config, disturbed.data, sinks=[killer])
+def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
+    run = bench("launched")
+    once = iter([True])
+    killer = LaunchedKills(
+        run.workspace,
+        lambda event: isinstance(event, CheckpointSaved) and next(once, False),
+    )
+    watch = Stopwatch()
+    outcome = step.run(run.config, run.data, sinks=[watch, killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
-    assert weights_digest(disturbed.workspace) == weights_digest(undisturbed.workspace)
-    first, second = events_of(disturbed.workspace, AttemptStarted)
+    times = assert_times_add_up(run.workspace, watch.seconds)
+    assert min(times.useful, times.lost, times.waiting) > 0
+    first_attempt, second = events_of(run.workspace, AttemptStarted)
     assert second.resumed_from_step >= 4
-    assert second.micro_batch_size == first.micro_batch_size
-    (decision,) = events_of(disturbed.workspace, DecisionMade)
+    assert second.micro_batch_size == first_attempt.micro_batch_size
+    (decision,) = events_of(run.workspace, DecisionMade)
     assert decision.action == "retry"
     assert "nothing changes" in decision.reason
 
 
+# A validation that is the best so far saves a checkpoint too, and that is progress.
+NO_CHECKPOINT = {"save_steps": 100_000, "eval_steps": 100_000, "max_steps": 2_000}
+
+
 def test_killed_again_and_again_without_progress_the_breaker_ends_it(bench):
-    stuck = bench("stuck", training={**RECIPE, "save_steps": 100_000, "max_steps": 100_000})
-    killed = set()
-
-    def first_step(event):
-        fresh = isinstance(event, TrainingStep) and event.attempt not in killed
-        return fresh and not killed.add(event.attempt)
-
-    killer = KillARank(stuck.workspace, first_step, times=9)
-    outcome = step.run(stuck.config, stuck.data, sinks=[killer])
+    stuck = bench("stuck", training={**RECIPE, **NO_CHECKPOINT})
+    launcher = ForkedLauncher()
+    outcome = train(stuck, launcher=launcher, sinks=[Kills(launcher, first(TrainingStep))])
     assert (outcome.outcome, outcome.attempts) == ("failed", 4)
     actions = [event.action for event in events_of(stuck.workspace, DecisionMade)]
     reasons = [event.reason for event in events_of(stuck.workspace, DecisionMade)]
@@ -131,30 +161,125 @@ def test_a_users_bug_stops_at_once_with_its_own_traceback(bench, data, monkeypat
     with pytest.raises(TrainingFailed, match="no_such_field") as caught:
         step.run_stage(bad.config, bad.data)
     assert caught.value.failure_class == "user_bug"
+    summary, traceback, *_ = str(caught.value).split("\n")
+    assert "KeyError" in summary
+    assert traceback.startswith("Traceback")
     assert 'faults.py", line' in str(caught.value)
     assert "in collate" in str(caught.value)
     assert len(events_of(bad.workspace, AttemptStarted)) == 1
 
 
-def test_a_batch_that_makes_it_diverge_is_left_out(bench, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
-    rows = language_rows(60)
+def poisoned_data(folder, batches):
+    """Rows of which one in each of these global batches makes the loss not a number."""
+    rows, size = language_rows(60), RECIPE["global_batch_size"]
     for row in rows:
         row["input_ids"] = [min(token, PoisonedToken.TOKEN - 1) for token in row["input_ids"]]
-    guilty, size = 6, RECIPE["global_batch_size"]
-    poisoned = RowOrder(len(rows), seed=42).take(guilty * size, size)[1]
-    rows[poisoned]["input_ids"][0] = PoisonedToken.TOKEN
-    data = write_data(tmp_path / "data", rows, [])
-    data = data.model_copy(update={"task": "support.faults:PoisonedToken"})
-    run = bench("poisoned", data=data)
-    outcome = step.run(run.config, run.data)
+    for batch in batches:
+        poisoned = RowOrder(len(rows), seed=42).take(batch * size, size)[1]
+        rows[poisoned]["input_ids"][0] = PoisonedToken.TOKEN
+    data = write_data(folder, rows, [])
+    return data.model_copy(update={"task": "support.faults:PoisonedToken"})
+
+
+def finite_checkpoints(workspace):
+    for checkpoint in committed(workspace.checkpoints):
+        for tensor in checkpoint.tensors("model").values():
+            assert bool(tensor.isfinite().all())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_batch_that_makes_it_diverge_is_left_out(bench, tmp_path, ranks):
+    guilty = 6
+    run = bench("poisoned", ranks=ranks, data=poisoned_data(tmp_path / "data", [guilty]))
+    outcome = train(run)
     assert (outcome.outcome, outcome.attempts, outcome.step) == ("finished", 2, 12)
     (decision,) = events_of(run.workspace, DecisionMade)
     assert (decision.failure_class, decision.skipped_batch) == ("divergence", guilty)
     assert events_of(run.workspace, AttemptStarted)[1].resumed_from_step == 4
+    told = AttemptFolder(run.workspace.attempts / "0001").errors()
+    assert [(error.kind, error.step) for error in told] == [("Diverged", guilty)] * ranks
     losses = losses_of(run.workspace)
     assert sorted(losses) == list(range(1, 13))
     assert all(math.isfinite(loss) for loss in losses.values())
+    finite_checkpoints(run.workspace)
+
+
+def test_what_diverges_again_goes_slower_and_stops_at_the_third_time(bench, tmp_path):
+    run = bench("hopeless", data=poisoned_data(tmp_path / "data", range(6, 12)))
+    outcome = train(run)
+    assert (outcome.outcome, outcome.attempts) == ("failed", 3)
+    skipped, slower, stopped = events_of(run.workspace, DecisionMade)
+    assert (skipped.skipped_batch, slower.learning_rate_scale, stopped.action) == (6, 0.1, "stop")
+    rates = {
+        attempt: [
+            event.learning_rate
+            for event in events_of(run.workspace, TrainingStep)
+            if event.attempt == attempt and event.step in (5, 6)
+        ]
+        for attempt in (2, 3)
+    }
+    assert rates[3] == pytest.approx([0.1 * rate for rate in rates[2]])
+    told = "\n".join(outcome.account)
+    assert "attempt 3" in told
+    assert "neither another batch nor a lower learning rate helped" in told
+    finite_checkpoints(run.workspace)
+
+
+DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+LENIENT = {**AT_ONCE, "max_failures_per_class": 99, "breaker_failures": 99}
+AFTER_THE_LAST = 100  # steps: none is done before the last kill comes
+
+
+class RandomKills(Kills):
+    """Kills a rank by chance when it has reached each of these steps."""
+
+    def __init__(self, launcher, steps, draw):
+        super().__init__(launcher, self.due)
+        self.steps, self.draw, self.killed = list(steps), draw, set()
+
+    def due(self, event):
+        if not isinstance(event, TrainingStep) or event.attempt in self.killed:
+            return False
+        if not self.steps or event.step < self.steps[0]:
+            return False
+        self.steps.pop(0)
+        self.killed.add(event.attempt)
+        self.rank = self.draw.randrange(self.launcher.world_size)
+        return True
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "kills"),
+    [(1, 5), (2, 5), *(pytest.param(ranks, 20, marks=pytest.mark.soak) for ranks in (1, 2, 4))],
+)
+def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
+    bench, ranks, kills, accumulation
+):
+    seed = int(os.environ.get("STEADYTRAIN_SEED", time.time_ns() % 2**32))
+    print(f"STEADYTRAIN_SEED={seed}")
+    draw, last = random.Random(seed), 20 * kills
+    settings = {
+        "model": {"config": DROPOUT},
+        "training": {
+            **RECIPE,
+            "global_batch_size": 8,
+            "micro_batch_size": 8 // ranks // accumulation,
+            "max_steps": last + AFTER_THE_LAST,
+            "save_steps": 5,
+            "eval_steps": 50,
+        },
+        "recovery": LENIENT,
+    }
+    undisturbed = bench("undisturbed", ranks=ranks, **settings)
+    killed = bench("killed", ranks=ranks, **settings)
+    assert train(undisturbed).succeeded
+    launcher = ForkedLauncher(ranks)
+    killer = RandomKills(launcher, sorted(draw.sample(range(1, last), kills)), draw)
+    outcome = train(killed, launcher=launcher, sinks=[killer])
+    assert (outcome.outcome, outcome.attempts) == ("finished", kills + 1), outcome
+    assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
+    assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
 
 
 WIDE = {
@@ -180,13 +305,6 @@ def long_data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("long"), rows, [], sequence_length=384)
 
 
-def train_within(bench, limit):
-    program = [sys.executable, limited_rank.__file__, str(limit)]
-    launcher = ProcessLauncher(bench.config.compute, program)
-    return Supervisor(bench.config, bench.data, launcher).run()
-
-
-@pytest.mark.slow
 def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench, long_data):
     def run(name, micro, *, limit=0):
         one = bench(
@@ -195,7 +313,8 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench, 
             model={"config": WIDE},
             training={**LARGE_BATCHES, "micro_batch_size": micro},
         )
-        return one.workspace, train_within(one, limit)
+        launcher = ForkedLauncher(ADDRESS_SPACE=str(limit))
+        return one.workspace, train(one, launcher=launcher)
 
     def peak(workspace):
         return int((workspace.attempts / "0001" / "peak").read_text())
@@ -222,3 +341,45 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench, 
     (warned,) = events_of(later, Warned)
     assert "training.micro_batch_size = 8 is an upper bound" in warned.message
     assert len(events_of(later, TrainingStep)) == 3
+
+
+PHASES = ["forward:0", "backward:1", "optimizer:1"]
+
+
+def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
+    """All ranks leave by themselves and soon; what is learned stays as it was."""
+
+    def run(name, *faults):
+        one = bench(
+            name,
+            ranks=2,
+            data=long_data.model_copy(update={"task": "support.faults:RunsOut"}),
+            model={"config": {**WIDE, "hidden_size": 128}},
+            training={**LARGE_BATCHES, "micro_batch_size": 4, "max_steps": 2},
+        )
+        launcher = ForkedLauncher(2, FAULTS=" ".join(faults))
+        outcome = train(one, launcher=launcher)
+        assert outcome.succeeded, outcome
+        return one.workspace, launcher
+
+    undisturbed, _ = run("undisturbed")
+    short, launcher = run("short", *PHASES)
+    begun = events_of(short, AttemptStarted)
+    assert [item.micro_batch_size for item in begun] == [4, 2, 1, 1]
+    assert [item.gradient_checkpointing for item in begun] == [False, False, False, True]
+    ended = events_of(short, AttemptEnded)
+    assert [item.failure_class for item in ended] == ["gpu_oom"] * 3 + [""]
+    assert launcher.exits[:3] == [{0: 1, 1: 1}] * 3, "nobody had to be killed"
+    for number, fault in enumerate(PHASES):
+        errors = AttemptFolder(short.attempts / f"{number + 1:04d}").errors()
+        (root,) = [error for error in errors if "DefaultCPUAllocator" in error.message]
+        assert root.rank == int(fault[-1])
+        assert root.memory_needed > 0
+        assert fault.partition(":")[0] in root.traceback or "loss" in root.traceback
+        assert begun[number + 1].time - root.time < 15
+    assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-6)
+    rates = [
+        {event.step: event.learning_rate for event in events_of(workspace, TrainingStep)}
+        for workspace in (undisturbed, short)
+    ]
+    assert rates[0] == rates[1]

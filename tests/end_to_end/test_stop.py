@@ -10,12 +10,26 @@ import psutil
 import pytest
 
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import AttemptStarted, CheckpointSaved
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+)
 from steadytrain.components.shared.records import TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.times import Times
 
 from support.command import TINY_LM, wait_for
+from support.times import told_spans
 
-LONG = (*TINY_LM, "training.max_steps=60", "training.eval_steps=30", "training.save_steps=5")
+STEPS = 1000
+LONG = (
+    *TINY_LM,
+    f"training.max_steps={STEPS}",
+    "training.eval_steps=500",
+    "training.save_steps=20",
+    "training.logging_steps=100",
+)
 
 
 def start(steadytrain, *sets):
@@ -53,29 +67,74 @@ def left_behind(steadytrain):
     return found
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "stop", "kill"])
-def test_stopped_in_training_it_leaves_nothing_behind_and_continues(steadytrain, how):
-    process = start(steadytrain, *LONG)
-    wait_for(lambda: events(steadytrain, CheckpointSaved))
-    (folder,) = steadytrain.output.glob("runs/*")
-    if how == "ctrl-c":
-        os.kill(process.pid, signal.SIGINT)
-    elif how == "stop":
-        done = steadytrain("stop", folder.name, "--output", steadytrain.output)
-        assert done.code == 0, done.err
-        assert "continue it with" in done.out
-    else:
-        process.kill()
-    out, _ = process.communicate(timeout=90)
-    assert process.returncode != 0
-    wait_for(lambda: not left_behind(steadytrain), 60)
-    if how != "kill":
-        assert "continues it" in out
-        assert (folder / "report.html").is_file(), "a stopped run has its report too"
+def test_stopped_again_and_again_it_leaves_nothing_behind_and_continues(steadytrain):
+    for times, leave in enumerate([ctrl_c, stop, kill], start=1):
+        process = start(steadytrain, *LONG)
+        wait_for(lambda times=times: attempts_that_saved(steadytrain) == times)
+        (folder,) = steadytrain.output.glob("runs/*")
+        leave(steadytrain, process, folder)
+        out, _ = process.communicate(timeout=90)
+        assert process.returncode != 0
+        wait_for(lambda: not left_behind(steadytrain), 60)
+        if leave is not kill:
+            assert "continues it" in out
+            assert (folder / "report.html").is_file(), "a stopped run has its report too"
+            (folder / "report.html").unlink()
 
-    again = steadytrain.run("causal-lm", *LONG)
+    place = (folder.name, "--output", steadytrain.output)
+    again = steadytrain("resume", *place)
     assert again.code == 0, again.out + again.err
-    assert events(steadytrain, AttemptStarted)[-1].resumed_from_step
+    begun = events(steadytrain, AttemptStarted)
+    assert [bool(event.resumed_from_step) for event in begun] == [False, True, True, True]
     record = TrainRecord.load(folder / "records" / "train.json")
-    assert record.steps == 60
-    assert record.attempts == 2
+    assert (record.steps, record.attempts) == (STEPS, 4)
+    assert_told(steadytrain, place)
+    assert_cleaned(steadytrain, place)
+
+
+def assert_told(steadytrain, place):
+    """The times of a run that four programs have supervised, one of them killed."""
+    cut = told_spans(Workspace(steadytrain.output, place[0]))
+    begun, ended = events(steadytrain, AttemptStarted), events(steadytrain, AttemptEnded)
+    times = Times.of(cut)
+    assert times.wall == pytest.approx(ended[-1].time - begun[0].time, rel=0.01)
+    waits = [span for span in cut if span.kind == "waiting"]
+    assert [wait.end for wait in waits] == [event.time for event in begun[1:]]
+    assert 0 < times.goodput < 1
+
+    told = steadytrain("explain", *place).out.splitlines()
+    assert len(told) <= 10
+    assert "4 attempts: 1 stopped, 1 preempted, 1 node_lost, 1 finished" in told
+    assert any("a new supervisor goes on from step" in line for line in told)
+    assert f"goodput: {times.goodput:.1%}" in steadytrain("report", *place).out
+
+
+def assert_cleaned(steadytrain, place):
+    """A finished run is not continued, and its checkpoints can go."""
+    workspace = Workspace(steadytrain.output, place[0])
+    assert "is finished" in steadytrain("resume", *place).out
+    assert len(events(steadytrain, AttemptStarted)) == 4
+    everywhere = ("--output", steadytrain.output, "--idle-hours", 0)
+    dry = steadytrain("gc", *everywhere, "--dry-run").out
+    assert f"would remove checkpoint step-{STEPS:08d} of {place[0]}" in dry
+    assert steadytrain("gc", *everywhere).code == 0
+    assert not list(workspace.checkpoints.iterdir())
+    assert workspace.model.is_dir()
+
+
+def attempts_that_saved(steadytrain):
+    return len({event.attempt for event in events(steadytrain, CheckpointSaved)})
+
+
+def ctrl_c(_steadytrain, process, _folder):
+    os.kill(process.pid, signal.SIGINT)
+
+
+def stop(steadytrain, _process, folder):
+    done = steadytrain("stop", folder.name, "--output", steadytrain.output)
+    assert done.code == 0, done.err
+    assert "continue it with" in done.out
+
+
+def kill(_steadytrain, process, _folder):
+    process.kill()

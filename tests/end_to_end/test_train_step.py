@@ -24,7 +24,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.process import processes_of
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
@@ -168,7 +168,8 @@ def test_sigterm_to_the_supervising_program(bench):
 def test_killing_the_supervising_program_takes_the_rank_along(bench):
     long = bench(ENDLESS)
     program = supervise(long)
-    wait_for(lambda: events_of(long.workspace, CheckpointSaved))
+    # In the ledger, since what the supervisor has not put there dies with it.
+    wait_for(lambda: ledger(long.workspace).last_step)
     with pytest.raises(RunBusy, match=str(program.pid)):
         step.run(long.config, long.data)
     program.kill()

@@ -6,12 +6,17 @@ that FAULT_STEP names (counting from 1, one micro-batch a step).
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import re
+import resource
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
@@ -91,3 +96,59 @@ class SilentWeight(Faulty):
     def build_model(self) -> torch.nn.Module:
         self.model = super().build_model()
         return self.model
+
+
+class Slow(CausalLanguageModel):
+    """Takes its time, so that a fault from outside meets a training that is under way."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class HoldsTheInterpreter(Slow):
+    """A C call that does not return keeps the interpreter to itself.
+
+    On the rank that the file FAULT_FILE names, as soon as there is such a file.
+    """
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        asked = Path(os.environ["FAULT_FILE"])
+        if asked.exists() and asked.read_text() == os.environ.get("RANK", "0"):
+            asked.unlink()
+            nothing_comes, _ = os.pipe()
+            ctypes.PyDLL(None).read(nothing_comes, ctypes.create_string_buffer(1), 1)
+        return super().loss(model, batch)
+
+
+class RunsOut(CausalLanguageModel):
+    """Has no more memory from a phase of its first step on, and torch's allocator finds that out.
+
+    FAULTS tells phase and rank for one attempt after another, such as "forward:0 backward:1".
+    """
+
+    SLACK = 12 << 20
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        faults = os.environ["FAULTS"].split()
+        attempt = int(Path(os.environ["STEADYTRAIN_ATTEMPT"]).name)
+        phase, _, rank = (faults[attempt - 1] if attempt <= len(faults) else "").partition(":")
+        self.phase = phase if rank == os.environ.get("RANK", "0") else ""
+        # Large blocks are given back to the kernel when they are freed, and do not serve again.
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        if self.phase == "forward":
+            self.limit()
+        found = super().loss(model, batch)
+        if self.phase == "backward":
+            found.total.register_hook(self.limit)
+        if self.phase == "optimizer":
+            register_optimizer_step_pre_hook(self.limit)
+        return found
+
+    def limit(self, *_: object) -> None:
+        status = Path("/proc/self/status").read_text()
+        size = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) * 1024 + self.SLACK
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))

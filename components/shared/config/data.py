@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.base import Section, at_odds
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
 
@@ -67,5 +67,11 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _something_to_train_on(self) -> DataConfig:
         if self.validation_share + self.test_share >= 0.9:
-            raise ValueError("validation_share and test_share leave less than a tenth to train on")
+            raise at_odds(
+                "data.test_share",
+                self.test_share,
+                f"with data.validation_share {self.validation_share:g} it leaves less than a tenth "
+                "to train on",
+                "lower one of the two",
+            )
         return self

@@ -5,8 +5,9 @@ Every problem is found before any is reported, each with field, value and remedy
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,54 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(content)
     except ValidationError as error:
-        found = [_explain(item) for item in error.errors(include_url=False)]
-        problems += [problem for problem in found if problem.field not in hidden]
+        problems += [item for item in _all_problems(content, error) if item.field not in hidden]
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Problem]:
+    """Problems of single fields, and then, with those fields as by default, of several."""
+    rest, found = copy.deepcopy(dict(content)), dict[str, Problem]()
+    while True:
+        items = error.errors(include_url=False)
+        before = len(found)
+        for item in items:
+            problem = _explain(item)
+            found.setdefault(problem.field, problem)
+            told = item.get("ctx", {}).get("field")
+            _take_out(rest, told.split(".") if told else item["loc"])
+        _stand_in(rest)
+        if len(found) == before:
+            return list(found.values())
+        try:
+            RunConfig.model_validate(rest)
+        except ValidationError as next_error:
+            error = next_error
+        else:
+            return list(found.values())
+
+
+def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
+    """Removes the innermost of a location's parts that a mapping holds."""
+    holder: Any = content
+    path = []
+    for part in location:
+        if not isinstance(holder, dict) or part not in holder:
+            break
+        path.append((holder, part))
+        holder = holder[part]
+    # A section as a whole is not at fault, what it holds may be.
+    if len(path) == len(location) or not isinstance(holder, dict):
+        place, part = path[-1]
+        del place[part]
+
+
+def _stand_in(content: dict[str, Any]) -> None:
+    """Values for the fields that have no default, without which none are judged together."""
+    content.setdefault("name", "any")
+    content.setdefault("data", {}).setdefault("source", ["any"])
+    content.setdefault("model", {"base": "any"})
 
 
 def _read(source: str | Path) -> str:
@@ -149,13 +193,14 @@ def _explain(item: Mapping[str, Any]) -> Problem:
     field = ".".join(map(str, location)) or "configuration"
     kind, message = str(item["type"]), str(item["msg"]).removeprefix("Value error, ")
     value = redact(repr(item.get("input")))
+    if kind == "at_odds":
+        told = item["ctx"]
+        return Problem(told["field"], redact(told["value"]), told["message"], told["remedy"])
     if kind == "missing":
         return Problem(field, "(missing)", "is required", f"set {field}")
     if kind == "extra_forbidden":
         return Problem(field, value, "no such field", _suggest(location))
     shown = value if len(value) <= 80 else f"{value[:77]}..."
-    if isinstance(item.get("input"), dict | BaseModel):
-        shown = "(section)"
     return Problem(field, shown, message, f"change {field}; `steadytrain schema` tells its values")
 
 

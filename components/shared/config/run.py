@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.base import Section, at_odds
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
@@ -25,6 +26,11 @@ from steadytrain.components.shared.config.training import (
 )
 
 SCHEMA_VERSION: Final = 1
+_NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
+    "run": True,
+    "output": True,
+    "compute": {"price_per_hour"},
+}
 
 
 class RunConfig(Section):
@@ -61,15 +67,20 @@ class RunConfig(Section):
     def _batch_divides(self) -> Self:
         ranks, batch = self.compute.nproc_per_node, self.training.global_batch_size
         if batch % ranks:
-            raise ValueError(
-                f"training.global_batch_size {batch} is not divisible by "
-                f"compute.nproc_per_node {ranks}"
+            raise at_odds(
+                "training.global_batch_size",
+                batch,
+                f"is not divisible by compute.nproc_per_node {ranks}",
+                f"for example {batch - batch % ranks or ranks}",
             )
         micro = self.training.micro_batch_size
         if micro is not None and (batch // ranks) % micro:
-            raise ValueError(
-                f"training.micro_batch_size {micro} does not divide the {batch // ranks} "
-                "sequences that each rank has in a global batch"
+            raise at_odds(
+                "training.micro_batch_size",
+                micro,
+                f"does not divide the {batch // ranks} sequences that each rank has in a global "
+                "batch",
+                "take a divisor of them, or leave it out",
             )
         return self
 
@@ -84,8 +95,8 @@ class RunConfig(Section):
         return self.registry.model_name or self.name
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the configuration in canonical JSON, run and output left out."""
-        content = self.model_dump(mode="json", exclude={"run", "output"})
+        """SHA-256 (hex) over the configuration in canonical JSON, without run, output and price."""
+        content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

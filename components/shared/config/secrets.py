@@ -19,6 +19,7 @@ _VALUE = re.compile(
     | \bgh[pousr]_[A-Za-z0-9]{30,}             # GitHub token
     | \bsk-[A-Za-z0-9_-]{20,}                  # API key of several services
     | \bxox[abpr]-[A-Za-z0-9-]{10,}            # Slack token
+    | \bhooks\.slack\.com/services/\S+          # Slack webhook
     | \beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.  # JSON web token
     | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----
     | (?<=://)[^/\s:@]*:[^/\s@]+(?=@)          # user:password@ in an address

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.base import Section, at_odds
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
 
@@ -38,9 +38,19 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _has_a_start(self) -> ModelConfig:
         if self.base is None and "model_type" not in self.config:
-            raise ValueError("needs either base or config with a model_type")
+            raise at_odds(
+                "model.base",
+                self.base,
+                "there is no model to start from",
+                "name one, or give model.config a model_type to train from scratch",
+            )
         if self.base is not None and self.config:
-            raise ValueError("base and config exclude each other")
+            raise at_odds(
+                "model.config",
+                self.config,
+                "it excludes model.base, which brings a configuration of its own",
+                "leave out one of the two",
+            )
         return self
 
 
@@ -71,7 +81,12 @@ class TrainingConfig(Section):
     full_determinism: bool = Field(False, description="deterministic kernels only; slower")
     logging_steps: int = Field(10, ge=1)
     eval_steps: int = Field(100, ge=1)
-    save_steps: int = Field(100, ge=1)
+    save_steps: int | None = Field(
+        None,
+        ge=1,
+        description="steps from checkpoint to checkpoint; none: as often as pays, by what one "
+        "costs and by the time between failures",
+    )
     save_total_limit: int = Field(2, ge=1, description="newest checkpoints kept; the best too")
     save_keep_every: int | None = Field(
         None, ge=1, description="checkpoints of steps that it divides are kept for good"
@@ -98,7 +113,9 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 exclude each other")
+            raise at_odds(
+                "training.fp16", True, "it excludes training.bf16", "set one of the two to false"
+            )
         return self
 
 
@@ -109,6 +126,12 @@ class ComputeConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     nproc_per_node: int = Field(1, ge=1, description="ranks; world size on one machine")
     threads_per_rank: int | None = Field(None, ge=1, description="none: cores over ranks")
+    price_per_hour: float | None = Field(
+        None,
+        ge=0,
+        description="of all that trains together, in USD; decides nothing, and a run that is "
+        "continued may have another; none: the cost is not known",
+    )
 
 
 class RecoveryConfig(Section):
@@ -122,6 +145,9 @@ class RecoveryConfig(Section):
         min_length=1,
         description="folder or s3:// address below which the run's checkpoints lie; none: the "
         "run's folder",
+    )
+    seconds_between_failures: float = Field(
+        14_400, gt=0, description="to expect on average, until the run has had failures of its own"
     )
     stop_grace_seconds: float = Field(
         20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"
@@ -142,4 +168,28 @@ class RecoveryConfig(Section):
     )
     breaker_reset_seconds: float = Field(
         120, ge=0, description="how long it stays open before one last try"
+    )
+    hang_timeout_seconds: float = Field(
+        600,
+        gt=0,
+        description="a rank that makes no progress for so long hangs, and all are started "
+        "again; must be longer than the longest batch or save",
+    )
+    start_timeout_seconds: float = Field(
+        1800, gt=0, description="the same before a rank's first step, and after its last one"
+    )
+    lease_seconds: float = Field(
+        60,
+        gt=0,
+        description="a supervisor or an agent that gives no sign of life for so long counts as "
+        "dead, and may be succeeded",
+    )
+    spike_threshold: float = Field(
+        6.0,
+        ge=0,
+        description="deviations above the median loss from which a step counts as diverged, if "
+        "it also gives back half of what was learned; 0: only what is not finite does",
+    )
+    spike_window: int = Field(
+        128, ge=4, description="last steps whose losses that median is of; half of them at least"
     )

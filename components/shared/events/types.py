@@ -72,6 +72,16 @@ class WorkProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SupervisorStarted(Event):
+    """A supervisor has taken the run: what those of lower generations write from now on is void."""
+
+    name: ClassVar[str] = "supervisor_started"
+    generation: int
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptStarted(Event):
     """The supervisor started the ranks.
 
@@ -92,7 +102,10 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnded(Event):
-    """All ranks of an attempt are down."""
+    """All ranks of an attempt are down.
+
+    Where its supervisor died, a later one tells of it, with the time of the last sign of life.
+    """
 
     name: ClassVar[str] = "attempt_ended"
     attempt: int

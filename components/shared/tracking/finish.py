@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -26,8 +27,19 @@ FINISH_SECONDS = 300.0
 """Longest wait for the store at a run's end."""
 
 
-def finish_run(config: RunConfig, workspace: Workspace, ok: bool) -> bool:
+def finish_run(
+    config: RunConfig,
+    workspace: Workspace,
+    ok: bool,
+    *,
+    spent: Mapping[str, float] = MappingProxyType({}),
+    moment: float = 0.0,
+) -> bool:
     """Ends the run, after sending what training could not.
+
+    Args:
+        spent: what training took, by the metric's name.
+        moment: when that was so, in seconds; sent again, they are the same points.
 
     Returns:
         Whether the store took it; where not, a warning is among the run's events.
@@ -39,6 +51,7 @@ def finish_run(config: RunConfig, workspace: Workspace, ok: bool) -> bool:
         delivery.end_open_attempts()
         delete_doubles(tracking, workspace)
         _log_results(tracking.client, run_id, workspace)
+        _log_metrics(tracking.client, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
 
     return _told(config, workspace, finish)
@@ -82,8 +95,6 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
 
 def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     """The test side's metrics, on the run itself, where a list of runs shows them."""
-    from mlflow.entities import Metric
-
     path = workspace.record("evaluate")
     if not path.is_file():
         return
@@ -91,8 +102,14 @@ def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     values = {f"test_{name}": interval.value for name, interval in record.metrics.items()}
     values |= {f"baseline_{name}": number for name, number in record.baselines.items()}
     # The record's own time: sent again, they are the same points.
-    moment = int(path.stat().st_mtime * 1000)
-    metrics = [Metric(key(name), number, moment, 0) for name, number in values.items()]
+    _log_metrics(client, run_id, values, path.stat().st_mtime)
+
+
+def _log_metrics(client: Any, run_id: str, values: Mapping[str, float], moment: float) -> None:
+    from mlflow.entities import Metric
+
+    time = int(moment * 1000)
+    metrics = [Metric(key(name), number, time, 0) for name, number in values.items()]
     client.log_batch(run_id, metrics=metrics)
 
 

@@ -20,8 +20,9 @@ from typing import Any
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.snapshot import HostMemory, Snapshot, Tensors, cut
-from steadytrain.components.train.checkpoint.store import CheckpointStore
+from steadytrain.components.train.checkpoint.store import OTHER_RANKS_SECONDS, CheckpointStore
 
+_WAIT_SECONDS = 1.0
 Gather = Callable[[list[Any]], list[Any]]
 
 
@@ -85,6 +86,7 @@ class Saver:
     Args:
         gather: the items of all ranks' lists, in one list, on each rank.
         on_saved: called on rank 0, from another thread, after a checkpoint is committed.
+        on_wait: called each second while training waits for a write.
     """
 
     def __init__(
@@ -95,9 +97,10 @@ class Saver:
         world_size: int,
         gather: Gather,
         on_saved: Callable[[Saved], None],
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
-        self.gather, self.on_saved = gather, on_saved
+        self.gather, self.on_saved, self.on_wait = gather, on_saved, on_wait
         self.memory = HostMemory()
         if rank == 0:
             store.begin()
@@ -178,10 +181,20 @@ class Saver:
         return cut(tensors, self.rank, self.world_size, on_first=first)
 
     def _agree(self, future: Future[None]) -> None:
-        own = future.exception()
+        own = self._ended(future)
         found = [error for error in self.gather([_portable(own)]) if error is not None]
         if found:
             raise own or found[0]
+
+    def _ended(self, future: Future[None]) -> BaseException | None:
+        """The future's exception, once it is done; after too long a time in silence."""
+        end = time.monotonic() + OTHER_RANKS_SECONDS
+        while True:
+            try:
+                return future.exception(_WAIT_SECONDS)
+            except StillRunning:
+                if time.monotonic() < end:
+                    self.on_wait()
 
     def _work(self, save: _Save) -> None:
         try:

@@ -9,11 +9,17 @@ from steadytrain.components.shared.errors import SteadytrainError
 
 
 class Diverged(SteadytrainError):
-    """Loss or gradient norm is not finite."""
+    """Loss or gradient norm is not finite, or the loss is far above those before it.
 
-    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
+    limit: the highest loss that would have been normal, where it has spiked.
+    """
+
+    def __init__(
+        self, step: int, loss: float, grad_norm: float, *, limit: float | None = None
+    ) -> None:
+        spiked = "" if limit is None else f" (a spike: above {limit:.4g})"
         super().__init__(
-            f"training diverged at step {step}: loss {loss}, gradient norm {grad_norm}",
+            f"training diverged at step {step}: loss {loss}{spiked}, gradient norm {grad_norm}",
             remedy="lower training.learning_rate, lengthen training.warmup_steps, or look for "
             "defective records",
         )

@@ -11,11 +11,13 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
@@ -23,6 +25,7 @@ from steadytrain.components.train.attempt import (
     AttemptSpec,
     RankError,
 )
+from steadytrain.components.train.heartbeat import FINISHING, Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.errors import Diverged
 
@@ -38,6 +41,7 @@ class Rank:
         self.folder = folder
         self.number = int(os.environ.get("RANK", "0"))
         self.requests = StopRequests(folder.stop if self.number == 0 else None)
+        self.heartbeat = Heartbeat(folder.heartbeat(self.number))
         self.training: Training | None = None
 
     def run(self) -> AttemptOutcome:
@@ -45,8 +49,11 @@ class Rank:
         # Late, since torch takes seconds to import, in which a signal must not be lost.
         from steadytrain.components.shared.config import load
         from steadytrain.components.shared.records import DataRecord
+        from steadytrain.components.shared.storage import LocalStorage
         from steadytrain.components.shared.workspace import Workspace
         from steadytrain.components.train.checkpoint import Checkpoint, open_store
+        from steadytrain.components.train.checkpoint.cadence import Cadence
+        from steadytrain.components.train.lease import Row
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -63,11 +70,15 @@ class Rank:
             gradient_checkpointing=spec.gradient_checkpointing,
             skipped_batches=spec.skipped_batches,
         )
+        lease = Row(LocalStorage(workspace.lease))
+        by_time = config.training.save_steps is None
+        parts.heartbeat = self.heartbeat
         self.training = Training(
             parts,
-            open_store(config),
+            open_store(config, partial(lease.fence, spec.generation)),
             Reporter(stream, spec.attempt),
             self.requests,
+            Cadence(spec.seconds_between_failures) if by_time and self.number == 0 else None,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))
@@ -76,6 +87,7 @@ class Rank:
             # After the state is loaded, which has rates of its own.
             set_rate(parts.scheduler, rate)
         outcome = self.training.run()
+        parts.beat(FINISHING)
         if self.number == 0:
             self._finish(self.training, outcome, workspace.model)
         # Together, since torchrun ends the others once one rank has left with a status.
@@ -113,13 +125,21 @@ class Rank:
             message=redact(str(error)),
             traceback=redact("".join(traceback.format_exception(error))),
             step=step,
+            memory_needed=self._least_memory(),
         ).save(self.folder.error(self.number))
+
+    def _least_memory(self) -> int:
+        from steadytrain.components.train.loop.memory import least_memory
+
+        return least_memory(self.training.parts) if self.training else 0
 
 
 def main(folder: str) -> int:
     """Runs a rank; returns its exit status."""
     die_with_parent()
-    rank = Rank(AttemptFolder(Path(folder)))
+    place = AttemptFolder(Path(folder))
+    answer_to_signal(place.stacks(int(os.environ.get("RANK", "0"))))
+    rank = Rank(place)
     rank.requests.listen()
     try:
         outcome = rank.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from steadytrain.components.shared.config import TrainingConfig
@@ -17,6 +17,7 @@ class Progress:
     worse: validations in a row without a better score.
     window_loss, window_weight: summed loss and targets since the last reported step.
     last_score: of the last validation; last_loss: mean loss of the last step.
+    first_loss: mean loss of the first step; recent_losses: of the last ones, the newest last.
     """
 
     step: int = 0
@@ -27,9 +28,18 @@ class Progress:
     worse: int = 0
     window_loss: float = 0.0
     window_weight: float = 0.0
+    first_loss: float | None = None
+    recent_losses: list[float] = field(default_factory=list)
 
     def as_state(self) -> dict[str, Any]:
         return asdict(self)
+
+    def note_loss(self, mean: float, *, keep: int) -> None:
+        """Takes in a step's mean loss; `keep` of the last ones stay."""
+        self.last_loss = mean
+        if self.first_loss is None:
+            self.first_loss = mean
+        self.recent_losses = [*self.recent_losses, mean][-keep:]
 
     def note(self, score: float, training: TrainingConfig, *, greater_is_better: bool) -> bool:
         """Takes in a validation's score; returns whether it is the best so far.

@@ -36,12 +36,14 @@ class Agreement:
     tokens: cost of its rows.
     stop: outcome to leave with, or None to go on.
     unsaved: a rank has failed to write its part of a checkpoint.
+    due: a checkpoint is to be saved after the step.
     """
 
     weight: int
     tokens: int
     stop: AttemptOutcome | None
     unsaved: bool = False
+    due: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,39 @@ def take_share(parts: Parts, step: int) -> Share:
     )
 
 
-def agree(parts: Parts, own: Share, stop_flags: list[int], *, unsaved: bool = False) -> Agreement:
-    """Adds up over the ranks what each needs from all: targets, tokens, requests to stop."""
+def agree(
+    parts: Parts,
+    own: Share,
+    stop_flags: list[int],
+    *,
+    unsaved: bool = False,
+    due: bool = False,
+) -> Agreement:
+    """Adds up over the ranks what each needs from all: targets, tokens, requests.
+
+    Args:
+        unsaved, due: as in Agreement, where this rank knows of it.
+    """
     weight = sum(map(parts.task.weight, own.batches))
     counts = torch.tensor(
-        [weight, own.tokens, int(unsaved), *stop_flags],
+        [weight, own.tokens, int(unsaved), int(due), *stop_flags],
         dtype=torch.int64,
         device=parts.accelerator.device,
     )
-    weight, tokens, failed, *stops = parts.accelerator.reduce(counts, "sum").tolist()
+    weight, tokens, failed, waiting, *stops = parts.accelerator.reduce(counts, "sum").tolist()
     asked = [outcome for outcome, count in zip(OUTCOMES, stops, strict=True) if count]
-    return Agreement(max(weight, 1), tokens, asked[0] if asked else None, failed > 0)
+    return Agreement(
+        max(weight, 1), tokens, asked[0] if asked else None, unsaved=failed > 0, due=waiting > 0
+    )
 
 
-def take_step(parts: Parts, step: int, batches: list[Batch], weight: int) -> StepResult:
+def take_step(
+    parts: Parts, step: int, batches: list[Batch], weight: int, *, limit: float = math.inf
+) -> StepResult:
     """Forward, backward, clipping and update; the loss is divided by `weight`.
+
+    Args:
+        limit: mean loss above which the step has spiked.
 
     Raises:
         Diverged: on all ranks, before the weights are touched.
@@ -96,6 +116,8 @@ def take_step(parts: Parts, step: int, batches: list[Batch], weight: int) -> Ste
     overflow = not math.isfinite(norm) and _scale(parts) > 1
     if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
         raise Diverged(step + 1, loss / weight, norm)
+    if loss / weight > limit:
+        raise Diverged(step + 1, loss / weight, norm, limit=limit)
     rate = float(parts.scheduler.get_last_lr()[0])
     parts.optimizer.step()
     if not parts.optimizer.step_was_skipped:

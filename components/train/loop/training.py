@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,8 @@ from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
     CheckpointStore,
 )
-from steadytrain.components.train.checkpoint.saver import Saver, State
+from steadytrain.components.train.checkpoint.cadence import Cadence
+from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,
@@ -30,6 +32,7 @@ from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
 from steadytrain.components.train.loop.validation import best_by, validate
 
@@ -47,11 +50,21 @@ class Chosen:
 
 
 class Training:
-    """The loop and its state."""
+    """The loop and its state.
+
+    Args:
+        cadence: rank 0's, where checkpoints come by time and not by `save_steps`.
+    """
 
     def __init__(
-        self, parts: Parts, store: CheckpointStore, reporter: Reporter, requests: StopRequests
+        self,
+        parts: Parts,
+        store: CheckpointStore,
+        reporter: Reporter,
+        requests: StopRequests,
+        cadence: Cadence | None = None,
     ) -> None:
+        self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
@@ -60,7 +73,8 @@ class Training:
             rank=parts.rank,
             world_size=parts.world_size,
             gather=gather_object,
-            on_saved=reporter.saved,
+            on_saved=self._saved,
+            on_wait=partial(parts.beat, "save"),
         )
 
     def run(self) -> AttemptOutcome:
@@ -88,29 +102,40 @@ class Training:
                 self.save()
                 return "early_stopped"
             own = take_share(self.parts, progress.step)
-            agreed = agree(self.parts, own, self.requests.flags(), unsaved=self.saver.failed)
+            agreed = agree(
+                self.parts,
+                own,
+                self.requests.flags(),
+                unsaved=self.saver.failed,
+                due=self.cadence is not None and self.cadence.due,
+            )
             if agreed.unsaved:
                 self.saver.settle()
             if agreed.stop is not None:
                 self.save()
                 return agreed.stop
             self._step(own, agreed)
+            self.parts.beat("train", progress.step)
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
             keep = better and training.load_best_model_at_end
-            if last or keep or progress.step % training.save_steps == 0:
+            every = training.save_steps
+            if last or keep or agreed.due or (every and progress.step % every == 0):
                 self.save()
         return "finished"
 
     def _step(self, own: Share, agreed: Agreement) -> None:
         parts, progress, began = self.parts, self.progress, time.monotonic()
         try:
-            result = take_step(parts, progress.step, own.batches, agreed.weight)
+            result = take_step(
+                parts, progress.step, own.batches, agreed.weight, limit=self._limit()
+            )
         except Diverged as error:
             self.reporter.diverged(error)
             raise
         progress.step += 1
-        progress.last_loss = result.loss / agreed.weight
+        keep = parts.config.recovery.spike_window
+        progress.note_loss(result.loss / agreed.weight, keep=keep)
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
         self.reporter.count(agreed.tokens, time.monotonic() - began)
@@ -120,6 +145,15 @@ class Training:
         if progress.step % every == 0 or progress.step == parts.steps:
             self.reporter.step(parts, progress, result)
             progress.window_loss = progress.window_weight = 0.0
+
+    def _limit(self) -> float:
+        recovery, progress = self.parts.config.recovery, self.progress
+        return highest_normal_loss(
+            progress.recent_losses,
+            progress.first_loss,
+            threshold=recovery.spike_threshold,
+            window=recovery.spike_window,
+        )
 
     def _validate(self) -> bool:
         """Validates; returns whether the model is the best so far."""
@@ -136,7 +170,16 @@ class Training:
 
     def save(self) -> None:
         """Begins to save a checkpoint of this step, unless there is one."""
+        self.parts.beat("save")
+        if self.cadence is not None:
+            self.cadence.began()
         self.saver.save(self.progress.step, self.progress.best_step, self._state)
+
+    def _saved(self, saved: Saved) -> None:
+        """Called by the thread that writes, after the commit."""
+        if self.cadence is not None:
+            self.cadence.measured(saved.blocking_seconds, saved.writing_seconds)
+        self.reporter.saved(saved)
 
     def _state(self) -> State:
         parts, scaler = self.parts, self.parts.accelerator.scaler

@@ -47,9 +47,10 @@ _REMEDIES = {
     "set training.gradient_checkpointing, or shorten data.sequence_length; then "
     + _AGAIN.removeprefix("start "),
     FailureClass.HOST_OOM: "give the machine or the pod more memory (and more /dev/shm), or use "
-    f"fewer ranks (compute.nproc_per_node); then {_AGAIN}",
+    f"fewer workers (compute.nproc_per_node); then {_AGAIN}",
     FailureClass.PREEMPTION: _AGAIN,
-    FailureClass.NODE_LOST: _AGAIN,
+    FailureClass.NODE_LOST: "look at the machine (its GPU's ECC errors, its reachability) where "
+    f"this comes back; {_AGAIN}",
     FailureClass.HANG: f"look at what the ranks waited for in their logs; {_AGAIN}",
     FailureClass.COLLECTIVE_TIMEOUT: "look in the logs for a rank that was slow or gone; " + _AGAIN,
     FailureClass.NETWORK: f"check the network and the names of the hosts; {_AGAIN}",
@@ -77,6 +78,9 @@ _KINDS = {
     "Diverged": FailureClass.DIVERGENCE,
     "NonFiniteState": FailureClass.DIVERGENCE,
     "CannotRecompute": FailureClass.GPU_OOM,
+    "OOMKilled": FailureClass.HOST_OOM,
+    "Hang": FailureClass.HANG,
+    "NodeLost": FailureClass.NODE_LOST,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,
     "ConfigError": FailureClass.USER_BUG,
@@ -88,6 +92,8 @@ _TEXTS = [
         FailureClass.GPU_OOM,
         r"(?:CUDA|HIP|XPU|MPS)(?: error:| backend)? out of memory|OutOfMemoryError"
         r"|C(?:UBLAS|USOLVER|UDNN)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_HOST_ALLOCATION_FAILED)"
+        # A handle takes memory of its own, and that is what it lacks most often.
+        r"|CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate"
         r"|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
         r"|Cuda failure \d* ?'out of memory'",
     ),
@@ -95,7 +101,14 @@ _TEXTS = [
         FailureClass.HOST_OOM,
         r"MemoryError|Cannot allocate memory|Unable to allocate [\d.]+ [KMGT]iB"
         r"|killed by signal: (?:Killed|Bus error)|insufficient shared memory|std::bad_alloc"
+        # The same death, where the loader sees it before its signal handler does.
+        r"|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
         r"|oom-kill|OOMKilled",
+    ),
+    (
+        FailureClass.NODE_LOST,
+        r"uncorrectable (?:NVLink error|ECC error)|CUDA_ERROR_ECC_UNCORRECTABLE"
+        r"|GPU has fallen off the bus|CUDA error: (?:unknown error|no CUDA-capable device)",
     ),
     (
         FailureClass.CHECKPOINT_CORRUPT,
@@ -105,7 +118,7 @@ _TEXTS = [
     (
         FailureClass.DIVERGENCE,
         r"\b[Dd]iverged\b|loss is (?:nan|inf|not finite)|non-finite|FloatingPointError"
-        r"|returned nan values",
+        r"|returned nan values|loss scale already at minimum",
     ),
     (
         FailureClass.COLLECTIVE_TIMEOUT,
@@ -124,12 +137,13 @@ _TEXTS = [
         r"|ncclRemoteError|ncclSystemError|NCCL error: unhandled system error"
         r"|Name or service not known|Temporary failure in name resolution"
         r"|Max retries exceeded|Read timed out|ConnectionError|Broken pipe|Socket closed"
-        r"|Network is unreachable|No route to host",
+        r"|Network is unreachable|No route to host|client socket has timed out",
     ),
     (
         FailureClass.DATA,
         r"DataError|ArrowInvalid|index out of range in self|Target -?\d+ is out of bounds"
-        r"|UnicodeDecodeError|nll_loss.*(?:Assertion|assert)",
+        r"|UnicodeDecodeError|nll_loss.*(?:Assertion|assert)"
+        r"|device-side assert triggered",
     ),
 ]
 _PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in _TEXTS]
@@ -144,6 +158,7 @@ class Failure:
     traceback: of the rank that failed; "" where it left none, and for the product's
         own errors, whose message says it all.
     unexplained: the rank was killed from outside, and nothing tells why.
+    memory_needed: bytes of a rank at the least, by a formula; 0 where unknown.
     """
 
     failure_class: FailureClass
@@ -153,6 +168,7 @@ class Failure:
     traceback: str = ""
     step: int = 0
     unexplained: bool = False
+    memory_needed: int = 0
 
 
 def classify(
@@ -192,6 +208,7 @@ def _reported(error: RankError) -> Failure:
         remedy=remedy or kind.remedy,
         traceback="" if remedy else redact(error.traceback),
         step=error.step,
+        memory_needed=error.memory_needed,
     )
 
 

@@ -41,10 +41,12 @@ def _nothing(_: BatchPlan) -> BatchPlan | None:
 LADDER = (
     Rung("smaller micro-batch", _halved),
     Rung("activation checkpointing", _recomputing),
-    Rung("sharded strategy (FSDP, ZeRO-2, ZeRO-3)", _nothing, missing="not available yet"),
-    Rung("CPU offload", _nothing, missing="not available yet"),
+    *(
+        Rung(name, _nothing, missing="not available yet")
+        for name in ("FSDP", "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3", "CPU offload")
+    ),
 )
-"""The rungs, in the order in which they are taken."""
+"""The registry of rungs, in the order in which they are taken."""
 
 
 def next_rung(plan: BatchPlan) -> tuple[Rung, BatchPlan] | None:

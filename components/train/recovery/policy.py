@@ -21,6 +21,7 @@ from typing import Literal
 
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.plan.batch import batch_at
+from steadytrain.components.train.plan.memory import advice
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.ladder import next_rung, what_came_of_it
 from steadytrain.components.train.recovery.ledger import History
@@ -69,13 +70,8 @@ def decide(
     if kind is FailureClass.DIVERGENCE:
         return _steady(history, failure)
     if _asks_for_less_memory(history, failure):
-        return _lower(history, kind)
+        return _lower(history, failure)
     return _retry(history, kind, settings, run_id)
-
-
-def budget_left(history: History, kind: FailureClass, settings: RecoveryConfig) -> int:
-    """Failures of a class that may still follow before it stops the run."""
-    return max(0, settings.max_failures_per_class - _counted(history).count(kind))
 
 
 def _asks_for_less_memory(history: History, failure: Failure) -> bool:
@@ -85,11 +81,12 @@ def _asks_for_less_memory(history: History, failure: Failure) -> bool:
     return failure.failure_class is FailureClass.GPU_OOM
 
 
-def _lower(history: History, kind: FailureClass) -> Decision:
-    plan = history.attempts[-1].plan
+def _lower(history: History, failure: Failure) -> Decision:
+    kind, plan = failure.failure_class, history.attempts[-1].plan
     found = next_rung(plan)
     if found is None:
-        tried = "; ".join(what_came_of_it(history))
+        told = [*what_came_of_it(history), advice(failure.memory_needed)]
+        tried = "; ".join(filter(None, told))
         return Decision("stop", f"{kind}, and no rung of the ladder is left. {tried}")
     rung, lowered = found
     return Decision(

@@ -16,21 +16,22 @@ from pathlib import Path
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.events import Sink, read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     DecisionMade,
+    SupervisorStarted,
     Validated,
     Warned,
 )
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.launch.process import end_processes
+from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
 from steadytrain.components.train.plan.device import device_name
 from steadytrain.components.train.recovery.account import account
@@ -40,6 +41,7 @@ from steadytrain.components.train.recovery.ledger import History, Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
+from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
 from steadytrain.components.train.recovery.watch import Watch
 
 OnValidation = Callable[[Validated], bool]
@@ -75,6 +77,7 @@ class Supervisor:
     device: str = field(init=False)
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
+    lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
@@ -87,11 +90,18 @@ class Supervisor:
         SIGTERM and SIGINT stop the ranks within the grace; a second signal ends them at once.
 
         Raises:
-            RunBusy: another process trains this run.
+            RunBusy: another process trains this run, or has taken it over.
             BadInput: the run was begun with other data, model or training.
             StorageError: the ledger cannot be written.
         """
-        with run_lock(self.workspace, "train"), stop_requests() as request:
+        self.workspace.create()
+        seconds = self.config.recovery.lease_seconds
+        lease = LocalStorage(self.workspace.lease)
+        with (
+            hold(lease, run_id=self.workspace.run_id, seconds=seconds) as self.lease,
+            stop_requests() as request,
+        ):
+            self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step
             delay = self._left_to_wait()
@@ -116,10 +126,17 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Takes over from earlier supervisors, and puts down what the ranks will read."""
+        self._refuse_other_inputs(self.ledger.history())
+        self.ledger.record(
+            SupervisorStarted(
+                generation=self.lease.generation,
+                pid=self.lease.holder.pid,
+                host=self.lease.holder.host,
+            )
+        )
+        # Read again: from here on nobody else changes it.
         history = self.ledger.history()
-        self._refuse_other_inputs(history)
         self._end_lost_attempts(history)
-        self.workspace.create()
         LocalStorage(self.workspace.folder).write(
             self.workspace.config.name, self.config.to_yaml().encode()
         )
@@ -138,17 +155,22 @@ class Supervisor:
     def _end_lost_attempts(self, history: History) -> None:
         """An attempt without an end: its supervisor died. Its ranks die with it; see to that."""
         end_processes(self.workspace.attempts)
-        for attempt in history.attempts:
-            if attempt.ended is None:
-                self.ledger.record(
-                    AttemptEnded(
-                        attempt=attempt.started.attempt,
-                        outcome="failed",
-                        step=attempt.last_step,
-                        failure_class=FailureClass.NODE_LOST,
-                        message="the program that supervised this attempt died",
-                    )
+        lost = [attempt for attempt in history.attempts if attempt.ended is None]
+        told = read_events(self.workspace.events) if lost else []
+        for attempt in lost:
+            for event in unrecorded(attempt, told):
+                self.ledger.record(event)
+            seen, step = last_sign_of_life(attempt, told)
+            self.ledger.record(
+                AttemptEnded(
+                    time=seen,
+                    attempt=attempt.started.attempt,
+                    outcome="failed",
+                    step=step,
+                    failure_class=FailureClass.NODE_LOST,
+                    message="the program that supervised this attempt died",
                 )
+            )
 
     def _left_to_wait(self) -> float:
         """Seconds of the last decision's wait, where the one who made it died in it."""
@@ -167,7 +189,7 @@ class Supervisor:
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
-            AttemptSpec(
+            spec = AttemptSpec(
                 attempt=number,
                 run_id=self.workspace.run_id,
                 config=str(self.workspace.config),
@@ -178,7 +200,10 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
-            ).save(folder.spec)
+                seconds_between_failures=self._between_failures(history),
+                generation=self.lease.generation,
+            )
+            # First: from then on the attempt's number is ours, whoever else there is.
             watch.tell(
                 AttemptStarted(
                     attempt=number,
@@ -191,6 +216,7 @@ class Supervisor:
                     device=self.device,
                 )
             )
+            spec.save(folder.spec)
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:
@@ -217,6 +243,13 @@ class Supervisor:
         return plan.within(
             limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
         )
+
+    def _between_failures(self, history: History) -> float:
+        from steadytrain.components.train.checkpoint.cadence import expected_between_failures
+
+        failures = sum(bool(item.ended and item.ended.failure_class) for item in history.attempts)
+        prior = self.config.recovery.seconds_between_failures
+        return expected_between_failures(prior, history.seconds, failures)
 
     def _take_up_learned(self, plan: BatchPlan, watch: Watch) -> None:
         """Puts what earlier runs have learned into the ledger, where it changes the plan."""

@@ -9,6 +9,7 @@ from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     CheckpointSaved,
+    TrainingStarted,
     TrainingStep,
     Validated,
     Warned,
@@ -49,11 +50,17 @@ class Watch:
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:
-        """Returns when all ranks are down."""
+        """Returns when all ranks are down.
+
+        Raises:
+            RunBusy: another supervisor has taken the run over.
+        """
         grace = self.supervisor.config.recovery.stop_grace_seconds
-        stopping = urgent = False
+        lease, stopping, urgent = self.supervisor.lease, False, False
         while not ranks.poll():
             self._relay()
+            if lease.lost:
+                lease.fence()
             if self.request.outcome and not stopping:
                 ranks.stop(grace)
                 stopping = True
@@ -68,7 +75,7 @@ class Watch:
 
     def _relay(self) -> None:
         for event in self.follower.new():
-            if isinstance(event, CheckpointSaved):
+            if isinstance(event, CheckpointSaved | TrainingStarted):
                 self.supervisor.ledger.record(event)
             if isinstance(event, CheckpointSaved | TrainingStep | Validated):
                 self.step = max(self.step, event.step)

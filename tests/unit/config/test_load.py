@@ -56,17 +56,38 @@ def test_cross_field_problems_name_both_fields():
         {**MINIMAL, "training": {"global_batch_size": 6}, "compute": {"nproc_per_node": 4}}
     )
     (problem,) = found.values()
-    assert "training.global_batch_size 6" in problem.message
+    assert (problem.field, problem.value) == ("training.global_batch_size", "6")
     assert "compute.nproc_per_node 4" in problem.message
+    assert problem.remedy == "for example 4"
+
+
+def test_what_fields_say_together_is_judged_beside_a_wrong_field():
+    found = problems(
+        {
+            "name": "Bad Name",
+            "data": {"source": ["a.txt"], "validation_share": 0.5, "test_share": 0.45},
+            "model": {"base": "folder", "config": {"model_type": "llama"}},
+            "training": {"global_batch_size": 6, "learning_rate": -1, "bf16": True, "fp16": True},
+            "compute": {"nproc_per_node": 4},
+        }
+    )
+    assert set(found) == {
+        "name",
+        "data.test_share",
+        "model.config",
+        "training.learning_rate",
+        "training.fp16",
+        "training.global_batch_size",
+    }
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"training": {"bf16": True, "fp16": True}}, "exclude each other"),
+        ({"training": {"bf16": True, "fp16": True}}, "excludes training.bf16"),
         ({"training": {"global_batch_size": 6, "micro_batch_size": 4}}, "does not divide"),
-        ({"model": {}}, "needs either base or config"),
-        ({"model": {"base": "x", "config": {"model_type": "llama"}}}, "exclude each other"),
+        ({"model": {}}, "no model to start from"),
+        ({"model": {"base": "x", "config": {"model_type": "llama"}}}, "excludes model.base"),
         ({"data": {"source": []}}, "at least 1 item"),
         ({"data": {"source": ["a"], "validation_share": 0.5, "test_share": 0.5}}, "a tenth"),
     ],
@@ -188,3 +209,9 @@ def test_the_schema_describes_every_section():
     schema = RunConfig.model_json_schema()
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert schema["additionalProperties"] is False
+
+
+def test_a_price_makes_no_other_run():
+    priced = from_mapping({**MINIMAL, "compute": {"price_per_hour": 2.5}})
+    assert priced.run_id == from_mapping(MINIMAL).run_id
+    assert "compute.price_per_hour" in problems({**MINIMAL, "compute": {"price_per_hour": -1}})

@@ -12,6 +12,9 @@ COMMANDS = [
     "run",
     "list",
     "stop",
+    "resume",
+    "explain",
+    "gc",
     "report",
     "compile",
     "validate",
@@ -81,7 +84,7 @@ def test_a_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
 
 def test_an_unknown_run_names_those_that_are_there(tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    for command in ("stop", "report"):
+    for command in ("stop", "report", "resume", "explain"):
         done = steadytrain(command, "other", "--output", tmp_path)
         assert done.returncode == 2
         assert "mine" in done.stderr

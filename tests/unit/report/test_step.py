@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from steadytrain.components.report.facts import gather
 from steadytrain.components.report.step import run
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFinished, Warned
 from steadytrain.components.shared.tracking import parent_run, use_tracking
+from steadytrain.components.train.recovery.times import Times
 
 
 @pytest.mark.parametrize(("name", "status"), [("language_model", "FINISHED"), ("failed", "FAILED")])
@@ -24,12 +26,19 @@ def test_page_is_written_and_kept_with_the_run(
     assert page.read_text().startswith("<!DOCTYPE html>")
     client = use_tracking(config, workspace).client
     assert client.get_run(run_id).info.status == status
+    metrics = client.get_run(run_id).data.metrics
+    times = Times.of(gather(workspace).spans)
+    assert metrics["goodput"] == pytest.approx(times.goodput)
+    assert metrics["time_lost_seconds"] == pytest.approx(times.lost)
+    assert metrics["training_duration_seconds"] == pytest.approx(times.wall)
+    assert "cost_usd" not in metrics, "no price is known"
     assert [item.path for item in client.list_artifacts(run_id, "report")] == ["report/report.html"]
     last = read_events(workspace.events)[-1]
     assert isinstance(last, StepFinished)
     assert last.stage == "report"
 
     again = run(config)
+    assert len(client.get_metric_history(run_id, "goodput")) == 1
     assert again.read_text().count("<section") == page.read_text().count("<section")
 
 

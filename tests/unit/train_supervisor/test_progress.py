@@ -209,3 +209,51 @@ def test_amounts(number, text):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def attempt(number, resumed=0):
+    return AttemptStarted(
+        attempt=number,
+        world_size=1,
+        micro_batch_size=4,
+        gradient_accumulation_steps=8,
+        resumed_from_step=resumed or None,
+    )
+
+
+FAILED = AttemptEnded(
+    attempt=1, outcome="failed", step=57, failure_class="host_oom", message="it was killed\nmore"
+)
+
+
+def test_a_recovery_is_one_line_what_why_and_what_changed():
+    decided = DecisionMade(
+        attempt=1, failure_class="host_oom", action="retry_changed", reason="4 x 8 becomes 2 x 16"
+    )
+    saved = CheckpointSaved(attempt=1, step=50, checkpoint="c", bytes=1, seconds=0.1)
+    out = shown(attempt(1), STARTED, saved, FAILED, decided, attempt(2, 50), STARTED)
+    assert out.splitlines()[-1] == (
+        "warn: train: attempt 1 failed at step 57 (it was killed); retry changed from step 50: "
+        "4 x 8 becomes 2 x 16"
+    )
+    assert len(out.splitlines()) == 4
+    # What follows is told again.
+    again = shown(FAILED, decided, attempt(2, 50), STARTED, saved)
+    assert "checkpoint saved" in again.splitlines()[-1]
+
+
+def test_a_run_that_is_given_up_says_why():
+    decided = DecisionMade(attempt=1, failure_class="data", action="stop", reason="it would again")
+    assert "; stop: it would again" in shown(FAILED, decided)
+
+
+def test_a_failed_attempt_that_nobody_decided_about_is_told_all_the_same():
+    assert "attempt 1 failed at step 57 (host_oom)" in shown(FAILED)
+    assert "attempt 1 failed" in shown(FAILED, StepFailed(stage="train", error="E", message="m"))
+
+
+def test_the_bar_goes_on_after_a_recovery():
+    decided = DecisionMade(attempt=1, failure_class="hang", action="retry", reason="again")
+    steps = [training_step(step, float(step)) for step in (1, 2)]
+    out = shown(FAILED, decided, attempt(2), STARTED, *steps, terminal=True)
+    assert f"/{STARTED.max_steps:,}" in out

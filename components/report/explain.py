@@ -1,0 +1,97 @@
+"""What happened in a run, in ten lines at most, for a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+
+from steadytrain.components.report.facts import Facts, gather
+from steadytrain.components.report.spending import Spending
+from steadytrain.components.report.story import Outcome, outcome
+from steadytrain.components.report.words import duration, number, percent
+from steadytrain.components.shared.telling import recovery
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.ledger import History
+
+RECOVERIES = 4
+"""The newest are told; how many came before them is said."""
+LONGEST = 300
+
+
+def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
+    """Outcome, attempts, recoveries, where it stands, where the time went, what to do next."""
+    facts = gather(workspace)
+    standing = outcome(facts)
+    lines = [f"{workspace.run_id} is at work." if running else standing.sentence]
+    if standing.failure and not running:
+        lines.append(f"{standing.failure.error}: {standing.failure.message}")
+    lines += _training(facts)
+    lines.append(f"next: {_next(workspace, standing, running=running)}")
+    return [_short(line) for line in lines]
+
+
+def recoveries(history: History) -> list[str]:
+    """A line for each attempt that failed: what, why, what was decided and changed."""
+    decided = {item.attempt: item for item in history.decisions}
+    lines = []
+    for index, attempt in enumerate(history.attempts):
+        ended, after = attempt.ended, history.attempts[index + 1 :]
+        decision = decided.get(attempt.started.attempt)
+        if ended is None or not ended.failure_class or not (decision or after):
+            continue
+        step = after[0].started.resumed_from_step if after else history.last_step
+        lines.append(recovery(ended, decision, step or 0))
+    return lines
+
+
+def _training(facts: Facts) -> Iterator[str]:
+    history = facts.history
+    if not history.attempts:
+        yield "training has not been attempted"
+        return
+    yield _attempts(history)
+    told = recoveries(history)
+    earlier = len(told) - RECOVERIES
+    if earlier > 0:
+        yield f"({earlier} earlier {'recovery' if earlier == 1 else 'recoveries'})"
+    yield from told[-RECOVERIES:]
+    planned = [attempt.ready.max_steps for attempt in history.attempts if attempt.ready]
+    of = f" of {number(planned[-1])}" if planned else ""
+    newest = history.last_step
+    stands = f"newest checkpoint at step {number(newest)}{of}" if newest else "no checkpoint yet"
+    times = Spending.of(facts).times
+    yield (
+        f"{stands}; {duration(times.wall)} of training, goodput {percent(times.goodput)}, "
+        f"{duration(times.lost)} lost"
+    )
+
+
+def _attempts(history: History) -> str:
+    """How many, and how they ended, the most frequent first."""
+    ends = Counter(
+        "at work or cut off"
+        if attempt.ended is None
+        else attempt.ended.failure_class or attempt.ended.outcome.replace("_", " ")
+        for attempt in history.attempts
+    )
+    count = len(history.attempts)
+    told = ", ".join(f"{times} {end}" for end, times in ends.most_common())
+    return f"{count} attempt{'s' if count > 1 else ''}: {told}"
+
+
+def _next(workspace: Workspace, standing: Outcome, *, running: bool) -> str:
+    place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
+    if running:
+        return f"nothing, it recovers by itself; `steadytrain stop {place}` stops it"
+    if standing.state == "finished":
+        return f"nothing; `steadytrain report {place}` tells the rest"
+    again = f"`steadytrain resume {place}`"
+    if standing.failure and standing.failure.remedy:
+        return f"{again}, once this is done: {' '.join(standing.failure.remedy.split())}"
+    return again
+
+
+def _short(line: str) -> str:
+    first = line.partition("\n")[0]
+    return first if len(first) <= LONGEST else f"{first[: LONGEST - 1]}…"

@@ -1,0 +1,82 @@
+"""Training's time and its cost, in words and in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.words import duration, percent
+from steadytrain.components.train.recovery.times import Times
+
+MEANINGS: Final = {
+    "useful": "led to what the run has now",
+    "lost": "had to be done again, or left nothing; with the time to notice and to end it",
+    "restarting": "from the start of the ranks to their first step, the first time too",
+    "checkpointing": "training stood still for a checkpoint",
+    "waiting": "no ranks: between attempts, and between supervisors",
+}
+"""The kinds of time, in the order in which they are told."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What training took.
+
+    price_per_hour: in USD; None where it is not configured.
+    """
+
+    times: Times
+    price_per_hour: float | None
+
+    @classmethod
+    def of(cls, facts: Facts) -> Spending:
+        price = facts.setting("compute.price_per_hour")
+        number = isinstance(price, int | float) and not isinstance(price, bool)
+        return cls(Times.of(facts.spans), float(price) if number else None)
+
+    @property
+    def rows(self) -> list[tuple[str, str, float, str]]:
+        """Kind, time, percent of the wall clock, meaning."""
+        wall = self.times.wall or 1.0
+        return [
+            (kind, duration(seconds), round(100 * seconds / wall, 1), MEANINGS[kind])
+            for kind, seconds in asdict(self.times).items()
+        ]
+
+    @property
+    def cost(self) -> str:
+        """One sentence."""
+        if self.price_per_hour is None:
+            return "not known: set compute.price_per_hour (USD, of all that trains together)"
+        times, price = self.times, self.price_per_hour
+        wasted = times.cost(price) - price * times.useful / 3600
+        return (
+            f"{times.cost(price):,.2f} USD at {price:,.2f} USD an hour, waits left out; "
+            f"{wasted:,.2f} USD of it for what was not useful"
+        )
+
+    def lines(self) -> list[str]:
+        """For a terminal; empty before there was an attempt."""
+        if not self.times.wall:
+            return []
+        shares = ", ".join(
+            f"{kind} {percent(seconds / self.times.wall)}"
+            for kind, seconds in asdict(self.times).items()
+        )
+        return [
+            f"training: {duration(self.times.wall)}: {shares}",
+            f"goodput: {percent(self.times.goodput)}",
+            f"cost: {self.cost}",
+        ]
+
+    def metrics(self) -> Mapping[str, float]:
+        """For MLflow, by name; empty before there was an attempt."""
+        if not self.times.wall:
+            return {}
+        found = {f"time_{kind}_seconds": seconds for kind, seconds in asdict(self.times).items()}
+        found |= {"training_duration_seconds": self.times.wall, "goodput": self.times.goodput}
+        if self.price_per_hour is not None:
+            found["cost_usd"] = self.times.cost(self.price_per_hour)
+        return found

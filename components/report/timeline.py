@@ -1,0 +1,142 @@
+"""The attempts at training on one time axis, as inline SVG: a row each, coloured by what it was."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from markupsafe import Markup
+
+from steadytrain.components.report.words import duration, moment
+from steadytrain.components.train.recovery.ledger import AttemptHistory
+from steadytrain.components.train.recovery.times import Span
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 150, 16, 6, 26
+TALLEST, ROW, LABEL = 480, 24, 13
+NARROWEST = 0.4
+"""Pixels; a checkpoint that is narrower is not drawn."""
+LONGEST_WAIT = 0.25
+"""A wait is drawn no longer than this share of all the rest, and says so."""
+_TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+
+
+def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Markup:
+    """A row for each attempt, the waits between them below the one before; "" without any."""
+    if not spans:
+        return Markup("")
+    place, shortened = _places(spans)
+    pitch = min(ROW, TALLEST / len(attempts))
+    rows = {item.started.attempt: index for index, item in enumerate(attempts)}
+    base = TOP + pitch * len(attempts)
+    parts = [_axis(spans, place, shortened, base)]
+    every = math.ceil(LABEL / pitch)
+    parts += [
+        _label(item, TOP + pitch * (index + 0.5) + 4)
+        for index, item in enumerate(attempts)
+        if index % every == 0
+    ]
+    for span in _drawable(spans, place):
+        top = TOP + pitch * rows[span.attempt]
+        parts.append(_bar(span, place, top, pitch, shortened=span.start in shortened))
+    description = f"{len(attempts)} attempts in {duration(spans[-1].end - spans[0].start)}"
+    return Markup(
+        '<svg class="chart timeline" viewBox="0 0 {} {:.0f}" role="img" '
+        'aria-label="Timeline: {}">{}</svg>'
+    ).format(WIDTH, base + BOTTOM, description, Markup("").join(parts))
+
+
+def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]]:
+    """From times to pixels, and the starts of the waits that are drawn shorter than they were."""
+    rest = sum(span.seconds for span in spans if span.kind != "waiting")
+    longest = LONGEST_WAIT * rest if rest else math.inf
+    shortened = {span.start for span in spans if span.kind == "waiting" and span.seconds > longest}
+    drawn = [longest if span.start in shortened else span.seconds for span in spans]
+    unit = (WIDTH - LEFT - RIGHT) / sum(drawn)
+    edges = [LEFT + unit * seconds for seconds in accumulate(drawn, initial=0.0)]
+    starts = [span.start for span in spans]
+
+    def place(time: float) -> float:
+        index = max(0, bisect(starts, time) - 1)
+        share = (time - spans[index].start) / spans[index].seconds
+        return edges[index] + share * (edges[index + 1] - edges[index])
+
+    return place, shortened
+
+
+def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Span]:
+    """Without checkpoints too narrow to see, so that a long run gives a small page."""
+    kept: list[Span] = []
+    for span in spans:
+        width = place(span.end) - place(span.start)
+        before = kept[-1] if kept else None
+        narrow = span.kind == "checkpointing" and width < NARROWEST
+        if before and before.attempt == span.attempt and (narrow or before.kind == span.kind):
+            kept[-1] = Span(before.kind, before.attempt, before.start, span.end)
+        else:
+            kept.append(span)
+    return kept
+
+
+def _bar(
+    span: Span, place: Callable[[float], float], top: float, pitch: float, *, shortened: bool
+) -> Markup:
+    left, right = place(span.start), place(span.end)
+    height = pitch * (0.2 if span.kind == "waiting" else 0.66)
+    owner = "before attempt" if span.kind == "waiting" else "attempt"
+    title = f"{owner} {span.attempt}: {span.kind} {duration(span.seconds)}"
+    title += f", from {moment(span.start)}" + (" (drawn shorter)" if shortened else "")
+    return Markup(
+        '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+        "<title>{}</title></rect>"
+    ).format(
+        f"{span.kind} shortened" if shortened else span.kind,
+        left,
+        top + (pitch - height) / 2,
+        max(NARROWEST, right - left),
+        height,
+        title,
+    )
+
+
+def _label(attempt: AttemptHistory, y: float) -> Markup:
+    ended = attempt.ended
+    how = (ended.failure_class or ended.outcome.replace("_", " ")) if ended else "no end"
+    number = attempt.started.attempt
+    return Markup('<text x="0" y="{0:.1f}">{1}</text><text x="28" y="{0:.1f}">{2}</text>').format(
+        y, number, how if len(how) <= 18 else f"{how[:17]}…"
+    )
+
+
+def _axis(
+    spans: Sequence[Span], place: Callable[[float], float], shortened: set[float], base: float
+) -> Markup:
+    """Ticks in time since the start; none within a wait that is drawn shorter."""
+    start = spans[0].start
+    told = [span for span in spans if span.start not in shortened]
+    whole = sum(span.seconds for span in told)
+    days = math.ceil(whole / 8 / 86400) * 86400
+    step = next((tick for tick in _TICKS if whole / tick <= 8), days)
+    parts, last = [], -math.inf
+    for span in told:
+        first = math.ceil((span.start - start) / step)
+        for index in range(first, math.floor((span.end - start) / step) + 1):
+            x = place(start + index * step)
+            if x - last < 60:
+                continue
+            last = x
+            parts.append(
+                Markup(
+                    '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2:.1f}"/>'
+                    '<text x="{0:.1f}" y="{3:.1f}" text-anchor="middle">{4}</text>'
+                ).format(x, TOP, base, base + 16, _elapsed(index * step))
+            )
+    return Markup("").join(parts)
+
+
+def _elapsed(seconds: int) -> str:
+    """A tick's label: 0, 45 s, 12 min, 3 h, 2 d 6 h."""
+    parts = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "min")]
+    parts.append((seconds % 60, "s"))
+    return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0"

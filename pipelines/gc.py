@@ -1,0 +1,150 @@
+"""What ended runs no longer need: old checkpoints, and model versions that were passed over."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steadytrain.components.report.facts import Facts, gather
+from steadytrain.components.report.story import outcome
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.shared.lock import holder, run_lock
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import Lease, held, hold
+from steadytrain.pipelines.runs import find_run
+
+if TYPE_CHECKING:
+    from steadytrain.components.train.checkpoint import Checkpoint
+
+_REMOVED = ".partial-removed-"
+
+
+@dataclass(frozen=True)
+class Litter:
+    """Something that can go. `take` removes it; False where it is needed again."""
+
+    what: str
+    bytes: int
+    workspace: Workspace
+    idle_seconds: float
+    take: Callable[[], bool]
+
+    def remove(self) -> bool:
+        """Removes it while nobody can work on its run; False where somebody does or has."""
+        try:
+            with run_lock(self.workspace), _untrained(self.workspace):
+                return _idle(self.workspace, self.idle_seconds) and self.take()
+        except RunBusy:
+            return False
+
+
+def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
+    """Everything that can go: first checkpoints, then versions, which need the registry.
+
+    Args:
+        idle_seconds: a run that gave a sign of life within this time is left alone.
+
+    Raises:
+        TrackingError: the registry cannot be used.
+    """
+    ended = [facts for facts in _runs(output) if _ended(facts.workspace, idle_seconds)]
+    for facts in ended:
+        for folder in _superfluous(facts):
+            what = f"checkpoint {folder.name} of {facts.workspace.run_id}"
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            yield Litter(what, size, facts.workspace, idle_seconds, _remover(folder))
+    for facts in ended:
+        yield from _version(facts, idle_seconds)
+
+
+def _runs(output: Path) -> Iterator[Facts]:
+    for folder in sorted((output.absolute() / "runs").glob("*")):
+        workspace = Workspace(output.absolute(), folder.name)
+        if workspace.config.is_file():
+            yield gather(workspace)
+
+
+def _ended(workspace: Workspace, idle_seconds: float) -> bool:
+    at_work = holder(workspace) is not None or held(LocalStorage(workspace.lease))
+    return not at_work and _idle(workspace, idle_seconds)
+
+
+def _untrained(workspace: Workspace) -> AbstractContextManager[Lease]:
+    """Nobody trains the run meanwhile."""
+    config, _ = find_run(workspace.output, workspace.run_id)
+    seconds = config.recovery.lease_seconds
+    return hold(LocalStorage(workspace.lease), run_id=workspace.run_id, seconds=seconds)
+
+
+def _idle(workspace: Workspace, seconds: float) -> bool:
+    """By its events, which a run at work writes on another machine too."""
+    signs = [path.stat().st_mtime for path in workspace.events.glob("*.jsonl")]
+    return max(signs, default=0.0) <= time.time() - seconds
+
+
+def _superfluous(facts: Facts) -> list[Path]:
+    """Checkpoint folders that nobody will read again, torn and damaged ones among them."""
+    from steadytrain.components.train.checkpoint.store import committed
+
+    folders = [path for path in sorted(facts.workspace.checkpoints.glob("*")) if path.is_dir()]
+    if _has_its_model(facts):
+        return folders
+    whole = committed(facts.workspace.checkpoints)
+    verified = next((item for item in reversed(whole) if _is_whole(item)), None)
+    if verified is None:
+        return []
+    needed = {Path(str(item)) for item in whole if item.step >= verified.step} | {_best(facts)}
+    return [path for path in folders if path not in needed]
+
+
+def _has_its_model(facts: Facts) -> bool:
+    """Whether the run is finished and has the model that training left."""
+    done = facts.training is not None and Path(facts.training.model).is_dir()
+    return done and outcome(facts).state == "finished"
+
+
+def _is_whole(checkpoint: Checkpoint) -> bool:
+    from steadytrain.components.train.checkpoint import CheckpointDamaged
+
+    try:
+        checkpoint.verify()
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+def _best(facts: Facts) -> Path | None:
+    """The checkpoint of the best validation so far, which would leave the training."""
+    steps = [event.step for event in facts.of(Validated) if event.best]
+    return facts.workspace.checkpoints / f"step-{steps[-1]:08d}" if steps else None
+
+
+def _remover(folder: Path) -> Callable[[], bool]:
+    def remove() -> bool:
+        # It stops counting before its first file goes.
+        doomed = folder.with_name(f"{_REMOVED}{folder.name.removeprefix(_REMOVED)}")
+        folder.replace(doomed)
+        shutil.rmtree(doomed)
+        return True
+
+    return remove
+
+
+def _version(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
+    if outcome(facts).state != "finished" or facts.registration is None:
+        return
+    from steadytrain.components.register.stale import PassedOver
+
+    config, workspace = find_run(facts.workspace.output, facts.workspace.run_id)
+    passed = PassedOver(config, workspace)
+    if passed.is_there:
+        record = passed.record
+        what = f"version {record.version} of {record.model_name}, of {workspace.run_id}"
+        yield Litter(what, passed.bytes, workspace, idle_seconds, passed.remove)

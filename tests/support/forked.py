@@ -1,0 +1,151 @@
+"""Ranks forked from a process that has imported everything already.
+
+What takes seconds in a rank's start is Python's imports. Here they are paid once
+for all attempts of a test session; all else is real: processes, signals, gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from steadytrain.components.train.attempt import AttemptFolder
+
+OUTLIVE_SECONDS = 8.0
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    # What accelerate and transformers import by the way, where it is installed.
+    "deepspeed",
+    "mlflow",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gpt2.modeling_gpt2",
+    "steadytrain.components.shared.config",
+    "steadytrain.components.tasks.causal_lm",
+    "steadytrain.components.train.loop.main",
+    "steadytrain.components.train.loop.training",
+]
+
+
+def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
+    """The whole life of a rank; its output goes where a launched rank's goes.
+
+    ADDRESS_SPACE limits its memory to so many bytes; what it had at most it leaves in FOLDER/peak.
+    """
+    import torch
+
+    from steadytrain.components.train.loop.main import main
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    limit = int(environment.get("ADDRESS_SPACE", 0))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    log = AttemptFolder(Path(folder)).log(number)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, sys.stderr.fileno())
+    status = main(folder)
+    Path(folder, "peak").write_text(str(peak()))
+    sys.exit(status)
+
+
+def peak() -> int:
+    """Bytes of address space that this process had at most, as the kernel keeps it."""
+    found = re.search(r"VmPeak:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+class ForkedLauncher:
+    """Starts the ranks of an attempt by forks, without torchrun.
+
+    environment: what else the ranks find in it.
+    exits: of each attempt that is over.
+    """
+
+    def __init__(self, ranks: int = 1, **environment: str) -> None:
+        self.world_size, self.environment = ranks, environment
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(_PRELOAD)
+        self.ranks: list[BaseProcess] = []
+        self.exits: list[Mapping[int, int]] = []
+
+    @contextlib.contextmanager
+    def start(self, folder: AttemptFolder) -> Iterator[ForkedRanks]:
+        self.ranks = [
+            self.context.Process(target=run_rank, args=(str(folder.path), number, environment))
+            for number, environment in enumerate(self._environments(folder))
+        ]
+        for rank in self.ranks:
+            rank.start()
+        running = ForkedRanks(self.ranks)
+        try:
+            yield running
+        finally:
+            self.kill(*range(self.world_size))
+            self.exits.append(running.exits())
+
+    def _environments(self, folder: AttemptFolder) -> list[dict[str, str]]:
+        alike = {"OMP_NUM_THREADS": "1", "STEADYTRAIN_ATTEMPT": str(folder.path)}
+        alike |= self.environment
+        if self.world_size == 1:
+            return [alike]
+        alike |= {
+            "WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+        }
+        return [
+            alike | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.world_size)
+        ]
+
+    def kill(self, *ranks: int) -> None:
+        """SIGKILL, at once."""
+        for rank in ranks:
+            self.ranks[rank].kill()
+        for rank in ranks:
+            self.ranks[rank].join()
+
+
+class ForkedRanks:
+    """The ranks of one attempt, as the supervisor follows them."""
+
+    def __init__(self, ranks: list[BaseProcess]) -> None:
+        self.ranks, self.order = ranks, list[int]()
+        self.deadline = float("inf")
+
+    def poll(self) -> bool:
+        for number, rank in enumerate(self.ranks):
+            if rank.exitcode is not None and number not in self.order:
+                self.order.append(number)
+                self.deadline = min(self.deadline, time.monotonic() + OUTLIVE_SECONDS)
+        if time.monotonic() > self.deadline:
+            for rank in self.ranks:
+                rank.kill()
+        return len(self.order) == len(self.ranks)
+
+    def stop(self, grace_seconds: float) -> None:
+        self.deadline = min(self.deadline, time.monotonic() + grace_seconds)
+        for rank in self.ranks:
+            if rank.pid is not None and rank.exitcode is None:
+                os.kill(rank.pid, signal.SIGTERM)
+
+    def exits(self) -> Mapping[int, int]:
+        return {number: self.ranks[number].exitcode or 0 for number in self.order}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,42 @@
+"""Runs as they are left, with real checkpoints."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from steadytrain.components.shared.config import from_mapping
+
+from support.checkpoints import save_checkpoint
+from support.written_run import Writer
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A run that was told of long ago."""
+
+    def make(name="tiny", *, saved=(), best=None, output=tmp_path / "output"):
+        content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
+        content |= {"name": "tiny", "run": name, "output": str(output)}
+        run = Writer(from_mapping(content))
+        run.begin("train")
+        for step in saved:
+            save_checkpoint(run.workspace, step)
+            run.validated(step, best=step == best)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def age():
+    """Makes all that a run has told old."""
+
+    def make(run, hours=48):
+        then = time.time() - hours * 3600
+        for path in run.workspace.events.glob("*.jsonl"):
+            os.utime(path, (then, then))
+
+    return make

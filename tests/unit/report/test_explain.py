@@ -1,0 +1,94 @@
+"""Ten lines on what happened: what failed, what was decided and changed, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steadytrain.components.report.explain import explain
+from steadytrain.components.shared.events.types import DecisionMade
+
+
+def fail(run: Any, number: int, first: int, last: int, reason: str, action: str = "retry") -> None:
+    run.attempt(
+        number,
+        first=first,
+        last=last,
+        max_steps=400,
+        outcome="failed",
+        failure_class="host_oom",
+        message=f"rank {number} was killed\nand more",
+        remedy="give it more memory",
+    )
+    run.emit(
+        "supervisor",
+        DecisionMade,
+        attempt=number,
+        failure_class="host_oom",
+        action=action,
+        reason=reason,
+    )
+
+
+def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
+    bare.begin("train")
+    fail(bare, 1, 0, 170, "host_oom: 8 x 1 becomes 4 x 2", "retry_changed")
+    fail(bare, 2, 100, 230, "host_oom, 1 of at most 3; nothing changes")
+    bare.attempt(3, first=200, last=400, max_steps=400)
+    lines = explain(bare.workspace, running=True)
+    assert lines[0] == "stdlib-lm-1 is at work."
+    assert "3 attempts: 2 host_oom, 1 finished" in lines
+    assert (
+        "attempt 1 failed at step 170 (rank 1 was killed); retry changed from step 100: "
+        "host_oom: 8 x 1 becomes 4 x 2"
+    ) in lines
+    assert (
+        "attempt 2 failed at step 230 (rank 2 was killed); retry from step 200: "
+        "host_oom, 1 of at most 3; nothing changes"
+    ) in lines
+    assert any("newest checkpoint at step 400 of 400" in line for line in lines)
+    assert lines[-1].startswith("next: nothing, it recovers by itself; `steadytrain stop")
+
+
+def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
+    bare.begin("train")
+    for number in range(1, 13):
+        fail(bare, number, 0, 50, "again" if number < 12 else "x" * 999, "retry")
+    bare.fail("train", "TrainingFailed", "first line\nsecond line", "mend it\nor not")
+    lines = explain(bare.workspace)
+    assert len(lines) == 10
+    assert all(line and "\n" not in line and len(line) <= 300 for line in lines)
+    assert lines[1] == "TrainingFailed: first line"
+    assert "(8 earlier recoveries)" in lines
+    assert any(line.startswith("no checkpoint yet") for line in lines)
+    assert lines[-1].startswith("next: `steadytrain resume stdlib-lm-1 --output")
+    assert lines[-1].endswith("`, once this is done: mend it or not")
+
+
+def test_a_dead_supervisor_is_told_where_its_successor_went_on(bare: Any) -> None:
+    bare.begin("train")
+    bare.attempt(
+        1,
+        last=130,
+        max_steps=400,
+        outcome="failed",
+        failure_class="node_lost",
+        message="the program that supervised this attempt died",
+    )
+    bare.attempt(2, first=100, last=150, max_steps=400, outcome="stopped")
+    bare.fail("train", "KeyboardInterrupt", "stopped")
+    lines = explain(bare.workspace)
+    assert lines[0] == "stdlib-lm was stopped in train, at training step 150."
+    assert any("a new supervisor goes on from step 100" in line for line in lines)
+    assert lines[-1].startswith("next: ")
+    assert "`steadytrain resume stdlib-lm-1 --output" in lines[-1]
+
+
+def test_a_finished_run_and_one_that_has_not_begun(language_model: Any, make_config: Any) -> None:
+    lines = explain(language_model.workspace)
+    assert lines[0].endswith("the new champion.")
+    assert any("goodput" in line for line in lines)
+    assert lines[-1].startswith("next: nothing; `steadytrain report")
+
+
+def test_before_training(bare: Any) -> None:
+    assert "training has not been attempted" in explain(bare.workspace)

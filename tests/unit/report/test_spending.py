@@ -1,0 +1,151 @@
+"""Where training's time went: on the page, in a terminal, as metrics."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.page import render
+from steadytrain.components.report.spending import Spending
+from steadytrain.components.report.summary import summary
+from steadytrain.components.report.timeline import LEFT, WIDTH, timeline
+from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, CheckpointSaved
+from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.times import Times, spans
+
+DAY = 86_400.0
+
+
+def bars(drawing: str) -> list[dict[str, Any]]:
+    shapes = ElementTree.fromstring(drawing).iter("rect")
+    return [
+        {
+            "kind": shape.attrib["class"],
+            "x": float(shape.attrib["x"]),
+            "y": float(shape.attrib["y"]),
+            "width": float(shape.attrib["width"]),
+            "title": shape[0].text,
+        }
+        for shape in shapes
+    ]
+
+
+def attempt(number: int, start: float, end: float, *, saves: int = 1) -> AttemptHistory:
+    """One that saves `saves` times, evenly, and ends at its last save."""
+    began = AttemptStarted(
+        time=start, attempt=number, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1
+    )
+    pitch = (end - start) / saves
+    saved = [
+        CheckpointSaved(
+            time=start + pitch * index,
+            attempt=number,
+            step=index,
+            checkpoint="c",
+            bytes=1,
+            seconds=pitch / 10,
+        )
+        for index in range(1, saves + 1)
+    ]
+    last = AttemptEnded(time=end, attempt=number, outcome="finished", step=saves)
+    return AttemptHistory(began, None, saved, last)
+
+
+def test_the_timeline_has_a_row_for_each_attempt_and_no_gap(language_model: Any) -> None:
+    facts = gather(language_model.workspace)
+    found = bars(timeline(facts.history.attempts, facts.spans))
+    assert len({bar["y"] for bar in found if bar["kind"] == "restarting"}) == 3
+    kinds = [bar["kind"] for bar in found]
+    assert kinds.count("waiting") == 2
+    assert kinds.count("lost") == 2
+    found.sort(key=lambda bar: bar["x"])
+    assert found[0]["x"] == LEFT
+    for before, after in pairwise(found):
+        assert before["x"] + before["width"] == pytest.approx(after["x"], abs=0.5)
+    assert any(re.search(r"attempt 2: lost \d+\.\d s, from 2023", bar["title"]) for bar in found)
+
+
+def test_a_wait_of_days_is_drawn_shorter_and_says_so() -> None:
+    history = History([attempt(1, 0, 60), attempt(2, 2 * DAY, 2 * DAY + 60)])
+    drawing = timeline(history.attempts, spans(history))
+    (wait,) = [bar for bar in bars(drawing) if "waiting" in bar["kind"]]
+    assert wait["width"] < (WIDTH - LEFT) / 3
+    assert "before attempt 2: waiting 47 h 59 min" in wait["title"]
+    assert "drawn shorter" in wait["title"]
+    assert "2 d" in drawing
+
+
+def test_thousands_of_attempts_and_checkpoints_give_a_small_drawing() -> None:
+    many = History([attempt(number, 100.0 * number, 100.0 * number + 99) for number in range(2000)])
+    assert len(timeline(many.attempts, spans(many))) < 1_500_000
+    long = History([attempt(1, 0, 30 * DAY, saves=20_000)])
+    drawing = timeline(long.attempts, spans(long))
+    assert len(drawing) < 5_000
+    assert float(ElementTree.fromstring(drawing).attrib["viewBox"].split()[3]) < 520
+
+
+def test_no_attempt_no_timeline() -> None:
+    assert timeline([], []) == ""
+
+
+def test_page_and_terminal_tell_the_same_times(language_model: Any) -> None:
+    facts = gather(language_model.workspace)
+    times = Times.of(facts.spans)
+    assert 0.5 < times.goodput < 1
+    assert times.lost > 0
+    page = render(facts)
+    said = "\n".join(summary(language_model.workspace))
+    assert f"goodput {100 * times.goodput:.1f} %" in page
+    assert f"goodput: {times.goodput:.1%}" in said
+    for kind, took, share, meaning in Spending.of(facts).rows:
+        assert f'<th scope="row">{kind}</th><td class="n">{took}</td>' in page
+        assert meaning in page
+        assert f"{kind} {share}%" in said
+
+
+def test_cost_comes_from_the_price_of_an_hour(make_config: Any, bare: Any) -> None:
+    bare.config = make_config(compute={"price_per_hour": 36.0})
+    bare.workspace.config.write_text(bare.config.to_yaml())
+    bare.attempt(1, last=100, max_steps=200, outcome="failed", failure_class="network")
+    bare.clock += DAY
+    bare.attempt(2, first=100, last=200, max_steps=200)
+    found = Spending.of(gather(bare.workspace))
+    held = found.times.wall - found.times.waiting
+    assert found.metrics()["cost_usd"] == pytest.approx(held / 100)
+    assert f"cost: {held / 100:,.2f} USD at 36.00 USD an hour" in "\n".join(found.lines())
+
+
+def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: Any) -> None:
+    bare.attempt(1, last=40, max_steps=100)
+    for path in sorted(bare.workspace.ledger.iterdir()):
+        if b"attempt_ended" in path.read_bytes():
+            path.unlink()
+    facts = gather(bare.workspace)
+    facts.events = [event for event in facts.events if event.name != "attempt_ended"]
+    bare.clock += DAY
+    bare.begin("report")
+    assert facts.spans[-1].end == facts.events[-1].time
+    assert "no end" in timeline(facts.history.attempts, facts.spans)
+
+
+def test_a_ledger_of_another_version_is_said_and_the_page_written(bare: Any) -> None:
+    bare.attempt(1, last=40, max_steps=100)
+    first = min(bare.workspace.ledger.iterdir())
+    first.write_bytes(first.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
+    facts = gather(bare.workspace)
+    assert "schema version 9" in "".join(facts.unreadable)
+    assert "schema version 9" in render(facts)
+
+
+@pytest.mark.parametrize("price", ["a lot", True])
+def test_a_price_that_is_none_is_not_known(bare: Any, price: object) -> None:
+    facts = gather(bare.workspace)
+    facts.config = {"compute": {"price_per_hour": price}}
+    assert Spending.of(facts).cost.startswith("not known")
+    assert Spending.of(facts).metrics() == {}
+    assert Spending.of(facts).lines() == []

@@ -1,0 +1,234 @@
+"""Where the time went: spans that add up, held against runs that are played step by step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStarted,
+    TrainingStep,
+)
+from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.times import (
+    Times,
+    last_sign_of_life,
+    spans,
+    unrecorded,
+)
+
+STEP, SAVE, START, LEAVE = 1.0, 0.25, 7.0, 0.5
+
+
+def started(attempt, time, resumed=0):
+    return AttemptStarted(
+        time=time,
+        attempt=attempt,
+        world_size=1,
+        micro_batch_size=2,
+        gradient_accumulation_steps=2,
+        resumed_from_step=resumed or None,
+    )
+
+
+def ready(attempt, time, step=0):
+    return TrainingStarted(
+        time=time, attempt=attempt, step=step, max_steps=99, parameters=1, device="", precision=""
+    )
+
+
+def saved(attempt, time, step, seconds=SAVE):
+    return CheckpointSaved(
+        time=time, attempt=attempt, step=step, checkpoint="c", bytes=1, seconds=seconds
+    )
+
+
+def ended(attempt, time, step, outcome="failed"):
+    return AttemptEnded(time=time, attempt=attempt, outcome=outcome, step=step)
+
+
+@dataclass
+class Played:
+    """A run, played step by step; it keeps the books in its own way.
+
+    taken: for each step, the attempt and the seconds of each time that it was taken.
+    """
+
+    save_every: int
+    clock: float = 1000.0
+    history: History = field(default_factory=History)
+    checkpoints: list[int] = field(default_factory=lambda: [0])
+    taken: dict[int, list[float]] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    unusable: float = 0.0
+
+    def spend(self, kind, seconds):
+        self.spent[kind] += seconds
+        self.clock += seconds
+
+    def attempt(self, steps, *, comes_to_its_first_step=True, outcome="failed", damaged=0):
+        """Takes steps from the newest checkpoint but `damaged` ones, then ends."""
+        del self.checkpoints[max(1, len(self.checkpoints) - damaged) :]
+        step = self.checkpoints[-1]
+        number = self.history.next_attempt
+        for later in range(step + 1, max(self.taken, default=0) + 1):
+            self.unusable += sum(self.taken.pop(later, []))
+        one = AttemptHistory(started(number, self.clock, step))
+        self.history.attempts.append(one)
+        self.spend("restarting", START)
+        if comes_to_its_first_step:
+            one.ready = ready(number, self.clock, step)
+            for _ in range(steps):
+                step += 1
+                self.clock += STEP
+                self.taken.setdefault(step, []).append(STEP)
+                if step % self.save_every == 0:
+                    self.spend("checkpointing", SAVE)
+                    one.checkpoints.append(saved(number, self.clock, step))
+                    self.checkpoints.append(step)
+            if outcome == "finished":
+                self.spend("checkpointing", SAVE)
+                one.checkpoints.append(saved(number, self.clock, step + 1))
+                self.spent["useful"] += LEAVE
+            else:
+                self.spent["lost"] += LEAVE
+        else:
+            self.spent["restarting"] += LEAVE
+        self.clock += LEAVE
+        one.ended = ended(number, self.clock, step, outcome)
+
+    def books(self):
+        """Seconds by kind; of a step taken again only the last time counts, if it was kept."""
+        finished = self.history.attempts[-1].ended.outcome == "finished"
+        kept = math.inf if finished else self.checkpoints[-1]
+        useful = sum(sum(times) for step, times in self.taken.items() if step <= kept)
+        gone = sum(sum(times) for step, times in self.taken.items() if step > kept)
+        return self.spent | {
+            "useful": self.spent["useful"] + useful,
+            "lost": self.spent["lost"] + gone + self.unusable,
+        }
+
+
+KINDS = ("useful", "lost", "restarting", "checkpointing", "waiting")
+FAULTS = st.lists(
+    st.tuples(
+        st.integers(0, 25),  # steps that it comes to
+        st.booleans(),
+        st.integers(0, 3),  # newest checkpoints that are damaged
+        st.floats(0, 130),  # wait before the next
+    ),
+    max_size=8,
+)
+
+
+@given(faults=FAULTS, save_every=st.integers(1, 9), finishes=st.booleans())
+def test_a_played_run_is_told_as_it_was(faults, save_every, finishes):
+    run = Played(save_every)
+    for steps, comes, damaged, wait in faults:
+        run.attempt(steps, comes_to_its_first_step=comes, damaged=damaged)
+        run.spend("waiting", wait)
+    run.attempt(12, outcome="finished" if finishes else "failed")
+    times = Times.of(spans(run.history))
+    for kind, seconds in run.books().items():
+        assert getattr(times, kind) == pytest.approx(seconds, abs=1e-6), kind
+    assert times.wall == pytest.approx(run.clock - 1000)
+    assert times.goodput == pytest.approx(times.useful / (run.clock - 1000))
+
+
+MOMENTS = st.floats(0, 1e6)
+ATTEMPTS = st.lists(
+    st.tuples(
+        MOMENTS,
+        st.integers(0, 50),
+        st.one_of(st.none(), MOMENTS),
+        st.lists(st.tuples(MOMENTS, st.integers(1, 60), st.floats(0, 500)), max_size=5),
+        st.one_of(st.none(), st.tuples(MOMENTS, st.integers(0, 60))),
+        st.sampled_from(["finished", "failed", "preempted", "stopped"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(attempts=ATTEMPTS, until=MOMENTS)
+def test_whatever_the_clocks_say_the_spans_follow_each_other_and_add_up(attempts, until):
+    history = History()
+    for number, (start, resumed, first, saves, end, outcome) in enumerate(attempts, 1):
+        history.attempts.append(
+            AttemptHistory(
+                started(number, start, resumed),
+                None if first is None else ready(number, first, resumed),
+                [saved(number, *save) for save in saves],
+                end and ended(number, *end, outcome),
+            )
+        )
+    cut = spans(history, until=until)
+    assert all(span.seconds > 0 for span in cut)
+    assert all(before.end == after.start for before, after in pairwise(cut))
+    times = Times.of(cut)
+    if cut:
+        assert cut[0].start == attempts[0][0]
+        assert times.wall == pytest.approx(cut[-1].end - cut[0].start)
+    assert 0 <= times.goodput <= 1 + 1e-9
+
+
+def test_no_attempt_takes_no_time():
+    assert spans(History()) == []
+    assert Times.of([]).goodput == 0
+
+
+def test_an_attempt_at_work_counts_up_to_its_last_sign_of_life():
+    history = History([AttemptHistory(started(1, 100), ready(1, 110), [saved(1, 130, 20, 5)])])
+    assert Times.of(spans(history)) == Times(useful=15, restarting=10, checkpointing=5)
+    assert Times.of(spans(history, until=150)).useful == 35
+
+
+def test_work_that_was_saved_and_not_recorded_survives_in_part():
+    """The supervisor died after a save at step 30 that its ledger does not know."""
+    history = History(
+        [
+            AttemptHistory(started(1, 0), ready(1, 10), [saved(1, 30, 20, 0)], ended(1, 50, 40)),
+            AttemptHistory(started(2, 60, 30), ready(2, 70), [], ended(2, 90, 50, "finished")),
+        ]
+    )
+    times = Times.of(spans(history))
+    assert times == Times(useful=20 + 10 + 20, lost=10, restarting=20, waiting=10)
+
+
+def test_cost_leaves_out_the_waits():
+    times = Times(useful=3600, lost=1800, restarting=1800, waiting=999_999)
+    assert times.cost(8) == 16
+
+
+def test_what_a_dead_supervisor_left_unrecorded_is_found_among_the_events():
+    attempt = AttemptHistory(started(2, 100, 10), None, [saved(2, 120, 20)])
+    late = saved(2, 130, 30)
+    begun = ready(2, 105)
+    told = [saved(1, 99, 10), begun, saved(2, 120, 20), late, point(2, 140, 37), point(1, 150, 99)]
+    assert unrecorded(attempt, told) == [begun, late]
+    assert last_sign_of_life(attempt, told) == (140, 37)
+    assert last_sign_of_life(attempt, []) == (100, 20)
+
+
+def point(attempt, time, step):
+    return TrainingStep(
+        time=time,
+        attempt=attempt,
+        step=step,
+        epoch=0.1,
+        loss=1.0,
+        learning_rate=1e-3,
+        grad_norm=1.0,
+        tokens=1,
+        tokens_per_second=1.0,
+        gpu_memory_used=0,
+        memory_used=1,
+    )
