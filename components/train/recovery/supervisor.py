@@ -55,6 +55,7 @@ _NEUTRAL = (
     "eval_steps",
     "save_steps",
     "save_total_limit",
+    "save_keep_every",
 )
 
 
@@ -184,7 +185,7 @@ class Supervisor:
         history = self.ledger.history()
         number = history.next_attempt
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.workspace)
+        resume_from, resumed_step = _newest_checkpoint(self.config)
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
@@ -199,6 +200,7 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
+                seconds_between_failures=self._between_failures(history),
                 generation=self.lease.generation,
             )
             # First: from then on the attempt's number is ours, whoever else there is.
@@ -241,6 +243,13 @@ class Supervisor:
         return plan.within(
             limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
         )
+
+    def _between_failures(self, history: History) -> float:
+        from steadytrain.components.train.checkpoint.cadence import expected_between_failures
+
+        failures = sum(bool(item.ended and item.ended.failure_class) for item in history.attempts)
+        prior = self.config.recovery.seconds_between_failures
+        return expected_between_failures(prior, history.seconds, failures)
 
     def _take_up_learned(self, plan: BatchPlan, watch: Watch) -> None:
         """Puts what earlier runs have learned into the ledger, where it changes the plan."""
@@ -319,12 +328,11 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
 
 
-def _newest_checkpoint(workspace: Workspace) -> tuple[str, int | None]:
-    from steadytrain.components.train.checkpoint import newest
-    from steadytrain.components.train.checkpoint.manifest import read_manifest
+def _newest_checkpoint(config: RunConfig) -> tuple[str, int | None]:
+    from steadytrain.components.train.checkpoint import checkpoints_of, newest
 
-    found: Path | None = newest(workspace.checkpoints)
-    return (str(found), read_manifest(found).step) if found else ("", None)
+    found = newest(checkpoints_of(config))
+    return (str(found), found.step) if found else ("", None)
 
 
 def _ended(number: int, step: int, ending: Ending) -> AttemptEnded:

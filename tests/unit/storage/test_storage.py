@@ -79,6 +79,32 @@ def test_files_go_up_and_come_down(storage, tmp_path):
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
 
 
+def test_large_objects_go_up_and_come_down_in_parts(storage):
+    parts = [os.urandom(5 << 20), b"", bytearray(b"x" * 7), memoryview(os.urandom(13 << 20))]
+
+    storage.write_stream("deep/large", parts)
+
+    whole = b"".join(parts)
+    assert storage.read("deep/large") == whole
+    received = list(storage.read_stream("deep/large"))
+    assert b"".join(received) == whole
+    assert len(received) > 1
+    with pytest.raises(FileNotFoundError):
+        list(storage.read_stream("nothing"))
+
+
+def test_a_folder_is_cleared_and_no_other(storage):
+    for name in ("one/a", "one/b/c", "other/a", "beside"):
+        storage.write(name, b"1")
+    assert storage.folders() == ["one", "other"]
+
+    storage.clear("one")
+    storage.clear("nothing")
+
+    assert storage.list() == ["beside", "other/a"]
+    assert storage.folders() == ["other"]
+
+
 def test_below_a_prefix(storage):
     inner = storage.sub("x").sub("y")
     inner.write("name", b"content")

@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.train.attempt import RankError
-from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged
+from steadytrain.components.train.checkpoint import CheckpointDamaged
 from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.recovery.failures import FailureClass, classify
 
