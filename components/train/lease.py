@@ -153,7 +153,9 @@ class Lease:
         """Lets go of the run; the next may take it at once."""
         self._ended.set()
         self._thread.join()
-        self._write(released=True)
+        # Where that cannot be written the lease runs out by itself.
+        with contextlib.suppress(StorageError):
+            self._write(released=True)
 
     def _renew(self) -> None:
         while not self._ended.wait(self.seconds / _RENEWALS):
