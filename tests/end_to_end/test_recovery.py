@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -24,13 +23,13 @@ from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed, load_tensors
-from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
+from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
-from support import limited_rank
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher
+from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     GPT2,
     Bench,
@@ -123,8 +122,11 @@ def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
         run.workspace,
         lambda event: isinstance(event, CheckpointSaved) and next(once, False),
     )
-    outcome = step.run(run.config, run.data, sinks=[killer])
+    watch = Stopwatch()
+    outcome = step.run(run.config, run.data, sinks=[watch, killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    times = assert_times_add_up(run.workspace, watch.seconds)
+    assert min(times.useful, times.lost, times.waiting) > 0
     first_attempt, second = events_of(run.workspace, AttemptStarted)
     assert second.resumed_from_step >= 4
     assert second.micro_batch_size == first_attempt.micro_batch_size
@@ -303,13 +305,6 @@ def long_data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("long"), rows, [], sequence_length=384)
 
 
-def train_within(bench, limit):
-    program = [sys.executable, limited_rank.__file__, str(limit)]
-    launcher = ProcessLauncher(bench.config.compute, program)
-    return Supervisor(bench.config, bench.data, launcher).run()
-
-
-@pytest.mark.slow
 def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench, long_data):
     def run(name, micro, *, limit=0):
         one = bench(
@@ -318,7 +313,8 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench, 
             model={"config": WIDE},
             training={**LARGE_BATCHES, "micro_batch_size": micro},
         )
-        return one.workspace, train_within(one, limit)
+        launcher = ForkedLauncher(ADDRESS_SPACE=str(limit))
+        return one.workspace, train(one, launcher=launcher)
 
     def peak(workspace):
         return int((workspace.attempts / "0001" / "peak").read_text())

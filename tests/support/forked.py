@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import socket
 import sys
@@ -36,18 +38,33 @@ _PRELOAD = [
 
 
 def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
-    """The whole life of a rank; its output goes where a launched rank's goes."""
+    """The whole life of a rank; its output goes where a launched rank's goes.
+
+    ADDRESS_SPACE limits its memory to so many bytes; what it had at most it leaves in FOLDER/peak.
+    """
     import torch
 
     from steadytrain.components.train.loop.main import main
 
     os.environ.update(environment)
     torch.set_num_threads(1)
+    limit = int(environment.get("ADDRESS_SPACE", 0))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     log = AttemptFolder(Path(folder)).log(number)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
-    sys.exit(main(folder))
+    status = main(folder)
+    Path(folder, "peak").write_text(str(peak()))
+    sys.exit(status)
+
+
+def peak() -> int:
+    """Bytes of address space that this process had at most, as the kernel keeps it."""
+    found = re.search(r"VmPeak:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
 
 
 class ForkedLauncher:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.plan.memory import Shape, needed_bytes
 
@@ -11,12 +13,15 @@ def least_memory(parts: Parts) -> int:
 
     0 where the model does not say how it is built.
     """
-    config = getattr(parts.module, "config", None)
-    names = ("hidden_size", "num_hidden_layers", "vocab_size")
-    sizes = [getattr(config, name, None) for name in names]
-    if not all(isinstance(size, int) for size in sizes):
+    config: Any = getattr(parts.module, "config", None)
+    try:
+        shape = Shape(
+            parts.parameters,
+            tokens=parts.sequence_length or config.max_position_embeddings,
+            hidden=config.hidden_size,
+            layers=config.num_hidden_layers,
+            vocabulary=config.vocab_size,
+        )
+    except AttributeError:
         return 0
-    hidden, layers, vocabulary = sizes
-    longest = parts.sequence_length or getattr(config, "max_position_embeddings", 0)
-    shape = Shape(parts.parameters, longest, hidden, layers, vocabulary)
     return needed_bytes(shape, recomputing=True)

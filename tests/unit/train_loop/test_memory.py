@@ -1,0 +1,24 @@
+"""What a training says that it needs at the least, from the model that it has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steadytrain.components.train.loop.memory import least_memory
+from steadytrain.components.train.plan.memory import Shape, needed_bytes
+
+from support.training import GPT2, LLAMA, VOCABULARY
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_it_is_the_formula_of_the_models_own_shape(make_bench, config):
+    parts = make_bench(model={"config": config}, training={"max_steps": 1}).train_here().parts
+    shape = Shape(parts.parameters, tokens=48, hidden=32, layers=2, vocabulary=VOCABULARY)
+    assert least_memory(parts) == needed_bytes(shape, recomputing=True)
+
+
+def test_a_model_that_does_not_say_how_it_is_built_is_not_known(make_bench):
+    parts = make_bench(training={"max_steps": 1}).train_here().parts
+    parts.module = torch.nn.Linear(2, 2)
+    assert least_memory(parts) == 0
