@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,10 +89,17 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 
 
 class CheckpointStore:
-    """The checkpoints of a run, in a folder that one process writes."""
+    """The checkpoints of a run, in a folder that one process writes.
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    Args:
+        fence: called directly before a checkpoint is committed; raises where this
+            process may no longer write to the run.
+    """
+
+    def __init__(
+        self, folder: Path, *, keep: int, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        self.folder, self.keep, self.fence = folder, keep, fence
 
     def path(self, step: int) -> Path:
         return self.folder / f"{_STEP}{step:08d}"
@@ -122,7 +129,7 @@ class CheckpointStore:
         partial = self.folder / f"{_PARTIAL}{_STEP}{step:08d}"
         with _named(partial):
             partial.mkdir()
-            size = _write(partial, step, parts, state, world_size)
+            size = _write(partial, step, parts, state, world_size, self.fence)
             _replace(partial, self.path(step))
             sync_folder(self.folder)
         return size
@@ -145,6 +152,7 @@ def _write(
     parts: Mapping[str, Mapping[str, torch.Tensor]],
     state: Mapping[str, Any],
     world_size: int,
+    fence: Callable[[], None],
 ) -> int:
     from safetensors.torch import save_file
 
@@ -165,6 +173,7 @@ def _write(
     (folder / MANIFEST).write_text(manifest.model_dump_json())
     for path in folder.iterdir():
         sync_file(path)
+    fence()
     (folder / COMMIT).write_text(file_digest(folder / MANIFEST))
     sync_file(folder / COMMIT)
     sync_folder(folder)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,10 @@ class Rank:
         # Late, since torch takes seconds to import, in which a signal must not be lost.
         from steadytrain.components.shared.config import load
         from steadytrain.components.shared.records import DataRecord
+        from steadytrain.components.shared.storage import LocalStorage
         from steadytrain.components.shared.workspace import Workspace
         from steadytrain.components.train.checkpoint.store import CheckpointStore
+        from steadytrain.components.train.lease import Row
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -66,9 +69,12 @@ class Rank:
             skipped_batches=spec.skipped_batches,
         )
         parts.heartbeat = self.heartbeat
+        fence = partial(Row(LocalStorage(workspace.lease)).fence, spec.generation)
         self.training = Training(
             parts,
-            CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
+            CheckpointStore(
+                workspace.checkpoints, keep=config.training.save_total_limit, fence=fence
+            ),
             Reporter(stream, spec.attempt),
             self.requests,
         )
@@ -81,6 +87,7 @@ class Rank:
         outcome = self.training.run()
         parts.beat(FINISHING)
         if self.number == 0:
+            fence()
             self._finish(self.training, outcome, workspace.model)
         # Together, since torchrun ends the others once one rank has left with a status.
         parts.accelerator.wait_for_everyone()
