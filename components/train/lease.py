@@ -172,10 +172,13 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(storage: Storage, *, run_id: str, seconds: float) -> Iterator[Lease]:
+def hold(storage: Storage, *, run_id: str, seconds: float, after: int = 0) -> Iterator[Lease]:
     """Holds a run for this process.
 
     A holder that is known to be dead is succeeded at once, one that is silent after `seconds`.
+
+    Args:
+        after: a generation that the new one must exceed, should the lease's own objects be lost.
 
     Raises:
         RunBusy: a live supervisor holds it; the message says which, where, since when.
@@ -183,7 +186,7 @@ def hold(storage: Storage, *, run_id: str, seconds: float) -> Iterator[Lease]:
         StorageError: storage refused.
     """
     _probe(storage)
-    lease = _take(Row(storage), run_id, seconds)
+    lease = _take(Row(storage), run_id, seconds, after)
     try:
         yield lease
     finally:
@@ -200,7 +203,7 @@ def held(storage: Storage) -> bool:
     return time.time() < holder.until if working is None else working
 
 
-def _take(row: Row, run_id: str, seconds: float) -> Lease:
+def _take(row: Row, run_id: str, seconds: float, after: int) -> Lease:
     pulse, met = Pulse(), None
     mine = Holder.here().model_copy(update={"until": time.time() + seconds})
     while True:
@@ -209,8 +212,9 @@ def _take(row: Row, run_id: str, seconds: float) -> Lease:
         met = met or (last, holder)
         working = holder.working() if holder else None
         if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
-            if _claim(row, last + 1, mine):
-                return Lease(row, last + 1, mine, seconds)
+            generation = max(last, after) + 1
+            if _claim(row, generation, mine):
+                return Lease(row, generation, mine, seconds)
         elif working or (last, holder) != met:
             raise RunBusy(
                 f"run {run_id!r} is trained by {_who(holder)}",
