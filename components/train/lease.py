@@ -30,6 +30,8 @@ from steadytrain.components.train.heartbeat import Pulse
 
 _RENEWALS = 8
 """Renewals in the time of a lease."""
+_LOOKS = 20
+"""Looks of an agent in the time of a lease."""
 _POLL_SECONDS = 0.1
 
 
@@ -117,10 +119,17 @@ class Renewal:
 
     def __init__(self, storage: Storage, generation: int, seconds: float) -> None:
         self.row, self.generation, self.seconds = Row(storage), generation, seconds
-        self.pulse = Pulse()
+        self.pulse, self._due = Pulse(), 0.0
 
     def lapsed(self) -> bool:
-        """Whether nobody renews it any more, or another has taken the run over."""
+        """Whether nobody renews it any more, or another has taken the run over.
+
+        May be asked often: it looks only so often as the lease needs.
+        """
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + self.seconds / _LOOKS
         seen = self.pulse.seen
         # What cannot be read is taken as unchanged.
         with contextlib.suppress(StorageError, OSError):
