@@ -7,6 +7,7 @@ for all attempts of a test session; all else is real: processes, signals, gloo.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import re
@@ -89,7 +90,7 @@ class ForkedLauncher:
         ]
         for rank in self.ranks:
             rank.start()
-        running = ForkedRanks(self.ranks)
+        running = ForkedRanks(self.ranks, folder)
         try:
             yield running
         finally:
@@ -121,8 +122,8 @@ class ForkedLauncher:
 class ForkedRanks:
     """The ranks of one attempt, as the supervisor follows them."""
 
-    def __init__(self, ranks: list[BaseProcess]) -> None:
-        self.ranks, self.order = ranks, list[int]()
+    def __init__(self, ranks: list[BaseProcess], folder: AttemptFolder) -> None:
+        self.ranks, self.folder, self.order = ranks, folder, list[int]()
         self.deadline = float("inf")
 
     def poll(self) -> bool:
@@ -134,6 +135,15 @@ class ForkedRanks:
             for rank in self.ranks:
                 rank.kill()
         return len(self.order) == len(self.ranks)
+
+    def gone(self) -> bool:
+        """As an agent: tells how the ranks ended, where the supervisor reads it."""
+        over = self.poll()
+        if over:
+            statuses = {str(rank): status for rank, status in self.exits().items()}
+            told = {"schema_version": 1, "statuses": statuses}
+            (self.folder.path / "exits.json").write_text(json.dumps(told))
+        return over
 
     def stop(self, grace_seconds: float) -> None:
         self.deadline = min(self.deadline, time.monotonic() + grace_seconds)
