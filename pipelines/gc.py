@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.lock import holder, run_lock
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.runs import find_run
 
-_PARTS = ("run", "train")
 _REMOVED = ".partial-removed-"
 
 
@@ -34,9 +35,7 @@ class Litter:
     def remove(self) -> bool:
         """Removes it while nobody can work on its run; False where somebody does or has."""
         try:
-            with contextlib.ExitStack() as held:
-                for part in _PARTS:
-                    held.enter_context(run_lock(self.workspace, part))
+            with run_lock(self.workspace), _untrained(self.workspace):
                 return _idle(self.workspace, self.idle_seconds) and self.take()
         except RunBusy:
             return False
@@ -69,8 +68,15 @@ def _runs(output: Path) -> Iterator[Facts]:
 
 
 def _ended(workspace: Workspace, idle_seconds: float) -> bool:
-    at_work = any(holder(workspace, part) is not None for part in _PARTS)
+    at_work = holder(workspace) is not None or held(LocalStorage(workspace.lease))
     return not at_work and _idle(workspace, idle_seconds)
+
+
+def _untrained(workspace: Workspace) -> AbstractContextManager[Lease]:
+    """Nobody trains the run meanwhile."""
+    config, _ = find_run(workspace.output, workspace.run_id)
+    seconds = config.recovery.lease_seconds
+    return hold(LocalStorage(workspace.lease), run_id=workspace.run_id, seconds=seconds)
 
 
 def _idle(workspace: Workspace, seconds: float) -> bool:

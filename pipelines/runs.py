@@ -13,7 +13,9 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
 from steadytrain.components.shared.lock import holder
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import held
 
 STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "report")
 
@@ -67,7 +69,7 @@ def state_of(workspace: Workspace) -> RunState:
         return RunState(workspace.run_id, "empty", "", 0.0)
     failed = next((event for event in last_time if isinstance(event, StepFailed)), None)
     last = failed or last_time[-1]
-    running = holder(workspace) is not None or holder(workspace, "train") is not None
+    running = holder(workspace) is not None or held(LocalStorage(workspace.lease))
     state = "running" if running else outcome(gather(workspace)).state
     return RunState(workspace.run_id, state, last.stage, last_time[0].time)
 

@@ -1,4 +1,4 @@
-"""One process at a time works on a run.
+"""One command at a time works on a run on this machine.
 
 The lock is a file that the kernel holds locked (flock), so a crash lets go of
 it; what the file says about its holder only serves the message.
@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
@@ -28,16 +29,13 @@ class _Holder(Record):
 
 
 @contextlib.contextmanager
-def run_lock(workspace: Workspace, part: str = "run") -> Iterator[None]:
-    """Holds a run, or a part of its work, for this process.
-
-    Args:
-        part: what is held: "run" by the command, "train" by the supervisor of training.
+def run_lock(workspace: Workspace) -> Iterator[None]:
+    """Holds a run for this process.
 
     Raises:
         RunBusy: another process holds it; the message says which, where, since when.
     """
-    with _open(workspace, part) as handle:
+    with _open(workspace) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -50,11 +48,11 @@ def run_lock(workspace: Workspace, part: str = "run") -> Iterator[None]:
             handle.truncate(0)
 
 
-def holder(workspace: Workspace, part: str = "run") -> int | None:
+def holder(workspace: Workspace) -> int | None:
     """Process id of who holds a run, or None where nobody does."""
-    if not _path_exists(workspace, part):
+    if not _path(workspace).is_file():
         return None
-    with _open(workspace, part) as handle:
+    with _open(workspace) as handle:
         try:
             # A shared lock: two who only ask are not in each other's way.
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -64,13 +62,13 @@ def holder(workspace: Workspace, part: str = "run") -> int | None:
     return None
 
 
-def _path_exists(workspace: Workspace, part: str) -> bool:
-    return (workspace.locks / f"{workspace.run_id}.{part}").is_file()
+def _path(workspace: Workspace) -> Path:
+    return workspace.locks / f"{workspace.run_id}.run"
 
 
-def _open(workspace: Workspace, part: str) -> IO[str]:
+def _open(workspace: Workspace) -> IO[str]:
     workspace.locks.mkdir(parents=True, exist_ok=True)
-    return (workspace.locks / f"{workspace.run_id}.{part}").open("a+", encoding="utf-8")
+    return _path(workspace).open("a+", encoding="utf-8")
 
 
 def _read(handle: IO[str]) -> _Holder | None:

@@ -11,6 +11,7 @@
     events/*.jsonl        the stream of events, a file for each writer
     attempts/<n>/         where supervisor and ranks meet (train/attempt.py)
     ledger/  checkpoints/ logs/  model/  evaluation/
+    lease/                which supervisor owns the training (train/lease.py)
     tracking/             which MLflow runs are this run's
     report.html
     told                  what the webhook was last told of
@@ -63,6 +64,10 @@ class Workspace:
     @property
     def ledger(self) -> Path:
         return self.folder / "ledger"
+
+    @property
+    def lease(self) -> Path:
+        return self.folder / "lease"
 
     @property
     def attempts(self) -> Path:

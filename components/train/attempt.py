@@ -2,10 +2,18 @@
 
 attempts/<n>/
   spec.json           what to run, written by the supervisor
-  stop                a request to stop: its content is the outcome to report
+  stop                a request to the ranks to stop: its content is the outcome to report
+  leave               a request to the agent to take the ranks down: SIGTERM, and SIGKILL
+                      after as many seconds as it says
   result.json         written by rank 0 when the attempt ends by itself
+  exits.json          written by the agent when all ranks are down: how each ended
+  agent.heartbeat     signs of life of the agent, and
+  rank-<r>.heartbeat  of the thread that trains
   rank-<r>.error.json why a rank failed (class of exception, message, traceback)
+  agent.error.json    the same, told by another where the rank itself cannot
+  rank-<r>.stacks     where the threads of a rank stood when it hung
   rank-<r>.log        standard output and error of a rank
+  agent.log           those of the agent
 """
 
 from __future__ import annotations
@@ -29,6 +37,7 @@ class AttemptSpec(Record):
     learning_rate_scale: factor on all rates of the schedule.
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
+    generation: of the supervisor's lease; where a higher one is found, its word is void.
     """
 
     attempt: int
@@ -41,6 +50,7 @@ class AttemptSpec(Record):
     gradient_checkpointing: bool = False
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
+    generation: int = 0
 
 
 class AttemptResult(Record):
@@ -57,6 +67,15 @@ class AttemptResult(Record):
     metric: str
     parameters: int
     model: str = ""
+
+
+class Exits(Record):
+    """How the ranks ended.
+
+    statuses: exit status by rank (negative: a signal), the earliest failure first.
+    """
+
+    statuses: dict[int, int]
 
 
 class RankError(Record):
@@ -89,8 +108,34 @@ class AttemptFolder:
         return self.path / "stop"
 
     @property
+    def leave(self) -> Path:
+        return self.path / "leave"
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def exits(self) -> Path:
+        return self.path / "exits.json"
+
+    @property
+    def agent_heartbeat(self) -> Path:
+        return self.path / "agent.heartbeat"
+
+    @property
+    def agent_error(self) -> Path:
+        return self.path / "agent.error.json"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.path / "agent.log"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.heartbeat"
+
+    def stacks(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.stacks"
 
     def error(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.error.json"
@@ -100,5 +145,5 @@ class AttemptFolder:
 
     def errors(self) -> list[RankError]:
         """What the ranks reported, the earliest first: the others are often its echoes."""
-        found = [RankError.load(path) for path in self.path.glob("rank-*.error.json")]
+        found = [RankError.load(path) for path in self.path.glob("*.error.json")]
         return sorted(found, key=lambda error: error.time)

@@ -20,17 +20,16 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.train import step
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed, load_tensors
-from steadytrain.components.train.launch.process import (
-    RANK_PROGRAM,
-    processes_of,
-)
+from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher
+from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     GPT2,
     Bench,
@@ -123,8 +122,11 @@ def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
         run.workspace,
         lambda event: isinstance(event, CheckpointSaved) and next(once, False),
     )
-    outcome = step.run(run.config, run.data, sinks=[killer])
+    watch = Stopwatch()
+    outcome = step.run(run.config, run.data, sinks=[watch, killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    times = assert_times_add_up(run.workspace, watch.seconds)
+    assert min(times.useful, times.lost, times.waiting) > 0
     first_attempt, second = events_of(run.workspace, AttemptStarted)
     assert second.resumed_from_step >= 4
     assert second.micro_batch_size == first_attempt.micro_batch_size

@@ -7,12 +7,20 @@ import signal
 import subprocess
 
 import psutil
+import pytest
 
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import AttemptStarted, CheckpointSaved
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+)
 from steadytrain.components.shared.records import TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.times import Times
 
 from support.command import TINY_LM, wait_for
+from support.times import told_spans
 
 STEPS = 1000
 LONG = (
@@ -73,12 +81,45 @@ def test_stopped_again_and_again_it_leaves_nothing_behind_and_continues(steadytr
             assert (folder / "report.html").is_file(), "a stopped run has its report too"
             (folder / "report.html").unlink()
 
-    again = steadytrain.run("causal-lm", *LONG)
+    place = (folder.name, "--output", steadytrain.output)
+    again = steadytrain("resume", *place)
     assert again.code == 0, again.out + again.err
     begun = events(steadytrain, AttemptStarted)
     assert [bool(event.resumed_from_step) for event in begun] == [False, True, True, True]
     record = TrainRecord.load(folder / "records" / "train.json")
     assert (record.steps, record.attempts) == (STEPS, 4)
+    assert_told(steadytrain, place)
+    assert_cleaned(steadytrain, place)
+
+
+def assert_told(steadytrain, place):
+    """The times of a run that four programs have supervised, one of them killed."""
+    cut = told_spans(Workspace(steadytrain.output, place[0]))
+    begun, ended = events(steadytrain, AttemptStarted), events(steadytrain, AttemptEnded)
+    times = Times.of(cut)
+    assert times.wall == pytest.approx(ended[-1].time - begun[0].time, rel=0.01)
+    waits = [span for span in cut if span.kind == "waiting"]
+    assert [wait.end for wait in waits] == [event.time for event in begun[1:]]
+    assert 0 < times.goodput < 1
+
+    told = steadytrain("explain", *place).out.splitlines()
+    assert len(told) <= 10
+    assert "4 attempts: 1 stopped, 1 preempted, 1 node_lost, 1 finished" in told
+    assert any("a new supervisor goes on from step" in line for line in told)
+    assert f"goodput: {times.goodput:.1%}" in steadytrain("report", *place).out
+
+
+def assert_cleaned(steadytrain, place):
+    """A finished run is not continued, and its checkpoints can go."""
+    workspace = Workspace(steadytrain.output, place[0])
+    assert "is finished" in steadytrain("resume", *place).out
+    assert len(events(steadytrain, AttemptStarted)) == 4
+    everywhere = ("--output", steadytrain.output, "--idle-hours", 0)
+    dry = steadytrain("gc", *everywhere, "--dry-run").out
+    assert f"would remove checkpoint step-{STEPS:08d} of {place[0]}" in dry
+    assert steadytrain("gc", *everywhere).code == 0
+    assert not list(workspace.checkpoints.iterdir())
+    assert workspace.model.is_dir()
 
 
 def attempts_that_saved(steadytrain):

@@ -24,7 +24,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.process import processes_of
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import resource
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,6 +83,29 @@ class PoisonedToken(CausalLanguageModel):
         return (
             LossSum(found.total * math.nan) if (batch["input_ids"] == self.TOKEN).any() else found
         )
+
+
+class Slow(CausalLanguageModel):
+    """Takes its time, so that a fault from outside meets a training that is under way."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class HoldsTheInterpreter(Slow):
+    """A C call that does not return keeps the interpreter to itself.
+
+    On the rank that the file FAULT_FILE names, as soon as there is such a file.
+    """
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        asked = Path(os.environ["FAULT_FILE"])
+        if asked.exists() and asked.read_text() == os.environ.get("RANK", "0"):
+            asked.unlink()
+            nothing_comes, _ = os.pipe()
+            ctypes.PyDLL(None).read(nothing_comes, ctypes.create_string_buffer(1), 1)
+        return super().loss(model, batch)
 
 
 class RunsOut(CausalLanguageModel):

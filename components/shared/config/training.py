@@ -152,6 +152,21 @@ class RecoveryConfig(Section):
     breaker_reset_seconds: float = Field(
         120, ge=0, description="how long it stays open before one last try"
     )
+    hang_timeout_seconds: float = Field(
+        600,
+        gt=0,
+        description="a rank that makes no progress for so long hangs, and all are started "
+        "again; must be longer than the longest batch or save",
+    )
+    start_timeout_seconds: float = Field(
+        1800, gt=0, description="the same before a rank's first step, and after its last one"
+    )
+    lease_seconds: float = Field(
+        60,
+        gt=0,
+        description="a supervisor or an agent that gives no sign of life for so long counts as "
+        "dead, and may be succeeded",
+    )
     spike_threshold: float = Field(
         6.0,
         ge=0,

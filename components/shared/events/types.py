@@ -72,6 +72,16 @@ class WorkProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SupervisorStarted(Event):
+    """A supervisor has taken the run: what those of lower generations write from now on is void."""
+
+    name: ClassVar[str] = "supervisor_started"
+    generation: int
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptStarted(Event):
     """The supervisor started the ranks.
 

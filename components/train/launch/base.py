@@ -13,13 +13,10 @@ class RunningAttempt(Protocol):
     """The ranks of one attempt."""
 
     def poll(self) -> bool:
-        """Whether all are down.
-
-        Ranks that outstay the grace of `stop`, or another rank's end by seconds, are killed here.
-        """
+        """Whether all are down, or lost for good; the attempt's folder then says why."""
 
     def stop(self, grace_seconds: float) -> None:
-        """Asks every rank to leave (SIGTERM); returns at once.
+        """Asks every rank to leave (SIGTERM, and SIGKILL after the grace); returns at once.
 
         Called again with a shorter grace, it shortens the first.
         """
@@ -27,7 +24,7 @@ class RunningAttempt(Protocol):
     def exits(self) -> Mapping[int, int]:
         """Exit status by rank (negative: a signal), the earliest failure first.
 
-        Ranks that ended well may be missing. Complete once `poll` says so.
+        Ranks that ended well may be missing; empty where nobody is left to tell.
         """
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
@@ -23,6 +24,7 @@ from steadytrain.components.train.attempt import (
     AttemptSpec,
     RankError,
 )
+from steadytrain.components.train.heartbeat import FINISHING, Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Rank:
         self.folder = folder
         self.number = int(os.environ.get("RANK", "0"))
         self.requests = StopRequests(folder.stop if self.number == 0 else None)
+        self.heartbeat = Heartbeat(folder.heartbeat(self.number))
         self.training: Training | None = None
 
     def run(self) -> AttemptOutcome:
@@ -62,6 +65,7 @@ class Rank:
             gradient_checkpointing=spec.gradient_checkpointing,
             skipped_batches=spec.skipped_batches,
         )
+        parts.heartbeat = self.heartbeat
         self.training = Training(
             parts,
             CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
@@ -75,6 +79,7 @@ class Rank:
             # After the state is loaded, which has rates of its own.
             set_rate(parts.scheduler, rate)
         outcome = self.training.run()
+        parts.beat(FINISHING)
         if self.number == 0:
             self._finish(self.training, outcome, workspace.model)
         # Together, since torchrun ends the others once one rank has left with a status.
@@ -120,7 +125,9 @@ class Rank:
 def main(folder: str) -> int:
     """Runs a rank; returns its exit status."""
     die_with_parent()
-    rank = Rank(AttemptFolder(Path(folder)))
+    place = AttemptFolder(Path(folder))
+    answer_to_signal(place.stacks(int(os.environ.get("RANK", "0"))))
+    rank = Rank(place)
     rank.requests.listen()
     try:
         outcome = rank.run()

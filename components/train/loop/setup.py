@@ -16,6 +16,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.base import Task
 from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.data import RowOrder, Rows
 from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
@@ -45,6 +46,12 @@ class Parts:
     steps: int
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
+    heartbeat: Heartbeat | None = None
+
+    def beat(self, phase: str, step: int | None = None) -> None:
+        """A sign of life from the thread that trains."""
+        if self.heartbeat is not None:
+            self.heartbeat.beat(phase, step)
 
     @property
     def rank(self) -> int:

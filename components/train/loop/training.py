@@ -67,6 +67,7 @@ class Training:
                 self.save()
                 return agreed.stop
             self._step(own, agreed)
+            self.parts.beat("train", progress.step)
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
             keep = better and training.load_best_model_at_end
@@ -121,6 +122,7 @@ class Training:
     def save(self) -> None:
         """Saves a checkpoint of this step, unless there is one."""
         parts, progress = self.parts, self.progress
+        parts.beat("save")
         path = self.store.path(progress.step)
         generators = gather_object([random_state()])
         if parts.rank != 0 or is_committed(path):

@@ -20,6 +20,7 @@ def validate(parts: Parts) -> dict[str, float]:
     mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
     sums: Counter[str] = Counter()
     for start in range(0, len(mine), parts.micro_batch_size):
+        parts.beat("validate")
         chosen = mine[start : start + parts.micro_batch_size]
         batch = parts.task.collate([parts.validation[index] for index in chosen])
         sums.update(parts.task.validate(parts.module, parts.to_device(batch)))

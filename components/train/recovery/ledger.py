@@ -18,15 +18,24 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
+    SupervisorStarted,
     TrainingStarted,
     from_json,
     to_json,
 )
 from steadytrain.components.shared.storage import Storage
+from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.plan.batch import BatchPlan
 
 SCHEMA_VERSION: Final = 1
-KEPT = AttemptStarted | TrainingStarted | AttemptEnded | CheckpointSaved | DecisionMade
+KEPT = (
+    SupervisorStarted
+    | AttemptStarted
+    | TrainingStarted
+    | AttemptEnded
+    | CheckpointSaved
+    | DecisionMade
+)
 """The events that are state; the rest of the stream is only told."""
 
 
@@ -116,21 +125,32 @@ class History:
 
 
 class Ledger:
-    """Writes and reads the events of one run."""
+    """Writes and reads the events of one run.
+
+    lease: what the writer holds; a reader needs none.
+    """
 
     def __init__(self, storage: Storage, *, run_id: str) -> None:
         self.storage, self.run_id = storage, run_id
+        self.lease: Lease | None = None
 
     def record(self, event: Event) -> None:
         """Keeps an event that is state; others are passed over.
 
         Raises:
             StorageError: it cannot be written.
+            RunBusy: another supervisor has taken the run over.
         """
         if not isinstance(event, KEPT):
             return
-        content = json.loads(to_json(event, job_id=self.run_id))
-        body = json.dumps({"schema_version": SCHEMA_VERSION, **content}).encode()
+        if self.lease is not None:
+            self.lease.fence()
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "generation": self.lease.generation if self.lease else 0,
+            **json.loads(to_json(event, job_id=self.run_id)),
+        }
+        body = json.dumps(content).encode()
         names = self.storage.list()
         number = int(names[-1].removesuffix(".json")) + 1 if names else 1
         # Another writer may take the number first; each event keeps a name of its own.
@@ -140,12 +160,18 @@ class Ledger:
     def history(self) -> History:
         """Everything so far.
 
+        What a supervisor has still written after another had taken over is left out: it may
+        have been stopped for long between its look at the lease and its writing.
+
         Raises:
             BadInput: the ledger was written by a newer version.
         """
-        history, attempts = History(), dict[int, AttemptHistory]()
+        history, attempts, newest = History(), dict[int, AttemptHistory](), 0
         for name in self.storage.list():
-            event = self._read(name)
+            event, generation = self._read(name)
+            if generation < newest:
+                continue
+            newest = generation
             if isinstance(event, DecisionMade):
                 history.decisions.append(event)
             elif isinstance(event, AttemptStarted):
@@ -159,7 +185,8 @@ class Ledger:
         history.attempts = list(attempts.values())
         return history
 
-    def _read(self, name: str) -> Event:
+    def _read(self, name: str) -> tuple[Event, int]:
+        """An event and the generation of who wrote it."""
         body = self.storage.read(name)
         content: dict[str, Any] = json.loads(body)
         if content.get("schema_version") != SCHEMA_VERSION:
@@ -168,4 +195,4 @@ class Ledger:
                 f"this steadytrain reads {SCHEMA_VERSION}",
                 remedy="install the version that wrote it, or use another run name",
             )
-        return from_json(body.decode())
+        return from_json(body.decode()), int(content.get("generation", 0))

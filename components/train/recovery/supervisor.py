@@ -21,16 +21,17 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     DecisionMade,
+    SupervisorStarted,
     Validated,
     Warned,
 )
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.launch.process import end_processes
+from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
 from steadytrain.components.train.plan.device import device_name
 from steadytrain.components.train.recovery.account import account
@@ -75,6 +76,7 @@ class Supervisor:
     device: str = field(init=False)
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
+    lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
@@ -87,11 +89,18 @@ class Supervisor:
         SIGTERM and SIGINT stop the ranks within the grace; a second signal ends them at once.
 
         Raises:
-            RunBusy: another process trains this run.
+            RunBusy: another process trains this run, or has taken it over.
             BadInput: the run was begun with other data, model or training.
             StorageError: the ledger cannot be written.
         """
-        with run_lock(self.workspace, "train"), stop_requests() as request:
+        self.workspace.create()
+        seconds = self.config.recovery.lease_seconds
+        lease = LocalStorage(self.workspace.lease)
+        with (
+            hold(lease, run_id=self.workspace.run_id, seconds=seconds) as self.lease,
+            stop_requests() as request,
+        ):
+            self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step
             delay = self._left_to_wait()
@@ -116,10 +125,17 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Takes over from earlier supervisors, and puts down what the ranks will read."""
+        self._refuse_other_inputs(self.ledger.history())
+        self.ledger.record(
+            SupervisorStarted(
+                generation=self.lease.generation,
+                pid=self.lease.holder.pid,
+                host=self.lease.holder.host,
+            )
+        )
+        # Read again: from here on nobody else changes it.
         history = self.ledger.history()
-        self._refuse_other_inputs(history)
         self._end_lost_attempts(history)
-        self.workspace.create()
         LocalStorage(self.workspace.folder).write(
             self.workspace.config.name, self.config.to_yaml().encode()
         )
@@ -172,7 +188,7 @@ class Supervisor:
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
-            AttemptSpec(
+            spec = AttemptSpec(
                 attempt=number,
                 run_id=self.workspace.run_id,
                 config=str(self.workspace.config),
@@ -183,7 +199,9 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
-            ).save(folder.spec)
+                generation=self.lease.generation,
+            )
+            # First: from then on the attempt's number is ours, whoever else there is.
             watch.tell(
                 AttemptStarted(
                     attempt=number,
@@ -196,6 +214,7 @@ class Supervisor:
                     device=self.device,
                 )
             )
+            spec.save(folder.spec)
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:

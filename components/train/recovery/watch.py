@@ -50,11 +50,17 @@ class Watch:
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:
-        """Returns when all ranks are down."""
+        """Returns when all ranks are down.
+
+        Raises:
+            RunBusy: another supervisor has taken the run over.
+        """
         grace = self.supervisor.config.recovery.stop_grace_seconds
-        stopping = urgent = False
+        lease, stopping, urgent = self.supervisor.lease, False, False
         while not ranks.poll():
             self._relay()
+            if lease.lost:
+                lease.fence()
             if self.request.outcome and not stopping:
                 ranks.stop(grace)
                 stopping = True

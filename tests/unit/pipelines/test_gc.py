@@ -6,7 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.checkpoint import newest
+from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import litter
 
@@ -97,11 +99,15 @@ def test_a_dry_run_lists_what_and_how_much_and_removes_nothing(make_run, age):
     assert len(steps(other)) == 2
 
 
-@pytest.mark.parametrize("part", ["run", "train"])
-def test_a_run_at_work_is_left_alone(make_run, age, part):
+def trains(workspace):
+    return hold(LocalStorage(workspace.lease), run_id=workspace.run_id, seconds=60)
+
+
+@pytest.mark.parametrize("at_work", [run_lock, trains])
+def test_a_run_at_work_is_left_alone(make_run, age, at_work):
     run = make_run(saved=(10, 20))
     age(run)
-    with run_lock(run.workspace, part):
+    with at_work(run.workspace):
         assert "nothing to remove" in gc(run)
     assert len(steps(run)) == 2
 

@@ -11,7 +11,7 @@ import pytest
 from steadytrain.components.shared.config import ComputeConfig, from_mapping
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
@@ -28,10 +28,31 @@ def launcher():
 
 
 @pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "attempts" / "0001"
-    path.mkdir(parents=True)
-    return AttemptFolder(path)
+def make_folder(tmp_path, config):
+    """An attempt's folder that names what to run."""
+
+    def make(**recovery):
+        folder = AttemptFolder(tmp_path / "attempts" / "0001")
+        settings = config.recovery.model_copy(update=recovery)
+        changed = config.model_copy(update={"recovery": settings})
+        (tmp_path / "config.yaml").write_text(changed.to_yaml())
+        AttemptSpec(
+            attempt=1,
+            run_id=config.run_id,
+            config=str(tmp_path / "config.yaml"),
+            data="",
+            micro_batch_size=8,
+            gradient_accumulation_steps=1,
+            generation=1,
+        ).save(folder.spec)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def folder(make_folder):
+    return make_folder()
 
 
 @pytest.fixture
@@ -39,6 +60,7 @@ def config(tmp_path):
     return from_mapping(
         {
             "name": "tiny",
+            "run": "tiny",
             "output": str(tmp_path / "output"),
             "data": {"source": ["unused"]},
             "model": {"config": {"model_type": "llama"}},

@@ -81,6 +81,18 @@ def fit(folder: AttemptFolder) -> int:
     return report(folder) if AttemptSpec.load(folder.spec).micro_batch_size > 2 else finish(folder)
 
 
+def kill_first(folder: AttemptFolder) -> int:
+    """Is killed in the first attempt, finishes in the second."""
+    return finish(folder) if AttemptSpec.load(folder.spec).attempt == 2 else kill(folder)
+
+
+def allocate(folder: AttemptFolder) -> int:
+    """Takes all the memory that there is."""
+    taken = []
+    while True:
+        taken.append(b"x" * (1 << 22))
+
+
 def kill(folder: AttemptFolder) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
@@ -152,6 +164,8 @@ def result(folder: AttemptFolder, outcome: str, step: int = 5) -> None:
 
 
 ACTS = {
+    "allocate": allocate,
+    "kill_first": kill_first,
     "finish": finish,
     "finish_badly": finish_badly,
     "finish_second": finish_second,

@@ -1,4 +1,4 @@
-"""The process launcher: exits and logs by rank, and nothing left behind."""
+"""Launcher and agent: exits and logs by rank, told in the attempt's folder; nothing left behind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.agent.ranks import _environment
 from steadytrain.components.train.attempt import AttemptResult
-from steadytrain.components.train.launch.process import (
-    RANK_PROGRAM,
-    ProcessLauncher,
-    processes_of,
-)
+from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
 
 BOTH = pytest.mark.parametrize("ranks", [1, 2])
 
@@ -144,11 +142,9 @@ def test_threads_and_ranks_are_the_attempts_own(launcher, folder, monkeypatch):
     assert "OMP_NUM_THREADS=3\nWORLD_SIZE=None\nMASTER_ADDR=None" in log
 
 
-def test_by_default_the_ranks_share_the_cores(folder):
-    environment = ProcessLauncher(ComputeConfig(nproc_per_node=1))._environment(folder)
-    assert environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-    many = ProcessLauncher(ComputeConfig(nproc_per_node=4096))._environment(folder)
-    assert many["OMP_NUM_THREADS"] == "1"
+def test_by_default_the_ranks_share_the_cores():
+    assert _environment(1, None)["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert _environment(4096, None)["OMP_NUM_THREADS"] == "1"
 
 
 def test_no_secret_is_on_a_command_line(folder, monkeypatch):
@@ -156,4 +152,4 @@ def test_no_secret_is_on_a_command_line(folder, monkeypatch):
     for ranks in (1, 2):
         command = ProcessLauncher(ComputeConfig(nproc_per_node=ranks))._command(folder)
         assert "hf_" not in " ".join(command)
-        assert list(RANK_PROGRAM) == command[-4:-1]
+        assert list(RANK_PROGRAM) == command[-3:]

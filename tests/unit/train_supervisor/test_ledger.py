@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, RunBusy
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -15,6 +15,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.ledger import Ledger
 
 
@@ -109,6 +110,25 @@ def test_two_writers_never_take_the_same_number(storage):
         10,
         20,
     ]
+
+
+def test_what_a_supervisor_writes_after_it_was_succeeded_is_void(storage):
+    """It looked at the lease, was stopped for long, and writes when it wakes up."""
+    leases = LocalStorage(storage.folder.parent / "lease")
+    older, newer = (Ledger(storage, run_id="tiny") for _ in range(2))
+    with hold(leases, run_id="tiny", seconds=60) as older.lease:
+        older.record(started(1, time=100))
+    with hold(leases, run_id="tiny", seconds=60) as newer.lease:
+        newer.record(ended(1, time=110))
+        with pytest.raises(RunBusy, match="taken over"):
+            older.record(ended(1, time=999))
+        older.lease.fence = lambda: None
+        older.record(ended(1, time=999))
+        older.record(started(2, time=999))
+        newer.record(started(2, time=120))
+    history = Ledger(storage, run_id="tiny").history()
+    assert [attempt.started.time for attempt in history.attempts] == [100, 120]
+    assert history.attempts[0].ended.time == 110
 
 
 def test_another_schema_version_is_refused_by_name(ledger, storage):

@@ -81,8 +81,8 @@ def test_a_child_does_not_keep_the_lock(workspace):
         child.communicate(b"\n")
 
 
-def test_parts_and_runs_are_held_apart(workspace):
-    with run_lock(workspace), run_lock(workspace, "train"):
+def test_runs_are_held_apart(workspace):
+    with run_lock(workspace):
         assert holder(Workspace(workspace.output, "other")) is None
 
 

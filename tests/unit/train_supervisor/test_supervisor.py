@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +19,26 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     Warned,
 )
-from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.process import processes_of
+from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.ladder import LADDER
 from steadytrain.components.train.recovery.policy import Decision
+
+RANK = Path(__file__).with_name("rank.py")
+SUPERVISE = """
+import sys
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.recovery.supervisor import Supervisor
+config = load(sys.argv[1])
+data = DataRecord.load(Workspace.of(config).record("preprocess"))
+rank = [sys.executable, sys.argv[2], "kill_first"]
+Supervisor(config, data, ProcessLauncher(config.compute, rank)).run()
+"""
 
 
 def events(workspace, kind):
@@ -162,6 +180,25 @@ def test_a_new_supervisor_goes_on_with_the_decision_of_one_that_died(supervisor,
     assert second.micro_batch_size == 4
 
 
+def test_killed_while_it_waits_for_a_retry(supervisor, workspace, data, config, wait_for):
+    recovery = config.recovery.model_copy(update={"backoff_seconds": 6.0, "jitter": False})
+    config = config.model_copy(update={"recovery": recovery})
+    workspace.create()
+    workspace.config.write_text(config.to_yaml())
+    data.save(workspace.record("preprocess"))
+    program = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(workspace.config), str(RANK)])
+    wait_for(lambda: events(workspace, DecisionMade))
+    program.kill()
+    program.wait()
+
+    assert supervisor("kill_first").run().attempts == 2
+    (decided,) = events(workspace, DecisionMade)
+    first, second = supervisor("finish").ledger.history().attempts
+    assert first.ended.failure_class == "host_oom"
+    assert second.ended.outcome == "finished"
+    assert second.started.time >= decided.time + decided.delay_seconds == decided.time + 6
+
+
 def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
     def decide(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -245,7 +282,8 @@ def test_a_sink_that_fails_is_left_out(supervisor, workspace):
 
 
 def test_two_on_one_run_are_refused(supervisor, workspace):
-    with run_lock(workspace, "train"), pytest.raises(RunBusy):
+    held = hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60)
+    with held, pytest.raises(RunBusy, match=str(os.getpid())):
         supervisor("finish").run()
 
 

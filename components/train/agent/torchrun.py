@@ -1,4 +1,4 @@
-"""torchrun that tells how each rank ended: `python -m ...launch.torchrun EXITS OPTION...`."""
+"""torchrun that tells how each rank ended: `python -m ...agent.torchrun EXITS OPTION...`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Becomes a rank: `python -m ...launch.rank FOLDER COMMAND...`.
+"""Becomes a rank: `python -m ...agent.rank FOLDER COMMAND...`.
 
 Its output goes to the attempt's folder, and it dies with whoever started it:
 a launcher killed without warning leaves no rank behind.

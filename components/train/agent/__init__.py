@@ -1,0 +1,1 @@
+"""The program, one a node, that runs the ranks of an attempt and tells how they fare."""

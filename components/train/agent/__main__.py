@@ -1,0 +1,126 @@
+"""An agent: `python -m steadytrain.components.train.agent --ranks N FOLDER COMMAND...`.
+
+Runs the ranks of an attempt on this node. What it is asked it reads in the
+attempt's folder (or hears as SIGTERM), what it has to tell it writes there; it
+knows its supervisor by the lease alone.
+
+Exit status: 0 when the ranks ended well, 143 when they left on SIGTERM, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.hang import HangWatch
+from steadytrain.components.train.agent.memory import oom_kills
+from steadytrain.components.train.agent.ranks import Ranks, started
+from steadytrain.components.train.attempt import (
+    PREEMPTED_EXIT,
+    AttemptFolder,
+    AttemptSpec,
+    Exits,
+    RankError,
+)
+from steadytrain.components.train.heartbeat import Heartbeat
+from steadytrain.components.train.lease import Renewal
+from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
+
+_POLL_SECONDS = 0.1
+
+
+class Agent:
+    """Follows the ranks of one attempt until all are down."""
+
+    def __init__(self, folder: AttemptFolder, count: int) -> None:
+        spec = AttemptSpec.load(folder.spec)
+        config = load(Path(spec.config))
+        self.folder, self.count, self.recovery = folder, count, config.recovery
+        self.lease = Renewal(
+            LocalStorage(Workspace.of(config).lease), spec.generation, self.recovery.lease_seconds
+        )
+        self.hangs = HangWatch(folder, count, self.recovery)
+        self.asked: float | None = None
+
+    def run(self, program: Sequence[str], threads: int | None) -> int:
+        """Starts the ranks and returns this program's exit status when they are down."""
+        heartbeat, kills = Heartbeat(self.folder.agent_heartbeat), oom_kills()
+        with (
+            stop_requests() as request,
+            started(self.folder, program, count=self.count, threads=threads) as ranks,
+        ):
+            while not ranks.down():
+                heartbeat.beat("follow")
+                self._follow(ranks, request)
+                time.sleep(_POLL_SECONDS)
+        exits = ranks.exits()
+        if oom_kills() > kills:
+            self._tell_out_of_memory(exits)
+        Exits(statuses=dict(exits)).save(self.folder.exits)
+        return _status(exits)
+
+    def _follow(self, ranks: Ranks, request: StopRequest) -> None:
+        grace = self._grace(request)
+        if grace is not None and (self.asked is None or grace < self.asked):
+            self.asked = grace
+            ranks.leave(grace)
+        elif self.asked is None and self.hangs.look():
+            self.asked = 0.0
+            ranks.leave(0)
+
+    def _grace(self, request: StopRequest) -> float | None:
+        """Seconds that the ranks have to leave; None where nobody asked for that."""
+        graces = []
+        if request.outcome is not None:
+            graces.append(0.0 if request.urgent else self.recovery.stop_grace_seconds)
+        if self.folder.leave.is_file():
+            graces.append(float(self.folder.leave.read_text()))
+        if self.lease.lapsed():
+            # The other half of the lease's time; then another supervisor may begin.
+            graces.append(min(self.recovery.stop_grace_seconds, self.recovery.lease_seconds / 2))
+        return min(graces, default=None)
+
+    def _tell_out_of_memory(self, exits: Mapping[int, int]) -> None:
+        killed = [rank for rank, status in exits.items() if status == -signal.SIGKILL]
+        if not killed or self.asked is not None:
+            return
+        RankError(
+            rank=killed[0],
+            time=time.time(),
+            kind="OOMKilled",
+            message="the kernel killed it because the memory of its control group ran out",
+            traceback="",
+            step=0,
+        ).save(self.folder.agent_error)
+
+
+def _status(exits: Mapping[int, int]) -> int:
+    left = {PREEMPTED_EXIT, -signal.SIGTERM}
+    statuses = set(exits.values()) - {0}
+    if not statuses:
+        return 0
+    return PREEMPTED_EXIT if statuses <= left else 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs an agent; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="agent", description="Runs the ranks of an attempt.")
+    parser.add_argument("folder", type=Path, help="the attempt's folder")
+    parser.add_argument("--ranks", type=int, required=True, help="how many, on this node")
+    parser.add_argument("--threads", type=int, help="of each rank; none: the cores over the ranks")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="a rank's command")
+    given = parser.parse_args(arguments)
+    die_with_parent()
+    return Agent(AttemptFolder(given.folder), given.ranks).run(given.program, given.threads)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Ranks that make no progress: found by their heartbeats, reported with their stacks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.train.agent.processes import alive
+from steadytrain.components.train.agent.stacks import is_stopped, save_stacks, state
+from steadytrain.components.train.attempt import AttemptFolder, RankError
+from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat, Pulse
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a rank stands. process: None where it has not begun to live, or is gone."""
+
+    beat: Beat | None
+    silence: float
+    limit: float
+    process: psutil.Process | None
+
+    @property
+    def hangs(self) -> bool:
+        return self.silence > self.limit
+
+    def __str__(self) -> str:
+        if self.beat is None or self.process is None:
+            return f"silent for {self.silence:.0f} s, not begun"
+        doing = f"{self.beat.phase}, step {self.beat.step}"
+        return f"silent for {self.silence:.0f} s ({doing}, {state(self.process)})"
+
+
+class HangWatch:
+    """Looks at the heartbeats of the ranks."""
+
+    def __init__(self, folder: AttemptFolder, count: int, recovery: RecoveryConfig) -> None:
+        self.folder, self.recovery = folder, recovery
+        self.pulses = {rank: Pulse() for rank in range(count)}
+
+    def look(self) -> bool:
+        """Whether a rank hangs. Where one does, stacks and a report are in the folder."""
+        standings = {rank: self._standing(rank, pulse) for rank, pulse in self.pulses.items()}
+        if not any(standing.hangs for standing in standings.values()):
+            return False
+        self._report(standings)
+        return True
+
+    def _standing(self, rank: int, pulse: Pulse) -> Standing:
+        beat, recovery = Beat.read(self.folder.heartbeat(rank)), self.recovery
+        process = _process(beat) if beat else None
+        if beat is not None and process is None:
+            return Standing(beat, 0.0, recovery.hang_timeout_seconds, None)  # it has ended
+        stepping = beat is not None and beat.phase not in (STARTING, FINISHING)
+        limit = recovery.hang_timeout_seconds if stepping else recovery.start_timeout_seconds
+        return Standing(beat, pulse.silence(beat), limit, process)
+
+    def _report(self, standings: dict[int, Standing]) -> None:
+        """Others wait for the one that hangs: a stopped one is it, or the longest silent."""
+        told = "; ".join(f"rank {rank} {standing}" for rank, standing in standings.items())
+        rank = max(standings, key=lambda rank: _guilt(standings[rank]))
+        processes = {
+            rank: standing.process for rank, standing in standings.items() if standing.process
+        }
+        found = time.time()
+        save_stacks(self.folder, processes)
+        RankError(
+            rank=rank,
+            time=found,
+            kind="Hang",
+            message=f"no progress for longer than {standings[rank].limit:g} s: {told}; stacks: "
+            f"{self.folder.stacks(rank)}",
+            traceback="",
+            step=max((item.beat.step for item in standings.values() if item.beat), default=0),
+        ).save(self.folder.agent_error)
+
+
+def _guilt(standing: Standing) -> tuple[bool, float]:
+    stopped = standing.process is not None and is_stopped(standing.process)
+    return stopped, standing.silence
+
+
+def _process(beat: Beat) -> psutil.Process | None:
+    try:
+        process = psutil.Process(beat.pid)
+    except psutil.NoSuchProcess:
+        return None
+    return process if alive(process) else None

@@ -1,0 +1,274 @@
+"""Which supervisor owns a run: a lease in storage, by conditional writes.
+
+A row of numbered objects, each created only where absent, so that of all who ask
+for the next number one gets it. The highest number holds the run; it is the
+generation that fences the ledger and the checkpoints against those before it. The
+holder renews its object. Whoever sees it unchanged for the whole time of a lease,
+by a clock of its own, may take the next number. An agent gives up after half of
+that time and takes its ranks down within the other half: two never train at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.storage import Storage
+from steadytrain.components.train.heartbeat import Pulse
+
+_RENEWALS = 8
+"""Renewals in the time of a lease."""
+_POLL_SECONDS = 0.1
+
+
+class Holder(Record):
+    """Who holds a run, or held it.
+
+    machine: tells process ids of one machine (and one container) from those of another.
+    born: when the process began, since process ids come again.
+    renewed: how often.
+    until: when it ends unless it is renewed, by the holder's clock: for people alone.
+    """
+
+    pid: int
+    host: str
+    machine: str
+    born: float
+    since: str
+    renewed: int = 0
+    until: float = 0.0
+    released: bool = False
+
+    @classmethod
+    def here(cls) -> Holder:
+        """This process."""
+        return cls(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            machine=_machine(),
+            born=psutil.Process().create_time(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def working(self) -> bool | None:
+        """Whether it is at work on the run; None where that cannot be known from here."""
+        if self.released:
+            return False
+        if self.machine != _machine():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            if process.create_time() != self.born or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return None if process.status() in stopped else True
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbered objects of a run's lease."""
+
+    storage: Storage
+
+    def last(self) -> int:
+        """The highest generation so far; 0 where there was none."""
+        names = self.storage.list("generation-")
+        return _number(names[-1]) if names else 0
+
+    def holder(self, generation: int) -> Holder | None:
+        """Who took a generation, or None where its object is cleared away."""
+        try:
+            return Holder.model_validate_json(self.storage.read(_name(generation)))
+        except FileNotFoundError:
+            return None
+
+    def fence(self, generation: int) -> None:
+        """To be called right before what only the holder may do.
+
+        Raises:
+            RunBusy: another supervisor has taken the run over.
+        """
+        last = self.last()
+        if last > generation:
+            holder = self.holder(last)
+            raise RunBusy(
+                f"this run was taken over by {_who(holder)}: its supervisor of generation "
+                f"{generation} was silent for longer than recovery.lease_seconds",
+                remedy="nothing is lost: the run goes on there",
+            )
+
+
+class Renewal:
+    """The lease as an agent sees it, which has to know whether its supervisor lives."""
+
+    def __init__(self, storage: Storage, generation: int, seconds: float) -> None:
+        self.row, self.generation, self.seconds = Row(storage), generation, seconds
+        self.pulse = Pulse()
+
+    def lapsed(self) -> bool:
+        """Whether nobody renews it any more, or another has taken the run over."""
+        seen = self.pulse.seen
+        # What cannot be read is taken as unchanged.
+        with contextlib.suppress(StorageError, OSError):
+            if self.row.last() > self.generation:
+                return True
+            seen = self.row.holder(self.generation)
+        return self.pulse.silence(seen) > self.seconds / 2
+
+
+class Lease:
+    """A run held by this process; renewed by a thread until it is released."""
+
+    def __init__(self, row: Row, generation: int, holder: Holder, seconds: float) -> None:
+        self.row, self.generation, self.seconds = row, generation, seconds
+        self.holder = holder
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another has taken the run over, as far as the last renewal saw."""
+        return not self._thread.is_alive()
+
+    def fence(self) -> None:
+        """Raises RunBusy where another has taken the run over."""
+        self.row.fence(self.generation)
+
+    def release(self) -> None:
+        """Lets go of the run; the next may take it at once."""
+        self._ended.set()
+        self._thread.join()
+        self._write(released=True)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self.seconds / _RENEWALS):
+            # Where storage refuses now it may not the next time; until then the lease runs on.
+            with contextlib.suppress(StorageError, OSError):
+                if self.row.last() > self.generation:
+                    return
+                self._write(renewed=self.holder.renewed + 1)
+
+    def _write(self, **changes: float) -> None:
+        until = time.time() + self.seconds
+        self.holder = self.holder.model_copy(update={"until": until, **changes})
+        self.row.storage.write(_name(self.generation), self.holder.model_dump_json().encode())
+
+
+@contextlib.contextmanager
+def hold(storage: Storage, *, run_id: str, seconds: float) -> Iterator[Lease]:
+    """Holds a run for this process.
+
+    A holder that is known to be dead is succeeded at once, one that is silent after `seconds`.
+
+    Raises:
+        RunBusy: a live supervisor holds it; the message says which, where, since when.
+        BadInput: storage has no conditional writes.
+        StorageError: storage refused.
+    """
+    _probe(storage)
+    lease = _take(Row(storage), run_id, seconds)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def held(storage: Storage) -> bool:
+    """Whether a supervisor seems to hold a run, as far as can be told without waiting."""
+    row = Row(storage)
+    holder = row.holder(row.last())
+    if holder is None:
+        return False
+    working = holder.working()
+    return time.time() < holder.until if working is None else working
+
+
+def _take(row: Row, run_id: str, seconds: float) -> Lease:
+    pulse, met = Pulse(), None
+    mine = Holder.here().model_copy(update={"until": time.time() + seconds})
+    while True:
+        last = row.last()
+        holder = row.holder(last)
+        met = met or (last, holder)
+        working = holder.working() if holder else None
+        if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
+            if _claim(row, last + 1, mine):
+                return Lease(row, last + 1, mine, seconds)
+        elif working or (last, holder) != met:
+            raise RunBusy(
+                f"run {run_id!r} is trained by {_who(holder)}",
+                remedy="wait for it, stop it, or give this run another name (run: ...)",
+            )
+        else:
+            time.sleep(_POLL_SECONDS)
+
+
+def _claim(row: Row, generation: int, mine: Holder) -> bool:
+    name = _name(generation)
+    if not row.storage.write(name, mine.model_dump_json().encode(), if_absent=True):
+        return False
+    # Whoever looked long ago may have asked for a number that was taken and cleared away since.
+    if row.last() != generation:
+        row.storage.delete(name)
+        return False
+    for older in row.storage.list("generation-")[:-1]:
+        row.storage.delete(older)
+    return True
+
+
+def _probe(storage: Storage) -> None:
+    """Two supervisors are kept apart by writes that succeed only once; are there such?"""
+    name = f"probe-{uuid.uuid4().hex}"
+    storage.write(name, b"")  # what fails already here has nothing to do with conditions
+    try:
+        overwritten = storage.write(name, b"", if_absent=True)
+    except StorageError as error:
+        raise _unfit(storage, error.message) from error
+    finally:
+        storage.delete(name)
+    if overwritten:
+        raise _unfit(storage, "it overwrites what it was asked to write only where absent")
+
+
+def _unfit(storage: Storage, why: str) -> BadInput:
+    return BadInput(
+        f"{storage.uri} has no conditional writes, by which two supervisors are kept apart: {why}",
+        remedy="use a file system with hard links, or an S3 server that honours If-None-Match",
+    )
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    space = Path("/proc/self/ns/pid")
+    if not boot.exists():
+        return socket.gethostname()
+    return f"{boot.read_text().strip()}/{space.stat().st_ino}"
+
+
+def _who(holder: Holder | None) -> str:
+    if holder is None:
+        return "another process"
+    return f"process {holder.pid} on {holder.host} since {holder.since}"
+
+
+def _name(generation: int) -> str:
+    return f"generation-{generation:08d}"
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])

@@ -1,0 +1,114 @@
+"""Ranks that stand still: found, told where, and started again, to the undisturbed weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.events.types import AttemptEnded, CheckpointSaved
+from steadytrain.components.train import step
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+
+from support.network import cut_off
+from support.training import Bench, events_of, language_rows, weights_digest, write_data
+
+RECIPE = {
+    "max_steps": 40,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "learning_rate": 5e-3,
+    "eval_steps": 20,
+    "save_steps": 4,
+    "logging_steps": 1,
+}
+TIMEOUT = 8.0
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """A run whose every step takes a moment."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("FAULT_FILE", str(tmp_path / "fault"))
+    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
+
+    def make(run, ranks, task):
+        return Bench.make(
+            tmp_path / "output",
+            data.model_copy(update={"task": task}),
+            run=run,
+            training=RECIPE,
+            compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
+            recovery={"hang_timeout_seconds": TIMEOUT, "backoff_seconds": 0},
+        )
+
+    return make
+
+
+def stop(folder, rank):
+    os.kill(Beat.read(folder.heartbeat(rank)).pid, signal.SIGSTOP)
+
+
+def cut(folder, rank):
+    assert cut_off(Beat.read(folder.heartbeat(rank)).pid)
+
+
+def hold(folder, rank):
+    Path(os.environ["FAULT_FILE"]).write_text(str(rank))
+
+
+class Disturbance:
+    """One fault after another, each when an attempt has saved its first checkpoint."""
+
+    def __init__(self, workspace, rank, faults):
+        self.workspace, self.rank, self.faults = workspace, rank, list(faults)
+        self.times = {}
+
+    def emit(self, event):
+        if isinstance(event, CheckpointSaved) and self.faults and event.attempt not in self.times:
+            self.times[event.attempt] = time.time()
+            self.faults.pop(0)(folder_of(self.workspace, event.attempt), self.rank)
+
+    def close(self):
+        pass
+
+
+def folder_of(workspace, attempt):
+    return AttemptFolder(workspace.attempts / f"{attempt:04d}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "faults"), [(1, [hold, stop]), (2, [cut, hold, stop])], ids=["one", "two"]
+)
+def test_a_hang_is_found_told_and_survived(bench, ranks, faults):
+    undisturbed = bench("undisturbed", ranks, "causal_lm")
+    assert step.run(undisturbed.config, undisturbed.data).succeeded
+    disturbed = bench("disturbed", ranks, "support.faults:HoldsTheInterpreter")
+    workspace = disturbed.workspace
+    disturbance = Disturbance(workspace, ranks - 1, faults)
+    outcome = step.run(disturbed.config, disturbed.data, sinks=[disturbance])
+
+    assert (outcome.outcome, outcome.attempts) == ("finished", len(faults) + 1), outcome
+    assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
+    ends = events_of(workspace, AttemptEnded)
+    assert [end.failure_class for end in ends] == ["hang"] * len(faults) + [""]
+    for attempt, began in disturbance.times.items():
+        folder = folder_of(workspace, attempt)
+        (told,) = folder.errors()
+        assert told.kind == "Hang"
+        assert told.time - began < 2 * TIMEOUT
+        for rank in range(ranks):
+            assert f"rank {rank} silent for" in told.message
+            assert "most recent call first" in folder.stacks(rank).read_text()
+    held, stopped = (folder_of(workspace, attempt) for attempt in list(disturbance.times)[-2:])
+    assert "faults.py" in held.stacks(ranks - 1).read_text()
+    assert "stopped" in stopped.errors()[0].message
+    assert stopped.errors()[0].rank == ranks - 1
+    assert not processes_of(workspace.attempts)

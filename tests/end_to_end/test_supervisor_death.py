@@ -1,0 +1,118 @@
+"""Supervisors that die or stand still: another goes on, none is in the way of another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train import step
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.lease import Row
+from steadytrain.components.train.recovery.ledger import Ledger
+
+from support.command import wait_for
+from support.training import Bench, events_of, language_rows, weights_digest, write_data
+
+RECIPE = {
+    "max_steps": 60,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "learning_rate": 5e-3,
+    "eval_steps": 20,
+    "save_steps": 4,
+    "logging_steps": 1,
+}
+SUPERVISE = """
+import sys
+from steadytrain.components.shared.config import load
+from steadytrain.components.train.step import run
+run(load(sys.argv[1]))
+"""
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
+
+    def make(run, task):
+        return Bench.make(
+            tmp_path / "output",
+            data.model_copy(update={"task": task}),
+            run=run,
+            training=RECIPE,
+            compute={"device": "cpu", "threads_per_rank": 1},
+            recovery={"lease_seconds": 8, "backoff_seconds": 0},
+        )
+
+    return make
+
+
+@pytest.fixture
+def supervise():
+    """A supervisor in a program of its own."""
+    begun = []
+
+    def start(bench):
+        bench.workspace.create()
+        bench.workspace.config.write_text(bench.config.to_yaml())
+        bench.data.save(bench.workspace.record("preprocess"))
+        command = [sys.executable, "-c", SUPERVISE, str(bench.workspace.config)]
+        begun.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return begun[-1]
+
+    yield start
+    for program in begun:
+        program.kill()
+        program.communicate()
+
+
+def checkpoints(bench, attempt):
+    return [e for e in events_of(bench.workspace, CheckpointSaved) if e.attempt == attempt]
+
+
+@pytest.mark.slow
+def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise):
+    undisturbed, run = bench("undisturbed", "causal_lm"), bench("run", "support.faults:Slow")
+    workspace = run.workspace
+    assert step.run(undisturbed.config, undisturbed.data).succeeded
+
+    killed = supervise(run)
+    wait_for(lambda: checkpoints(run, 1))
+    with pytest.raises(RunBusy, match=f"process {killed.pid} on "):
+        step.run(run.config, run.data)
+    killed.kill()
+    killed.wait()
+    wait_for(lambda: not processes_of(workspace.attempts), 20)
+
+    stopped = supervise(run)
+    wait_for(lambda: checkpoints(run, 2))
+    stopped.send_signal(signal.SIGSTOP)
+    # Its agent is not its child's fate: the lease lapses, and the ranks leave.
+    wait_for(lambda: not processes_of(workspace.attempts), 60)
+
+    outcome = step.run(run.config, run.data)
+    assert (outcome.outcome, outcome.attempts) == ("finished", 3)
+    assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
+    assert Row(LocalStorage(workspace.lease)).last() == 3
+    ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
+    attempts = ledger.history().attempts
+    assert [attempt.started.attempt for attempt in attempts] == [1, 2, 3]
+    assert [attempt.ended.failure_class for attempt in attempts] == ["node_lost", "node_lost", ""]
+
+    written = LocalStorage(workspace.ledger).list()
+    stopped.send_signal(signal.SIGCONT)
+    _, err = stopped.communicate(timeout=90)
+    assert stopped.returncode != 0
+    assert f"taken over by process {os.getpid()}" in err
+    assert LocalStorage(workspace.ledger).list() == written
+    assert not processes_of(workspace.attempts)

@@ -1,0 +1,174 @@
+"""The agent: what it is asked, what it finds, and what it tells, all in the attempt's folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.agent.memory import oom_kills
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import AttemptResult, Exits
+from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.launch import agent as agent_module
+from steadytrain.components.train.lease import hold
+from steadytrain.components.train.recovery.failures import FailureClass
+from steadytrain.components.train.recovery.outcome import conclude
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+@pytest.fixture
+def agent():
+    """Starts an agent by itself, as a pod would."""
+    begun = []
+
+    def start(folder, how, *, before=()):
+        command = [sys.executable, "-m", "steadytrain.components.train.agent", "--ranks=1"]
+        command += ["--threads=1", str(folder.path), sys.executable, str(RANK), how]
+        environment = {**os.environ, "STEADYTRAIN_ATTEMPT": str(folder.path)}
+        begun.append(subprocess.Popen([*before, *command], env=environment))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def held(workspace):
+    """A supervisor's lease."""
+
+    def hold_it(seconds):
+        return hold(LocalStorage(workspace.lease), run_id="tiny", seconds=seconds)
+
+    return hold_it
+
+
+def waiting(folder):
+    return (folder.path / "waiting-0").exists()
+
+
+def ended(attempt):
+    while not attempt.poll():
+        time.sleep(0.02)
+    return dict(attempt.exits())
+
+
+def test_it_passes_sigterm_on_and_leaves_as_its_ranks_do(folder, agent, wait_for):
+    process = agent(folder, "wait")
+    wait_for(lambda: waiting(folder))
+    process.terminate()
+    assert process.wait(60) == 143
+    assert Exits.load(folder.exits).statuses == {0: 143}
+    assert AttemptResult.load(folder.result).outcome == "preempted"
+
+
+@pytest.mark.parametrize(("how", "status"), [("finish", 0), ("crash", 1), ("kill", 1)])
+def test_its_own_status(folder, agent, how, status):
+    assert agent(folder, how).wait(60) == status
+
+
+def test_it_stops_its_ranks_when_nobody_renews_the_lease(make_folder, agent):
+    folder = make_folder(lease_seconds=4)
+    assert agent(folder, "wait").wait(60) == 143
+    assert not processes_of(folder.path)
+
+
+def test_ranks_that_ignore_it_are_down_before_another_may_begin(make_folder, agent, held, wait_for):
+    folder = make_folder(lease_seconds=4, stop_grace_seconds=3600)
+    with held(4):
+        process = agent(folder, "ignore")
+        wait_for(lambda: waiting(folder))
+    process.wait(60)
+    assert not processes_of(folder.path)
+    assert Exits.load(folder.exits).statuses == {0: -signal.SIGKILL}
+
+
+def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
+    folder = make_folder(start_timeout_seconds=1)
+    with launcher("ignore").start(folder) as attempt:
+        exits = ended(attempt)
+    failure = conclude(folder, exits, None).failure
+    assert failure.failure_class is FailureClass.HANG
+    assert "rank 0 silent for 1 s, not begun" in failure.message
+
+
+def test_an_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
+    with launcher("wait").start(folder) as attempt:
+        wait_for(lambda: waiting(folder))
+        os.kill(Beat.read(folder.agent_heartbeat).pid, signal.SIGKILL)
+        assert ended(attempt) == {}
+    failure = conclude(folder, {}, None).failure
+    assert failure.failure_class is FailureClass.NODE_LOST
+    assert not processes_of(folder.path)
+
+
+def test_an_agent_that_stands_still_is_a_lost_node(make_folder, launcher, held, wait_for):
+    folder = make_folder(lease_seconds=4)
+    with held(4), launcher("wait").start(folder) as attempt:
+        wait_for(lambda: waiting(folder))
+        os.kill(Beat.read(folder.agent_heartbeat).pid, signal.SIGSTOP)
+        assert ended(attempt) == {}
+    assert "no sign of life" in conclude(folder, {}, None).failure.message
+    assert not processes_of(folder.path)
+
+
+def test_an_agent_that_does_not_do_as_it_is_asked(folder, launcher, wait_for, monkeypatch):
+    monkeypatch.setattr(agent_module, "_SLACK_SECONDS", 0.5)
+    with launcher("wait").start(folder) as attempt:
+        wait_for(lambda: waiting(folder))
+        os.kill(Beat.read(folder.agent_heartbeat).pid, signal.SIGSTOP)
+        attempt.stop(0)
+        assert ended(attempt) == {}
+    assert not processes_of(folder.path)
+
+
+@pytest.fixture
+def control_group():
+    """A control group with little memory, and a command that runs another in it."""
+    group = Path("/sys/fs/cgroup/memory") / f"steadytrain-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs the right to make a control group (version 1)")
+    (group / "memory.limit_in_bytes").write_text(str(256 << 20))
+    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    group.rmdir()
+
+
+def test_memory_that_runs_out_is_told_by_its_control_group(folder, agent, control_group):
+    process = agent(folder, "allocate", before=control_group)
+    assert process.wait(60) == 1
+    failure = conclude(folder, Exits.load(folder.exits).statuses, None).failure
+    assert failure.failure_class is FailureClass.HOST_OOM
+    assert not failure.unexplained
+    assert "control group" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("membership", "file"),
+    [
+        ("4:memory:/pods/one\n0::/", "memory/pods/one/memory.oom_control"),
+        ("4:cpu,memory:/not/seen/from/here\n", "memory/memory.oom_control"),
+        ("0::/pods/one\n", "pods/one/memory.events"),
+        ("0::/\n", "memory.events"),
+    ],
+)
+def test_where_the_kernel_counts(tmp_path, membership, file):
+    (tmp_path / "membership").write_text(membership)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert oom_kills(tmp_path, tmp_path / "membership") == 3
+
+
+def test_where_nothing_counts(tmp_path):
+    assert oom_kills(tmp_path, tmp_path / "missing") == 0

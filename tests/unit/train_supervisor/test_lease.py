@@ -1,0 +1,239 @@
+"""The lease: one supervisor at a time, succeeded when it is dead or silent, fenced afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.storage import LocalStorage, S3Storage
+from steadytrain.components.train.lease import Holder, Renewal, Row, held, hold
+
+HOLD = """
+import sys
+from pathlib import Path
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.lease import hold
+with hold(LocalStorage(Path(sys.argv[1])), run_id="tiny", seconds=1.0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        yield LocalStorage(tmp_path / "lease")
+        return
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="runs")
+        yield S3Storage("s3://runs/tiny/lease")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return LocalStorage(tmp_path / "lease")
+
+
+@pytest.fixture
+def other(folder):
+    """Another process that holds the lease."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def own(storage, seconds=60.0):
+    return hold(storage, run_id="tiny", seconds=seconds)
+
+
+def elsewhere(storage, generation):
+    """The object of a holder on another machine, of which nothing is known but this."""
+    name = f"generation-{generation:08d}"
+    content = Holder.here().model_copy(update={"machine": "elsewhere", "host": "far"})
+    storage.write(name, content.model_dump_json().encode())
+    return name, content
+
+
+def test_each_who_holds_it_has_a_generation_of_its_own(storage):
+    for generation in (1, 2, 3):
+        with own(storage) as lease:
+            assert lease.generation == generation
+            lease.fence()
+    assert storage.list() == ["generation-00000003"]
+
+
+def test_a_live_holder_is_named(folder, other):
+    with pytest.raises(RunBusy, match=f"process {other.pid} on "), own(folder):
+        pass
+
+
+def test_a_dead_holder_is_succeeded_at_once(folder, other):
+    other.kill()
+    other.wait()
+    with own(folder, seconds=3600) as lease:
+        assert lease.generation == 2
+
+
+def test_a_process_that_has_the_number_of_a_dead_holder_is_not_the_holder(folder):
+    mine = Holder.here()
+    stranger = mine.model_copy(update={"born": mine.born - 1})
+    folder.write("generation-00000001", stranger.model_dump_json().encode())
+    with own(folder, seconds=3600) as lease:
+        assert lease.generation == 2
+
+
+def test_a_stopped_holder_is_succeeded_when_its_time_is_up_and_finds_itself_fenced(folder, other):
+    other.send_signal(signal.SIGSTOP)
+    try:
+        with own(folder, seconds=1.0) as lease:
+            assert lease.generation == 2
+            with pytest.raises(RunBusy, match=f"taken over by process {os.getpid()}"):
+                Row(folder).fence(1)
+    finally:
+        other.send_signal(signal.SIGCONT)
+
+
+def test_a_silent_holder_elsewhere_is_succeeded_by_the_observers_own_clock(storage):
+    elsewhere(storage, 4)
+    with own(storage, seconds=0.5) as lease:
+        assert lease.generation == 5
+
+
+def test_a_holder_elsewhere_that_renews_is_left_alone(folder):
+    name, content = elsewhere(folder, 4)
+    ended = threading.Event()
+
+    def renew():
+        renewed = 0
+        while not ended.wait(0.1):
+            renewed += 1
+            changed = content.model_copy(update={"renewed": renewed})
+            folder.write(name, changed.model_dump_json().encode())
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(RunBusy, match="on far"), own(folder, seconds=30):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_holder_renews_and_sees_that_it_lost(folder, wait_for):
+    with own(folder, seconds=0.8) as lease:
+        wait_for(lambda: Row(folder).holder(1).renewed > 2)
+        assert not lease.lost
+        elsewhere(folder, 2)
+        wait_for(lambda: lease.lost)
+        with pytest.raises(RunBusy, match="far"):
+            lease.fence()
+
+
+def test_whether_it_is_held_is_told_at_once(folder, other):
+    assert held(folder)
+    other.kill()
+    other.wait()
+    assert not held(folder)
+    name, content = elsewhere(folder, 2)
+    assert not held(folder)
+    soon = content.model_copy(update={"until": time.time() + 60})
+    folder.write(name, soon.model_dump_json().encode())
+    assert held(folder)
+
+
+def test_nobody_holds_what_never_was(folder):
+    assert not held(folder)
+
+
+def test_an_agent_gives_up_after_half_of_the_time(folder, wait_for):
+    elsewhere(folder, 1)
+    renewal = Renewal(folder, 1, seconds=1.0)
+    assert not renewal.lapsed()
+    wait_for(renewal.lapsed)
+
+
+def test_an_agent_gives_up_when_another_supervisor_has_the_run(folder):
+    elsewhere(folder, 1)
+    renewal = Renewal(folder, 1, seconds=3600)
+    assert not renewal.lapsed()
+    elsewhere(folder, 2)
+    assert renewal.lapsed()
+
+
+def test_storage_that_cannot_be_read_is_silence_not_a_crash(folder, wait_for):
+    class Broken(LocalStorage):
+        def list(self, prefix=""):
+            raise StorageError("gone")
+
+    renewal = Renewal(Broken(folder.folder), 1, seconds=0.4)
+    assert not renewal.lapsed()
+    wait_for(renewal.lapsed)
+
+
+def test_of_many_that_ask_at_once_one_gets_it(folder):
+    enough, answers, ready = threading.Event(), [], threading.Barrier(8)
+
+    def ask():
+        ready.wait()
+        try:
+            with own(folder) as lease:
+                answers.append(lease.generation)
+                enough.wait(60)
+        except RunBusy:
+            answers.append(None)
+        if len(answers) == 8:
+            enough.set()
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(filter(None, answers)) == [1]
+
+
+def test_a_number_that_was_used_and_cleared_away_is_not_the_lease(folder):
+    """Someone looked when 1 was the last, slept while 2 came and went, and asks for 2."""
+    elsewhere(folder, 1)
+
+    class Late(LocalStorage):
+        def write(self, name, content, *, if_absent=False):
+            if name == "generation-00000002":
+                elsewhere(folder, 3)
+            return super().write(name, content, if_absent=if_absent)
+
+    with pytest.raises(RunBusy, match="on far"), own(Late(folder.folder), seconds=0.2):
+        pass
+    assert "generation-00000002" not in folder.list()
+
+
+@pytest.mark.parametrize("answer", [True, StorageError("no hard links")])
+def test_storage_without_conditional_writes_is_refused(folder, answer):
+    class Simple(LocalStorage):
+        def write(self, name, content, *, if_absent=False):
+            if if_absent and isinstance(answer, StorageError):
+                raise answer
+            return super().write(name, content)
+
+    with pytest.raises(BadInput, match="conditional writes"), own(Simple(folder.folder)):
+        pass
