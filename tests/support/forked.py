@@ -7,12 +7,10 @@ for all attempts of a test session; all else is real: processes, signals, gloo.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import re
 import resource
-import signal
 import socket
 import sys
 import time
@@ -90,7 +88,7 @@ class ForkedLauncher:
         ]
         for rank in self.ranks:
             rank.start()
-        running = ForkedRanks(self.ranks, folder)
+        running = ForkedRanks(self.ranks)
         try:
             yield running
         finally:
@@ -122,8 +120,8 @@ class ForkedLauncher:
 class ForkedRanks:
     """The ranks of one attempt, as the supervisor follows them."""
 
-    def __init__(self, ranks: list[BaseProcess], folder: AttemptFolder) -> None:
-        self.ranks, self.folder, self.order = ranks, folder, list[int]()
+    def __init__(self, ranks: list[BaseProcess]) -> None:
+        self.ranks, self.order = ranks, list[int]()
         self.deadline = float("inf")
 
     def poll(self) -> bool:
@@ -136,20 +134,11 @@ class ForkedRanks:
                 rank.kill()
         return len(self.order) == len(self.ranks)
 
-    def gone(self) -> bool:
-        """As an agent: tells how the ranks ended, where the supervisor reads it."""
-        over = self.poll()
-        if over:
-            statuses = {str(rank): status for rank, status in self.exits().items()}
-            told = {"schema_version": 1, "statuses": statuses}
-            (self.folder.path / "exits.json").write_text(json.dumps(told))
-        return over
-
     def stop(self, grace_seconds: float) -> None:
         self.deadline = min(self.deadline, time.monotonic() + grace_seconds)
         for rank in self.ranks:
-            if rank.pid is not None and rank.exitcode is None:
-                os.kill(rank.pid, signal.SIGTERM)
+            if rank.exitcode is None:
+                rank.terminate()
 
     def exits(self) -> Mapping[int, int]:
         return {number: self.ranks[number].exitcode or 0 for number in self.order}
