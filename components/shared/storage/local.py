@@ -57,7 +57,8 @@ class LocalStorage:
             sync_folder(target.parent)
 
     def read_stream(self, name: str) -> Iterator[bytes]:
-        with (self.folder / name).open("rb") as handle:
+        path = self.folder / name
+        with local_errors("read", path), path.open("rb") as handle:
             while part := handle.read(CHUNK_BYTES):
                 yield part
 
@@ -69,9 +70,9 @@ class LocalStorage:
         return sorted(name for name in names if name.startswith(prefix))
 
     def folders(self) -> Sequence[str]:
-        if not self.folder.is_dir():
-            return []
-        return sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+        with local_errors("list", self.folder), contextlib.suppress(FileNotFoundError):
+            return sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+        return []
 
     def delete(self, name: str) -> None:
         path = self.folder / name

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -89,19 +89,7 @@ class S3Storage:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, name: str) -> bytes:
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-
-        with self._named(name):
-            for delay in (*_delays(), None):
-                answer = self.client.get_object(Bucket=self.bucket, Key=self._key(name))
-                try:
-                    return answer["Body"].read()
-                except (HTTPClientError, IncompleteReadError):
-                    # Botocore does not repeat a request whose answer breaks off in its body.
-                    if delay is None:
-                        raise
-                    time.sleep(delay)
-            raise AssertionError("the last attempt returns or raises")
+        return b"".join(self.read_stream(name))
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
         with self._named(name):
@@ -121,24 +109,28 @@ class S3Storage:
             )
 
     def read_stream(self, name: str) -> Iterator[bytes]:
-        """As the protocol has it; a body that breaks off is gone on with from there."""
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
-        done = 0
+        get = partial(self.client.get_object, Bucket=self.bucket, Key=self._key(name))
         with self._named(name):
-            for delay in (*_delays(), None):
-                body = self.client.get_object(
-                    Bucket=self.bucket, Key=self._key(name), Range=f"bytes={done}-"
-                )["Body"]
+            answer = get()
+            tag, size, done = answer["ETag"], answer["ContentLength"], 0
+            delays = iter(_delays())
+            while True:
+                # Botocore does not repeat a request whose answer breaks off in its body.
                 try:
-                    for part in body.iter_chunks(CHUNK_BYTES):
+                    for part in answer["Body"].iter_chunks(CHUNK_BYTES):
                         done += len(part)
+                        delays = iter(_delays())
                         yield part
-                    return
                 except (HTTPClientError, IncompleteReadError):
+                    delay = next(delays, None)
                     if delay is None:
                         raise
                     time.sleep(delay)
+                if done >= size:
+                    return
+                answer = get(Range=f"bytes={done}-", IfMatch=tag)
 
     def exists(self, name: str) -> bool:
         try:

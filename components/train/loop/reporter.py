@@ -36,8 +36,8 @@ class Reporter:
         self.tokens = 0
         self._window_tokens, self._window_seconds = 0, 0.0
         self._process = psutil.Process()
-        self._lock = threading.Lock()
         self._memory, self._measured = 0, -math.inf
+        self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
         if self.stream is not None:

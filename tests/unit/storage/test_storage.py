@@ -19,6 +19,8 @@ from moto import mock_aws
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage
 
+from support.s3 import make_bucket
+
 
 @pytest.fixture(params=["local", "s3", "weed"])
 def storage(request, tmp_path, monkeypatch):
@@ -27,6 +29,7 @@ def storage(request, tmp_path, monkeypatch):
         return
     if request.param == "weed":
         port = request.getfixturevalue("weed_port")
+        make_bucket(port, "bucket")
         request.getfixturevalue("credentials")
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
         yield open_storage(f"s3://bucket/{uuid.uuid4().hex}/some/prefix")
@@ -210,6 +213,7 @@ def test_a_download_that_does_not_fit_leaves_nothing(small_disk, tmp_path, moto_
 
 @pytest.fixture
 def moto_storage(credentials, moto_port, monkeypatch):
+    make_bucket(moto_port, "bucket")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{moto_port}")
     return open_storage(f"s3://bucket/{uuid.uuid4().hex}")
 
