@@ -58,10 +58,11 @@ def gc(
 ) -> None:
     """Remove what ended runs no longer need: old checkpoints, and model versions passed over.
 
-    Of a finished run all checkpoints go, since its model is kept apart. Of one that can be
-    resumed all go but the newest verified one, newer ones, and the best. A model version goes
-    where its run registered it as candidate, it never was champion, and no alias names it now.
-    Left alone: runs at work, runs with a sign of life of late, champions past and present.
+    Of a finished run all checkpoints go, since its model is kept apart; training it further, or
+    once more, then begins at step 0. Of a run that can be resumed all go but the newest verified
+    one, newer ones, and the best. A model version goes where its run registered it as candidate,
+    it never was champion, and no alias names it now. Left alone: runs at work, runs with a sign
+    of life of late, champions past and present.
     """
     from steadytrain.components.report.words import size
     from steadytrain.pipelines.gc import litter

@@ -29,6 +29,7 @@ from steadytrain.components.report.timeline import timeline
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
 from steadytrain.components.report.words import duration, moment, number, percent
 from steadytrain.components.shared.events.types import (
+    DecisionMade,
     StepStarted,
     TrainingStarted,
     TrainingStep,
@@ -67,7 +68,7 @@ def render(facts: Facts) -> str:
         figures=training_figures(facts),
         validation_metrics=metrics,
         validations=validations,
-        attempts=_attempt_rows(tried),
+        attempts=_attempt_rows(tried, facts.history.decisions),
         repeated=repeated_steps(tried),
         timeline=timeline(facts.history.attempts, facts.spans),
         spending=spending,
@@ -149,17 +150,29 @@ def _step(item: Execution) -> dict[str, Any]:
     }
 
 
-def _attempt_rows(tried: Sequence[Attempt]) -> list[dict[str, Any]]:
-    return [
-        {
-            "attempt": attempt,
-            "duration": duration(attempt.end - attempt.start),
-            "failure": attempt.ended.failure_class if attempt.ended else "",
-            "message": attempt.ended.message if attempt.ended else "",
-            "remedy": attempt.ended.remedy if attempt.ended else "",
-        }
-        for attempt in tried
-    ]
+def _attempt_rows(
+    tried: Sequence[Attempt], decisions: Sequence[DecisionMade]
+) -> list[dict[str, Any]]:
+    """Attempts; what was decided after one, or where nothing was, the remedy."""
+    decided = {item.attempt: item for item in decisions}
+    rows = []
+    for attempt in tried:
+        ended, decision = attempt.ended, decided.get(attempt.number)
+        remedy = ended.remedy if ended else ""
+        if decision is not None:
+            action = decision.action.replace("_", " ")
+            after = f"{action}: {decision.reason}"
+            remedy = f"{after}\n{remedy}" if action == "stop" else after
+        rows.append(
+            {
+                "attempt": attempt,
+                "duration": duration(attempt.end - attempt.start),
+                "failure": ended.failure_class if ended else "",
+                "message": ended.message if ended else "",
+                "remedy": remedy,
+            }
+        )
+    return rows
 
 
 def _phase_rows(ran: Sequence[Execution]) -> list[dict[str, Any]]:

@@ -122,7 +122,9 @@ def latest(found: Sequence[Execution]) -> list[Execution]:
 
 def attempts(facts: Facts) -> list[Attempt]:
     """The attempts at training, in order."""
-    ended = {event.attempt: event for event in facts.of(AttemptEnded)}
+    # Of an attempt whose supervisor died the ledger alone knows the end.
+    ended = {item.started.attempt: item.ended for item in facts.history.attempts if item.ended}
+    ended |= {event.attempt: event for event in facts.of(AttemptEnded)}
     ready = {event.attempt: event.time for event in facts.of(TrainingStarted)}
     checkpoints = facts.of(CheckpointSaved)
     progress: dict[int, tuple[float, int]] = {}

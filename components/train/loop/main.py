@@ -70,12 +70,12 @@ class Rank:
             gradient_checkpointing=spec.gradient_checkpointing,
             skipped_batches=spec.skipped_batches,
         )
-        lease = Row(LocalStorage(workspace.lease))
         by_time = config.training.save_steps is None
         parts.heartbeat = self.heartbeat
+        fence = partial(Row(LocalStorage(workspace.lease)).fence, spec.generation)
         self.training = Training(
             parts,
-            open_store(config, partial(lease.fence, spec.generation)),
+            open_store(config, fence),
             Reporter(stream, spec.attempt),
             self.requests,
             Cadence(spec.seconds_between_failures) if by_time and self.number == 0 else None,
@@ -89,6 +89,7 @@ class Rank:
         outcome = self.training.run()
         parts.beat(FINISHING)
         if self.number == 0:
+            fence()
             self._finish(self.training, outcome, workspace.model)
         # Together, since torchrun ends the others once one rank has left with a status.
         parts.accelerator.wait_for_everyone()

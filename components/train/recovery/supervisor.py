@@ -95,12 +95,13 @@ class Supervisor:
             StorageError: the ledger cannot be written.
         """
         self.workspace.create()
-        seconds = self.config.recovery.lease_seconds
-        lease = LocalStorage(self.workspace.lease)
-        with (
-            hold(lease, run_id=self.workspace.run_id, seconds=seconds) as self.lease,
-            stop_requests() as request,
-        ):
+        lease = hold(
+            LocalStorage(self.workspace.lease),
+            run_id=self.workspace.run_id,
+            seconds=self.config.recovery.lease_seconds,
+            after=self.ledger.history().generation,
+        )
+        with lease as self.lease, stop_requests() as request:
             self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from steadytrain.components.report.explain import explain
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.page import render
 from steadytrain.components.shared.events.types import DecisionMade
 
 
@@ -47,6 +49,9 @@ def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
     ) in lines
     assert any("newest checkpoint at step 400 of 400" in line for line in lines)
     assert lines[-1].startswith("next: nothing, it recovers by itself; `steadytrain stop")
+    page = render(gather(bare.workspace))
+    assert "retry changed: host_oom: 8 x 1 becomes 4 x 2" in page
+    assert "give it more memory" not in page, "that is for where it stops"
 
 
 def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:

@@ -36,6 +36,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dic
                 assert self.headers["Content-Type"] == "application/json"
                 if slowly:
                     self._drip()
+                    return
                 self.send_response(status)
                 self.end_headers()
 
