@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import outcome
@@ -18,6 +19,9 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.runs import find_run
+
+if TYPE_CHECKING:
+    from steadytrain.components.train.checkpoint import Checkpoint
 
 _REMOVED = ".partial-removed-"
 
@@ -93,10 +97,10 @@ def _superfluous(facts: Facts) -> list[Path]:
     if _has_its_model(facts):
         return folders
     whole = committed(facts.workspace.checkpoints)
-    verified = next((path for path in reversed(whole) if _is_whole(path)), None)
+    verified = next((item for item in reversed(whole) if _is_whole(item)), None)
     if verified is None:
         return []
-    needed = {path for path in whole if path >= verified} | {_best(facts)}
+    needed = {Path(str(item)) for item in whole if item.step >= verified.step} | {_best(facts)}
     return [path for path in folders if path not in needed]
 
 
@@ -106,11 +110,11 @@ def _has_its_model(facts: Facts) -> bool:
     return done and outcome(facts).state == "finished"
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged, verify
+def _is_whole(checkpoint: Checkpoint) -> bool:
+    from steadytrain.components.train.checkpoint import CheckpointDamaged
 
     try:
-        verify(checkpoint)
+        checkpoint.verify()
     except CheckpointDamaged:
         return False
     return True

@@ -35,6 +35,7 @@ class AttemptSpec(Record):
     resume_from: a checkpoint's folder, or "" to begin at step 0.
     skipped_batches: global batches that are left out, by their place in the order.
     learning_rate_scale: factor on all rates of the schedule.
+    seconds_between_failures: to expect on average; decides how often a checkpoint is saved.
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
     generation: of the supervisor's lease; where a higher one is found, its word is void.
@@ -50,6 +51,7 @@ class AttemptSpec(Record):
     gradient_checkpointing: bool = False
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
+    seconds_between_failures: float = 14_400.0
     generation: int = 0
 
 

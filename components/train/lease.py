@@ -30,6 +30,8 @@ from steadytrain.components.train.heartbeat import Pulse
 
 _RENEWALS = 8
 """Renewals in the time of a lease."""
+_LOOKS = 20
+"""Looks of an agent in the time of a lease."""
 _POLL_SECONDS = 0.1
 
 
@@ -117,10 +119,17 @@ class Renewal:
 
     def __init__(self, storage: Storage, generation: int, seconds: float) -> None:
         self.row, self.generation, self.seconds = Row(storage), generation, seconds
-        self.pulse = Pulse()
+        self.pulse, self._due = Pulse(), 0.0
 
     def lapsed(self) -> bool:
-        """Whether nobody renews it any more, or another has taken the run over."""
+        """Whether nobody renews it any more, or another has taken the run over.
+
+        May be asked often: it looks only so often as the lease needs.
+        """
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + self.seconds / _LOOKS
         seen = self.pulse.seen
         # What cannot be read is taken as unchanged.
         with contextlib.suppress(StorageError, OSError):
@@ -153,7 +162,9 @@ class Lease:
         """Lets go of the run; the next may take it at once."""
         self._ended.set()
         self._thread.join()
-        self._write(released=True)
+        # Where that cannot be written the lease runs out by itself.
+        with contextlib.suppress(StorageError):
+            self._write(released=True)
 
     def _renew(self) -> None:
         while not self._ended.wait(self.seconds / _RENEWALS):
@@ -170,10 +181,13 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(storage: Storage, *, run_id: str, seconds: float) -> Iterator[Lease]:
+def hold(storage: Storage, *, run_id: str, seconds: float, after: int = 0) -> Iterator[Lease]:
     """Holds a run for this process.
 
     A holder that is known to be dead is succeeded at once, one that is silent after `seconds`.
+
+    Args:
+        after: a generation that the new one must exceed, should the lease's own objects be lost.
 
     Raises:
         RunBusy: a live supervisor holds it; the message says which, where, since when.
@@ -181,7 +195,7 @@ def hold(storage: Storage, *, run_id: str, seconds: float) -> Iterator[Lease]:
         StorageError: storage refused.
     """
     _probe(storage)
-    lease = _take(Row(storage), run_id, seconds)
+    lease = _take(Row(storage), run_id, seconds, after)
     try:
         yield lease
     finally:
@@ -198,7 +212,7 @@ def held(storage: Storage) -> bool:
     return time.time() < holder.until if working is None else working
 
 
-def _take(row: Row, run_id: str, seconds: float) -> Lease:
+def _take(row: Row, run_id: str, seconds: float, after: int) -> Lease:
     pulse, met = Pulse(), None
     mine = Holder.here().model_copy(update={"until": time.time() + seconds})
     while True:
@@ -207,8 +221,9 @@ def _take(row: Row, run_id: str, seconds: float) -> Lease:
         met = met or (last, holder)
         working = holder.working() if holder else None
         if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
-            if _claim(row, last + 1, mine):
-                return Lease(row, last + 1, mine, seconds)
+            generation = max(last, after) + 1
+            if _claim(row, generation, mine):
+                return Lease(row, generation, mine, seconds)
         elif working or (last, holder) != met:
             raise RunBusy(
                 f"run {run_id!r} is trained by {_who(holder)}",

@@ -85,7 +85,12 @@ def folder_of(workspace, attempt):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "faults"), [(1, [hold, stop]), (2, [cut, hold, stop])], ids=["one", "two"]
+    ("ranks", "faults"),
+    [
+        pytest.param(1, [hold, stop], id="one"),
+        pytest.param(2, [cut, stop], id="two"),
+        pytest.param(2, [hold, stop, cut], id="all of two", marks=pytest.mark.soak),
+    ],
 )
 def test_a_hang_is_found_told_and_survived(bench, ranks, faults):
     undisturbed = bench("undisturbed", ranks, "causal_lm")
@@ -99,7 +104,7 @@ def test_a_hang_is_found_told_and_survived(bench, ranks, faults):
     assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
     ends = events_of(workspace, AttemptEnded)
     assert [end.failure_class for end in ends] == ["hang"] * len(faults) + [""]
-    for attempt, began in disturbance.times.items():
+    for fault, (attempt, began) in zip(faults, disturbance.times.items(), strict=True):
         folder = folder_of(workspace, attempt)
         (told,) = folder.errors()
         assert told.kind == "Hang"
@@ -107,8 +112,9 @@ def test_a_hang_is_found_told_and_survived(bench, ranks, faults):
         for rank in range(ranks):
             assert f"rank {rank} silent for" in told.message
             assert "most recent call first" in folder.stacks(rank).read_text()
-    held, stopped = (folder_of(workspace, attempt) for attempt in list(disturbance.times)[-2:])
-    assert "faults.py" in held.stacks(ranks - 1).read_text()
-    assert "stopped" in stopped.errors()[0].message
-    assert stopped.errors()[0].rank == ranks - 1
+        if fault is hold:
+            assert "faults.py" in folder.stacks(ranks - 1).read_text()
+        if fault is stop:
+            assert "stopped" in told.message
+            assert told.rank == ranks - 1
     assert not processes_of(workspace.attempts)

@@ -11,8 +11,6 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 from support.limited_group import limited_group
 from support.training import Bench, events_of, language_rows, losses_of, write_data
 
-pytest.importorskip("steadytrain.components.train.agent.memory", reason="nobody counts the kills")
-
 LENGTH, VOCABULARY = 384, 16_000
 MODEL = {
     "model_type": "llama",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
@@ -13,12 +14,15 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Warned,
 )
+from steadytrain.components.shared.storage import s3
 from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
 from steadytrain.components.shared.tracking import sink as sink_module
 from steadytrain.components.train import step
+from steadytrain.components.train.launch.process import RANK_PROGRAM, processes_of
 
 from support.command import wait_for
 from support.proxy import proxy_to
+from support.s3 import make_bucket, moto_server
 from support.stores import Server, empty_store, free_port, own_environment
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
@@ -39,6 +43,34 @@ SUPERVISED = (
     "from steadytrain.components.train.step import run_stage\n"
     "run_stage(load(sys.argv[1]))\n"
 )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))
+
+
+@pytest.fixture(scope="module")
+def make_bench(tmp_path_factory, data):
+    def make(name, *, ranks=1, training=RECIPE, **sections):
+        compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
+        output = tmp_path_factory.mktemp("output")
+        return Bench.make(output, data, run=name, training=training, compute=compute, **sections)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def undisturbed(make_bench):
+    """Digest of the weights that a run has which nothing disturbs, by the number of ranks."""
+
+    @functools.cache
+    def digest(ranks):
+        bench = make_bench("undisturbed", ranks=ranks)
+        assert step.run(bench.config, bench.data).succeeded
+        return weights_digest(bench.workspace)
+
+    return digest
 
 
 @pytest.fixture
@@ -98,25 +130,14 @@ def told(config, workspace):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_once(
-    tmp_path, server, impatient, ranks
+    make_bench, undisturbed, server, impatient, ranks
 ):
     """One supervisor is killed while MLflow hangs; the next meets every other trouble.
 
     At its end MLflow is killed, and there again when the run is finished.
     """
-    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
-    compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
-
-    def make(name, **sections):
-        return Bench.make(
-            tmp_path / "output", data, run=name, training=RECIPE, compute=compute, **sections
-        )
-
-    undisturbed = make("undisturbed")
-    assert step.run(undisturbed.config, undisturbed.data).succeeded
-
     with proxy_to(server.port) as proxy:
-        run = make("disturbed", tracking={"uri": proxy.uri})
+        run = make_bench("disturbed", ranks=ranks, tracking={"uri": proxy.uri})
         workspace = run.workspace
         workspace.create()
         workspace.config.write_text(run.config.to_yaml())
@@ -138,7 +159,7 @@ def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_on
 
         server.start()
         assert finish_run(run.config, workspace, ok=True)
-        assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
+        assert weights_digest(workspace) == undisturbed(ranks)
         expected = {
             f"attempt-{attempt.attempt}": [
                 (event.step, event.loss)
@@ -149,3 +170,61 @@ def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_on
         }
         assert told(run.config, workspace) == expected
         assert len(events_of(workspace, Warned)) <= 3
+
+
+class BreaksStorage:
+    """Each checkpoint meets some troubles; the writer of one dies in the middle of it."""
+
+    def __init__(self, proxy, workspace):
+        self.proxy, self.workspace = proxy, workspace
+        self.troubles = [["500", "503"], ["reset", "lose"], ["truncate"]]
+        self.killed = False
+
+    def emit(self, event):
+        if isinstance(event, AttemptStarted):
+            self.proxy.queued.extend(["503", "500", "reset"])
+        if isinstance(event, CheckpointSaved):
+            if self.troubles:
+                self.proxy.queued.extend(self.troubles.pop(0))
+            elif not self.killed:
+                self.killed = True
+                self._kill_in_upload(event.attempt)
+
+    def close(self):
+        pass
+
+    def _kill_in_upload(self, attempt):
+        self.proxy.concerns = lambda method, _path: method == "PUT"
+        self.proxy.queued.extend(["forward", "hang"])
+        wait_for(lambda: "hang" in self.proxy.done)
+        program = list(RANK_PROGRAM[1:3])
+        found = processes_of(self.workspace.attempts / f"{attempt:04d}")
+        for process in found:
+            if process.cmdline()[1:3] == program:
+                process.kill()
+        self.proxy.queued.clear()
+
+
+@pytest.mark.slow
+def test_s3_in_every_trouble_while_a_run_keeps_its_checkpoints_there(
+    make_bench, undisturbed, monkeypatch
+):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(s3, "READ_SECONDS", 2.0)
+    with moto_server() as port, proxy_to(port) as proxy:
+        make_bucket(port, "bucket")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.uri)
+        run = make_bench(
+            "on-s3",
+            training={**RECIPE, "save_steps": 30},
+            recovery={"checkpoints": "s3://bucket/runs", "backoff_seconds": 0},
+        )
+        breaks = BreaksStorage(proxy, run.workspace)
+        outcome = step.run(run.config, run.data, sinks=[breaks])
+        assert outcome.outcome == "finished"
+        assert breaks.killed
+        assert {"500", "503", "reset", "lose", "truncate", "hang"} <= proxy.done
+    assert weights_digest(run.workspace) == undisturbed(1)
+    assert events_of(run.workspace, AttemptStarted)[-1].resumed_from_step >= 90

@@ -22,7 +22,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.checkpoint.store import committed, load_tensors
+from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.recovery.supervisor import Supervisor
@@ -183,7 +183,7 @@ def poisoned_data(folder, batches):
 
 def finite_checkpoints(workspace):
     for checkpoint in committed(workspace.checkpoints):
-        for tensor in load_tensors(checkpoint, "model").values():
+        for tensor in checkpoint.tensors("model").values():
             assert bool(tensor.isfinite().all())
 
 

@@ -15,7 +15,8 @@ from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.lease import Row
+from steadytrain.components.train.checkpoint.store import committed
+from steadytrain.components.train.lease import Row, hold
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
@@ -78,6 +79,18 @@ def supervise():
 
 def checkpoints(bench, attempt):
     return [e for e in events_of(bench.workspace, CheckpointSaved) if e.attempt == attempt]
+
+
+def test_a_rank_of_a_supervisor_that_was_succeeded_commits_nothing(bench):
+    """A node that was cut off: its rank goes on, and another supervisor has the run by now."""
+    run = bench("run", "causal_lm")
+    for generation in (1, 2):
+        with hold(LocalStorage(run.workspace.lease), run_id="run", seconds=60) as lease:
+            assert lease.generation == generation
+    with pytest.raises(RunBusy, match="taken over by"):
+        run.train_here()
+    assert not committed(run.workspace.checkpoints)
+    assert not run.workspace.model.exists()
 
 
 @pytest.mark.slow

@@ -1,18 +1,60 @@
-"""Small real checkpoints."""
+"""Whole checkpoints without a training: every rank's part written one after another."""
 
 from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Mapping
 
 import torch
 
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint import CheckpointStore
+from steadytrain.components.train.checkpoint.manifest import Manifest
+from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut
+
+PARTS = {
+    "model": {"weight": torch.arange(12.0).reshape(3, 4), "count": torch.tensor(3)},
+    "optimizer": {"weight/exp_avg": torch.ones(3, 4, dtype=torch.bfloat16)},
+}
+
+
+def save(
+    store: CheckpointStore,
+    step: int,
+    *,
+    parts: Mapping[str, Mapping[str, torch.Tensor]] = PARTS,
+    world_size: int = 1,
+) -> Manifest:
+    """Saves a step; its state and each rank's own name the step and the rank."""
+    name = uuid.uuid4().hex[:12]
+    for rank in range(world_size):
+        memory = HostMemory()
+        snapshots = [
+            memory.take(part, cut(tensors, rank, world_size)) for part, tensors in parts.items()
+        ]
+        store.write_rank(step, name, rank, snapshots, {"rank": rank})
+    state = json.dumps({"step": step}).encode()
+    return store.commit(step, name, world_size, state, given_up=threading.Event())
 
 
 def save_checkpoint(workspace: Workspace, step: int) -> None:
     """A committed checkpoint of one tensor."""
-    CheckpointStore(workspace.checkpoints, keep=99).save(
-        step,
-        parts={"model": {"weight": torch.full((64,), float(step))}},
-        state={"progress": {"step": step}},
-        world_size=1,
+    store = CheckpointStore(workspace.checkpoints, keep=99)
+    save(store, step, parts={"model": {"weight": torch.full((64,), float(step))}})
+
+
+def shifted(by: float) -> dict[str, dict[str, torch.Tensor]]:
+    """PARTS with other values."""
+    return {
+        part: {name: item + by for name, item in tensors.items()} for part, tensors in PARTS.items()
+    }
+
+
+def same(loaded: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
+    """Equal names, types and values."""
+    return loaded.keys() == expected.keys() and all(
+        loaded[name].dtype == value.dtype and torch.equal(loaded[name], value)
+        for name, value in expected.items()
     )

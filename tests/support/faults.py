@@ -85,6 +85,19 @@ class PoisonedToken(CausalLanguageModel):
         )
 
 
+class SilentWeight(Faulty):
+    """A weight becomes infinite that the loss does not depend on."""
+
+    def fault(self, found: LossSum) -> LossSum:
+        with torch.no_grad():
+            self.model.get_input_embeddings().weight[0] = math.inf
+        return found
+
+    def build_model(self) -> torch.nn.Module:
+        self.model = super().build_model()
+        return self.model
+
+
 class Slow(CausalLanguageModel):
     """Takes its time, so that a fault from outside meets a training that is under way."""
 

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import re
 import resource
-import signal
 import socket
 import sys
 import time
@@ -138,8 +137,8 @@ class ForkedRanks:
     def stop(self, grace_seconds: float) -> None:
         self.deadline = min(self.deadline, time.monotonic() + grace_seconds)
         for rank in self.ranks:
-            if rank.pid is not None and rank.exitcode is None:
-                os.kill(rank.pid, signal.SIGTERM)
+            if rank.exitcode is None:
+                rank.terminate()
 
     def exits(self) -> Mapping[int, int]:
         return {number: self.ranks[number].exitcode or 0 for number in self.order}

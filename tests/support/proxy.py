@@ -127,12 +127,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             return b"".join(self._chunks())
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        size = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(size)
+        if len(body) < size:
+            raise ConnectionResetError("the client is gone")
+        return body
 
     def _chunks(self) -> Iterator[bytes]:
         """The body as it was sent, so that signatures stay good."""
         while True:
             line = self.rfile.readline()
+            if not line:
+                raise ConnectionResetError("the client is gone")
             size = int(line.split(b";")[0], 16)
             yield line + self.rfile.read(size + 2)
             if not size:

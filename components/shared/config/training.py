@@ -81,8 +81,16 @@ class TrainingConfig(Section):
     full_determinism: bool = Field(False, description="deterministic kernels only; slower")
     logging_steps: int = Field(10, ge=1)
     eval_steps: int = Field(100, ge=1)
-    save_steps: int = Field(100, ge=1)
+    save_steps: int | None = Field(
+        None,
+        ge=1,
+        description="steps from checkpoint to checkpoint; none: as often as pays, by what one "
+        "costs and by the time between failures",
+    )
     save_total_limit: int = Field(2, ge=1, description="newest checkpoints kept; the best too")
+    save_keep_every: int | None = Field(
+        None, ge=1, description="checkpoints of steps that it divides are kept for good"
+    )
     metric_for_best_model: str | None = Field(
         None, description="none: the task's own validation score"
     )
@@ -131,6 +139,15 @@ class RecoveryConfig(Section):
 
     reuse_ttl_seconds: float = Field(
         3600, ge=0, description="age up to which another run's step outputs are used again"
+    )
+    checkpoints: str | None = Field(
+        None,
+        min_length=1,
+        description="folder or s3:// address below which the run's checkpoints lie; none: the "
+        "run's folder",
+    )
+    seconds_between_failures: float = Field(
+        14_400, gt=0, description="to expect on average, until the run has had failures of its own"
     )
     stop_grace_seconds: float = Field(
         20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"

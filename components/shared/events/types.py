@@ -191,7 +191,12 @@ class Validated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is committed."""
+    """A checkpoint is committed.
+
+    checkpoint: its address.
+    seconds: that training waited for it.
+    writing_seconds: from the snapshot to the commit, beside the training.
+    """
 
     name: ClassVar[str] = "checkpoint_saved"
     attempt: int
@@ -199,6 +204,7 @@ class CheckpointSaved(Event):
     checkpoint: str
     bytes: int
     seconds: float
+    writing_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+CHUNK_BYTES = 8 << 20
+"""What is read or written of a large object at a time."""
 
 
 class Storage(Protocol):
@@ -31,14 +36,26 @@ class Storage(Protocol):
             False where `if_absent` was given and the object was there already.
         """
 
+    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
+        """Writes an object too large to be held at once, whole or not at all."""
+
+    def read_stream(self, name: str) -> Iterator[bytes]:
+        """The object's content, some megabytes at a time; raises as `read` does."""
+
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
 
     def list(self, prefix: str = "") -> list[str]:
         """Names, sorted, of all objects that begin with `prefix`, sub-folders included."""
 
+    def folders(self) -> Sequence[str]:
+        """Names, sorted, of the folders directly below; those too that hold unfinished writes."""
+
     def delete(self, name: str) -> None:
-        """Removes the object; nothing happens where there is none."""
+        """Removes the object for good; nothing happens where there is none."""
+
+    def clear(self, folder: str) -> None:
+        """Removes all objects below a folder, and what unfinished writes have left there."""
 
     def download(self, name: str, path: Path) -> None:
         """Copies the object to a local file, whole or not at all."""

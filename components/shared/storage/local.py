@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
 
 _TEMPORARY = ".partial-"
 
@@ -46,6 +47,21 @@ class LocalStorage:
             sync_folder(target.parent)
         return True
 
+    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
+        target = self.folder / name
+        with local_errors("write", target), _temporary(target) as (handle, path):
+            for part in parts:
+                handle.write(part)
+            _sync(handle)
+            path.replace(target)
+            sync_folder(target.parent)
+
+    def read_stream(self, name: str) -> Iterator[bytes]:
+        path = self.folder / name
+        with local_errors("read", path), path.open("rb") as handle:
+            while part := handle.read(CHUNK_BYTES):
+                yield part
+
     def exists(self, name: str) -> bool:
         return (self.folder / name).is_file()
 
@@ -53,10 +69,20 @@ class LocalStorage:
         names = (path.relative_to(self.folder).as_posix() for path in self._files())
         return sorted(name for name in names if name.startswith(prefix))
 
+    def folders(self) -> Sequence[str]:
+        with local_errors("list", self.folder), contextlib.suppress(FileNotFoundError):
+            return sorted(path.name for path in self.folder.iterdir() if path.is_dir())
+        return []
+
     def delete(self, name: str) -> None:
         path = self.folder / name
-        with local_errors("delete", path):
-            path.unlink(missing_ok=True)
+        with local_errors("delete", path), contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            sync_folder(path.parent)
+
+    def clear(self, folder: str) -> None:
+        with local_errors("delete", self.folder / folder), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.folder / folder)
 
     def download(self, name: str, path: Path) -> None:
         copy_file(self.folder / name, path)
@@ -105,6 +131,14 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, and their entries durable."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        sync_folder(path.parent)
+
+
 def _sync(handle: BinaryIO) -> None:
     handle.flush()
     os.fsync(handle.fileno())
@@ -132,7 +166,7 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(target.parent)
     descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)
     path = Path(name)
     try:

@@ -8,20 +8,23 @@ leaves out: bodies that break off, and conditional writes whose answer is lost.
 from __future__ import annotations
 
 import contextlib
+import io
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 """Longest wait for a connection, and for the next byte of an answer."""
@@ -86,19 +89,7 @@ class S3Storage:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, name: str) -> bytes:
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-
-        with self._named(name):
-            for delay in (*_delays(), None):
-                answer = self.client.get_object(Bucket=self.bucket, Key=self._key(name))
-                try:
-                    return answer["Body"].read()
-                except (HTTPClientError, IncompleteReadError):
-                    # Botocore does not repeat a request whose answer breaks off in its body.
-                    if delay is None:
-                        raise
-                    time.sleep(delay)
-            raise AssertionError("the last attempt returns or raises")
+        return b"".join(self.read_stream(name))
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
         with self._named(name):
@@ -106,6 +97,40 @@ class S3Storage:
                 return self._write_first(name, content)
             self.client.put_object(Bucket=self.bucket, Key=self._key(name), Body=content)
             return True
+
+    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
+        """As the protocol has it; the server checks each part against its SHA-256."""
+        with self._named(name):
+            self.client.upload_fileobj(
+                io.BufferedReader(_Stream(parts), CHUNK_BYTES),
+                self.bucket,
+                self._key(name),
+                {"ChecksumAlgorithm": "SHA256"},
+            )
+
+    def read_stream(self, name: str) -> Iterator[bytes]:
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        get = partial(self.client.get_object, Bucket=self.bucket, Key=self._key(name))
+        with self._named(name):
+            answer = get()
+            tag, size, done = answer["ETag"], answer["ContentLength"], 0
+            delays = iter(_delays())
+            while True:
+                # Botocore does not repeat a request whose answer breaks off in its body.
+                try:
+                    for part in answer["Body"].iter_chunks(CHUNK_BYTES):
+                        done += len(part)
+                        delays = iter(_delays())
+                        yield part
+                except (HTTPClientError, IncompleteReadError):
+                    delay = next(delays, None)
+                    if delay is None:
+                        raise
+                    time.sleep(delay)
+                if done >= size:
+                    return
+                answer = get(Range=f"bytes={done}-", IfMatch=tag)
 
     def exists(self, name: str) -> bool:
         try:
@@ -125,9 +150,8 @@ class S3Storage:
                 Bucket=self.bucket, Prefix=self._key(prefix)
             )
             found = [item for page in pages for item in page.get("Contents", [])]
-        cut = len(self.prefix) + 1 if self.prefix else 0
         objects = (
-            ObjectInfo(item["Key"][cut:], item["Size"], item["ETag"])
+            ObjectInfo(item["Key"][self._cut :], item["Size"], item["ETag"])
             for item in found
             if not item["Key"].endswith("/")
         )
@@ -136,6 +160,34 @@ class S3Storage:
     def delete(self, name: str) -> None:
         with self._named(name):
             self.client.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def folders(self) -> Sequence[str]:
+        unfinished = [upload["Key"][self._cut :] for upload in self._uploads("")]
+        return sorted(
+            {name.partition("/")[0] for name in [*self.list(), *unfinished] if "/" in name}
+        )
+
+    def clear(self, folder: str) -> None:
+        for name in self.list(f"{folder}/"):
+            self.delete(name)
+        for upload in self._uploads(f"{folder}/"):
+            with self._named(folder):
+                self.client.abort_multipart_upload(
+                    Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                )
+
+    def _uploads(self, prefix: str) -> Sequence[MultipartUploadTypeDef]:
+        """Multipart uploads that were begun and not completed."""
+        with self._named(prefix):
+            pages = self.client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=self._key(prefix)
+            )
+            return [item for page in pages for item in page.get("Uploads", [])]
+
+    @property
+    def _cut(self) -> int:
+        """Length of what a key has before an object's name."""
+        return len(self.prefix) + 1 if self.prefix else 0
 
     def download(self, name: str, path: Path) -> None:
         partial = path.with_name(f".partial-{uuid.uuid4().hex}")
@@ -243,6 +295,26 @@ class S3Storage:
 def _delays() -> Sequence[float]:
     """Seconds between attempts."""
     return [FIRST_DELAY_SECONDS * 2**retry for retry in range(ATTEMPTS - 1)]
+
+
+class _Stream(io.RawIOBase):
+    """Reads what an iterable of buffers gives."""
+
+    def __init__(self, parts: Iterable[Buffer]) -> None:
+        self.parts, self.left = iter(parts), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self.left:
+            found = next(self.parts, None)
+            if found is None:
+                return 0
+            self.left = memoryview(found)
+        count = min(len(target), len(self.left))
+        target[:count], self.left = self.left[:count], self.left[count:]
+        return count
 
 
 def _remedy(code: str) -> str:

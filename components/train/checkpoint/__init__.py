@@ -1,5 +1,14 @@
 """Checkpoints: all that exact resume needs, whole or not at all, verified before use."""
 
+from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, CheckpointDamaged
+from steadytrain.components.train.checkpoint.place import checkpoints_of, open_store
 from steadytrain.components.train.checkpoint.store import CheckpointStore, newest
 
-__all__ = ["CheckpointStore", "newest"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointDamaged",
+    "CheckpointStore",
+    "checkpoints_of",
+    "newest",
+    "open_store",
+]

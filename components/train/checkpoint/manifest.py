@@ -1,34 +1,36 @@
-"""What a checkpoint's folder holds, and whether it still holds it.
+"""What a checkpoint's folder holds. Nothing here reads or writes.
 
 step-<n>/
-  model.safetensors, optimizer.safetensors
-                    tensors by global name, each slice with its place in the whole
-  state.json        everything else: schedule, random numbers, scores
-  manifest.json     tensors, and size and SHA-256 of each file
-  COMMIT            SHA-256 of the manifest; written last
+  <save>-rank-<r>.<part>.safetensors
+                        the slices of the part's tensors that rank r keeps
+  <save>-rank-<r>.json  RankRecord: those slices, their files, the rank's own state
+  <save>-state.json     what all ranks share: schedule, scores, position
+  <save>-manifest.json  Manifest: all tensors, and size and SHA-256 of each file
+  COMMIT                digest and name of the manifest; written last, only where absent
+  DAMAGED               instead of COMMIT: what was found to be wrong
 
 A tensor is named and placed as in the whole model, never as one strategy lays
-it out, so that another strategy or world size can read it.
+it out, so that another strategy or world size can read it. `<save>` is drawn
+anew by each attempt: what a killed one left is never taken for a part of another.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any, Final, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from steadytrain.components.shared.digest import file_digest
-from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.records import Record
-
-MANIFEST, COMMIT, STATE = "manifest.json", "COMMIT", "state.json"
-
-
-class CheckpointDamaged(SteadytrainError):
-    """A checkpoint is not what was written; the message names the file."""
+COMMIT, DAMAGED = "COMMIT", "DAMAGED"
+SCHEMA_VERSION: Final = 2
+FIRST_MANIFEST = "manifest.json"
+"""Name of the manifest in schema version 1, whose COMMIT held a digest only."""
 
 
-class Slice(Record):
+class _Plain(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Slice(_Plain):
     """A part of a tensor: in `file`, beginning at `offsets`, of `shape`."""
 
     file: str
@@ -36,8 +38,8 @@ class Slice(Record):
     shape: list[int]
 
 
-class TensorEntry(Record):
-    """A whole tensor and the slices that make it up."""
+class TensorEntry(_Plain):
+    """A whole tensor, named `<part>/<name>`, and the slices that make it up."""
 
     name: str
     dtype: str
@@ -45,7 +47,7 @@ class TensorEntry(Record):
     slices: list[Slice]
 
 
-class FileEntry(Record):
+class FileEntry(_Plain):
     """A file as it was written."""
 
     name: str
@@ -53,56 +55,52 @@ class FileEntry(Record):
     digest: str
 
 
-class Manifest(Record):
-    """All of a checkpoint but the manifest and the commit themselves."""
+class RankRecord(_Plain):
+    """What one rank has written, every byte of it synced before this record.
 
+    tensors: with the rank's own slices only.
+    state: what no other rank knows, as plain JSON data: its random numbers.
+    """
+
+    rank: int
+    tensors: list[TensorEntry]
+    files: list[FileEntry]
+    state: dict[str, Any]
+
+
+class Manifest(_Plain):
+    """All of a checkpoint but the manifest and the commit themselves.
+
+    name: of the manifest's own file.
+    state: name of the file with what all ranks share.
+    ranks: names of the files with the ranks' records, in the order of the ranks.
+    """
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    name: str
     step: int
     world_size: int
     tensors: list[TensorEntry]
     files: list[FileEntry]
+    state: str
+    ranks: list[str]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.bytes for entry in self.files)
+
+    @property
+    def names(self) -> set[str]:
+        """All that lies in the folder."""
+        return {COMMIT, self.name, *(entry.name for entry in self.files)}
 
 
-def is_committed(folder: Path) -> bool:
-    """Whether the checkpoint was written to its end."""
-    return (folder / COMMIT).is_file()
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a committed checkpoint.
-
-    Raises:
-        CheckpointDamaged: it is not the one that was committed.
-    """
-    try:
-        content = (folder / MANIFEST).read_bytes()
-        committed = (folder / COMMIT).read_text()
-        if file_digest(folder / MANIFEST) != committed.strip():
-            raise _damaged(folder / MANIFEST, "its digest is not the committed one")
-        return Manifest.model_validate_json(content)
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise _damaged(folder / MANIFEST, f"cannot be read ({type(error).__name__})") from error
-
-
-def verify(folder: Path) -> Manifest:
-    """The manifest, after every file was found as it was written.
-
-    Raises:
-        CheckpointDamaged: a file is missing, or has another size or content.
-    """
-    manifest = read_manifest(folder)
-    for entry in manifest.files:
-        file = folder / entry.name
-        if not file.is_file():
-            raise _damaged(file, "is missing")
-        if file.stat().st_size != entry.bytes:
-            raise _damaged(file, f"has {file.stat().st_size} bytes, {entry.bytes} were written")
-        if file_digest(file) != entry.digest:
-            raise _damaged(file, "has another content than was written (SHA-256)")
-    return manifest
-
-
-def _damaged(file: Path, what: str) -> CheckpointDamaged:
-    return CheckpointDamaged(
-        f"checkpoint file {file}: {what}",
-        remedy="the checkpoint before it is used; look at the disk if this happens again",
-    )
+def merged(records: list[RankRecord]) -> list[TensorEntry]:
+    """The whole tensors, from what each rank has of them."""
+    found: dict[str, TensorEntry] = {}
+    for entry in (entry for record in records for entry in record.tensors):
+        before = found.get(entry.name)
+        slices = [*before.slices, *entry.slices] if before else entry.slices
+        found[entry.name] = entry.model_copy(update={"slices": slices})
+    return list(found.values())

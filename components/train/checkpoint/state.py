@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged
+from steadytrain.components.train.checkpoint.checkpoint import CheckpointDamaged
 
 Tensors = dict[str, torch.Tensor]
 

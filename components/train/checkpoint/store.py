@@ -1,212 +1,236 @@
-"""Saving, finding and keeping the checkpoints of a run."""
+"""The checkpoints of a run: finding, writing and keeping them, in a folder or on S3."""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import hashlib
 import logging
-import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.local import sync_file, sync_folder
+from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.train.checkpoint.checkpoint import (
+    PREFIX,
+    Checkpoint,
+    CheckpointDamaged,
+)
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
-    MANIFEST,
-    STATE,
-    CheckpointDamaged,
+    DAMAGED,
     FileEntry,
     Manifest,
-    Slice,
+    RankRecord,
     TensorEntry,
-    is_committed,
-    verify,
+    merged,
 )
+from steadytrain.components.train.checkpoint.retention import Retention
 
 if TYPE_CHECKING:
-    import torch
+    from steadytrain.components.train.checkpoint.snapshot import Snapshot
 
-_PARTIAL, _DAMAGED, _STEP = ".partial-", "damaged-", "step-"
+OTHER_RANKS_SECONDS = 900.0
+"""How long rank 0 waits for what the others write, once its own is written."""
+
+_POLL_SECONDS = (0.01, 1.0)
 _log = logging.getLogger(__name__)
 
 
-def newest(folder: Path) -> Path | None:
+def newest(address: str | Path) -> Checkpoint | None:
     """The newest checkpoint that was committed and is found whole, or None.
 
     A damaged one is named in the log and set aside, so that it never counts again.
+
+    Raises:
+        BadInput: another version of steadytrain wrote it.
+        StorageError: storage refused.
     """
-    for checkpoint in reversed(committed(folder)):
+    for checkpoint in reversed(committed(address)):
         try:
-            verify(checkpoint)
+            checkpoint.verify()
         except CheckpointDamaged as error:
             _log.warning("%s", error)
-            _replace(checkpoint, folder / f"{_DAMAGED}{checkpoint.name}")
+            _set_aside(checkpoint, error.message)
         else:
             return checkpoint
     return None
 
 
-def committed(folder: Path) -> list[Path]:
+def committed(address: str | Path) -> list[Checkpoint]:
     """All committed checkpoints, the oldest first."""
-    return sorted(path for path in folder.glob(f"{_STEP}*") if is_committed(path))
-
-
-def load_tensors(checkpoint: Path, part: str) -> dict[str, torch.Tensor]:
-    """The whole tensors of a part ("model", "optimizer") by name, on the CPU.
-
-    Raises:
-        CheckpointDamaged: a file is not as it was written.
-    """
-    import torch
-    from safetensors import safe_open
-
-    manifest = verify(checkpoint)
-    tensors = {}
-    with contextlib.ExitStack() as stack:
-        files: dict[str, Any] = {}
-        for entry in (item for item in manifest.tensors if item.name.startswith(f"{part}/")):
-            whole = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-            for piece in entry.slices:
-                if piece.file not in files:
-                    opened = safe_open(checkpoint / piece.file, framework="pt")
-                    files[piece.file] = stack.enter_context(opened)
-                place = tuple(
-                    slice(start, start + size)
-                    for start, size in zip(piece.offsets, piece.shape, strict=True)
-                )
-                whole[place] = files[piece.file].get_tensor(entry.name)
-            tensors[entry.name.removeprefix(f"{part}/")] = whole
-    return tensors
-
-
-def load_state(checkpoint: Path) -> dict[str, Any]:
-    """What was given to `save` as `state`."""
-    content: dict[str, Any] = json.loads((checkpoint / STATE).read_bytes())
-    return content
+    return _committed(open_storage(str(address)))
 
 
 class CheckpointStore:
-    """The checkpoints of a run, in a folder that one process writes."""
+    """Writes the checkpoints of a run, each rank its own part of them.
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    Args:
+        keep: checkpoints that stay; a number: that many of the newest.
+        fence: called directly before a checkpoint is committed; raises where this
+            process may no longer write to the run.
+    """
 
-    def path(self, step: int) -> Path:
-        return self.folder / f"{_STEP}{step:08d}"
+    def __init__(
+        self,
+        address: str | Path,
+        *,
+        keep: int | Retention,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.storage = open_storage(str(address))
+        self.retention = Retention(keep) if isinstance(keep, int) else keep
+        self.fence = fence
 
-    def save(
+    def path(self, step: int) -> Checkpoint:
+        return _checkpoint(self.storage, f"{PREFIX}{step:08d}")
+
+    def write_rank(
         self,
         step: int,
-        *,
-        parts: Mapping[str, Mapping[str, torch.Tensor]],
+        save: str,
+        rank: int,
+        snapshots: Sequence[Snapshot],
         state: Mapping[str, Any],
-        world_size: int,
-    ) -> int:
-        """Writes a checkpoint; it appears whole or not at all.
+    ) -> None:
+        """Writes what this rank keeps of a checkpoint.
 
         Args:
-            parts: tensors by part and name; each part becomes a file.
-            state: plain JSON data.
-
-        Returns:
-            Its size in bytes.
+            save: name that no other attempt to save has.
+            state: plain JSON data that this rank alone knows.
 
         Raises:
-            StorageError: it could not be written; those before it are untouched.
+            NonFiniteState: a value is NaN or infinite.
+            StorageError: it could not be written; the checkpoints before it are untouched.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._clear()
-        partial = self.folder / f"{_PARTIAL}{_STEP}{step:08d}"
-        with _named(partial):
-            partial.mkdir()
-            size = _write(partial, step, parts, state, world_size)
-            _replace(partial, self.path(step))
-            sync_folder(self.folder)
-        return size
+        from steadytrain.components.train.checkpoint.tensor_file import Digested, encode, entries
 
-    def retain(self, best_step: int) -> None:
-        """Removes all but the newest `keep` and the best."""
-        for checkpoint in committed(self.folder)[: -self.keep]:
-            if checkpoint != self.path(best_step):
-                _remove(checkpoint)
+        for snapshot in snapshots:
+            snapshot.check(step)
+        storage = self.path(step).storage
+        tensors: list[TensorEntry] = []
+        files: list[FileEntry] = []
+        for snapshot in snapshots:
+            name = f"{save}-rank-{rank:04d}.{snapshot.part}.safetensors"
+            content = Digested(encode(snapshot))
+            try:
+                storage.write_stream(name, content)
+            except StorageError:
+                # A full disk gets back what there is.
+                for entry in files:
+                    storage.delete(entry.name)
+                raise
+            files.append(content.entry(name))
+            tensors += entries(snapshot, name)
+        record = RankRecord(rank=rank, tensors=tensors, files=files, state=dict(state))
+        storage.write(_rank_record(save, rank), record.model_dump_json().encode())
+
+    def commit(
+        self, step: int, save: str, world_size: int, state: bytes, *, given_up: Event
+    ) -> Manifest:
+        """Makes a checkpoint of what the ranks have written, once all of them have.
+
+        Args:
+            state: JSON of what all ranks share.
+            given_up: set from elsewhere, it ends the wait for the other ranks.
+
+        Raises:
+            StorageError: it could not be written, another process has committed this
+                step, or a rank is missing.
+        """
+        storage = self.path(step).storage
+        contents = [
+            _await(storage, _rank_record(save, rank), given_up) for rank in range(world_size)
+        ]
+        records = [RankRecord.model_validate_json(content) for content in contents]
+        own = {f"{save}-state.json": state}
+        storage.write(f"{save}-state.json", state)
+        own |= {_rank_record(save, rank): content for rank, content in enumerate(contents)}
+        manifest = Manifest(
+            step=step,
+            world_size=world_size,
+            tensors=merged(records),
+            files=[
+                *(entry for record in records for entry in record.files),
+                *(_entry(name, content) for name, content in own.items()),
+            ],
+            name=f"{save}-manifest.json",
+            state=f"{save}-state.json",
+            ranks=[_rank_record(save, rank) for rank in range(world_size)],
+        )
+        content = manifest.model_dump_json().encode()
+        storage.write(manifest.name, content)
+        self.fence()
+        line = f"{hashlib.sha256(content).hexdigest()}  {manifest.name}\n".encode()
+        if not storage.write(COMMIT, line, if_absent=True):
+            raise StorageError(
+                f"checkpoint {self.path(step)} was committed by another process",
+                remedy="see to it that one process alone trains this run, then start it again",
+            )
+        return manifest
+
+    def retain(self, kept: Manifest, best_step: int) -> None:
+        """Removes what the retention does not keep, and what killed saves have left.
+
+        Args:
+            kept: of the checkpoint that was just committed; no other save is under way.
+        """
+        storage = self.path(kept.step).storage
+        for name in set(storage.list()) - kept.names:
+            storage.delete(name)
+        steps = [checkpoint.step for checkpoint in _committed(self.storage)]
+        for step in self.retention.superfluous(steps, best=best_step):
+            self.path(step).storage.delete(COMMIT)
+        self._clear()
+
+    def begin(self) -> None:
+        """Removes what killed saves have left; no save is under way."""
+        self.fence()
+        self._clear()
 
     def _clear(self) -> None:
-        """What a kill in mid-save, or in mid-removal, has left."""
-        for path in self.folder.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(path)
+        marks = [name.partition("/") for name in self.storage.list(PREFIX)]
+        marked = {folder for folder, _, name in marks if name in (COMMIT, DAMAGED)}
+        for folder in self.storage.folders():
+            if folder.startswith(PREFIX) and folder not in marked:
+                self.storage.clear(folder)
 
 
-def _write(
-    folder: Path,
-    step: int,
-    parts: Mapping[str, Mapping[str, torch.Tensor]],
-    state: Mapping[str, Any],
-    world_size: int,
-) -> int:
-    from safetensors.torch import save_file
-
-    entries = []
-    for part, tensors in parts.items():
-        file = f"{part}.safetensors"
-        named = {
-            f"{part}/{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()
-        }
-        save_file(named, folder / file)
-        entries += [_whole(name, tensor, file) for name, tensor in named.items()]
-    (folder / STATE).write_text(json.dumps(state))
-    files = [
-        FileEntry(name=path.name, bytes=path.stat().st_size, digest=file_digest(path))
-        for path in sorted(folder.iterdir())
-    ]
-    manifest = Manifest(step=step, world_size=world_size, tensors=entries, files=files)
-    (folder / MANIFEST).write_text(manifest.model_dump_json())
-    for path in folder.iterdir():
-        sync_file(path)
-    (folder / COMMIT).write_text(file_digest(folder / MANIFEST))
-    sync_file(folder / COMMIT)
-    sync_folder(folder)
-    return sum(entry.bytes for entry in files)
+def _committed(storage: Storage) -> list[Checkpoint]:
+    folders = (name.partition("/") for name in storage.list(PREFIX))
+    return [_checkpoint(storage, folder) for folder, _, name in folders if name == COMMIT]
 
 
-def _whole(name: str, tensor: torch.Tensor, file: str) -> TensorEntry:
-    shape = list(tensor.shape)
-    return TensorEntry(
-        name=name,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=shape,
-        slices=[Slice(file=file, offsets=[0] * len(shape), shape=shape)],
-    )
+def _checkpoint(storage: Storage, name: str) -> Checkpoint:
+    own = storage.sub(name)
+    return Checkpoint(own.uri, own)
 
 
-def _replace(source: Path, target: Path) -> None:
-    """Renames a folder over another; a rename alone needs the target to be empty."""
-    if target.exists():
-        _remove(target)
-    source.replace(target)
+def _set_aside(checkpoint: Checkpoint, why: str) -> None:
+    checkpoint.storage.write(DAMAGED, f"{time.time():.0f} {why}\n".encode())
+    checkpoint.storage.delete(COMMIT)
 
 
-def _remove(folder: Path) -> None:
-    """Removes a folder; it stops counting before its first file goes."""
-    doomed = folder.with_name(f"{_PARTIAL}removed-{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.replace(doomed)
-    shutil.rmtree(doomed)
+def _rank_record(save: str, rank: int) -> str:
+    return f"{save}-rank-{rank:04d}.json"
 
 
-@contextlib.contextmanager
-def _named(partial: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
+def _entry(name: str, content: bytes) -> FileEntry:
+    return FileEntry(name=name, bytes=len(content), digest=hashlib.sha256(content).hexdigest())
 
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise StorageError(
-            f"checkpoint {partial.name.removeprefix(_PARTIAL)} cannot be written to "
-            f"{partial.parent}: {error}",
-            remedy="free space or give write permission there, then start the run again: "
-            "it continues from the checkpoint before",
-        ) from error
+
+def _await(storage: Storage, name: str, given_up: Event) -> bytes:
+    """The content of an object that another rank writes."""
+    end, pause = time.monotonic() + OTHER_RANKS_SECONDS, _POLL_SECONDS[0]
+    while True:
+        try:
+            return storage.read(name)
+        except FileNotFoundError:
+            pass
+        if given_up.wait(pause) or time.monotonic() >= end:
+            raise StorageError(
+                f"checkpoint {storage.uri} is not committed: {name} was not written",
+                remedy="look in the log of that rank; the checkpoint before is used",
+            )
+        pause = min(2 * pause, _POLL_SECONDS[1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from steadytrain.components.shared.errors import SteadytrainError
 
 
@@ -21,6 +24,25 @@ class Diverged(SteadytrainError):
             "defective records",
         )
         self.step, self.loss = step, loss
+
+
+class NonFiniteState(Diverged):
+    """A weight or a value of the optimizer is not finite, though loss and gradient were.
+
+    step: after which it was found.
+    """
+
+    def __init__(self, step: int, tensor: str) -> None:
+        SteadytrainError.__init__(
+            self,
+            f"training diverged at step {step}: {tensor} holds a value that is not finite, and "
+            "no checkpoint was made of it",
+            remedy="lower training.learning_rate, or look for defective records",
+        )
+        self.step, self.loss, self.tensor = step, math.nan, tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.step, self.tensor)
 
 
 class CannotRecompute(SteadytrainError):

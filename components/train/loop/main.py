@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from steadytrain.components.train.attempt import (
 )
 from steadytrain.components.train.heartbeat import FINISHING, Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.errors import Diverged
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.events.types import AttemptOutcome
@@ -47,8 +49,11 @@ class Rank:
         # Late, since torch takes seconds to import, in which a signal must not be lost.
         from steadytrain.components.shared.config import load
         from steadytrain.components.shared.records import DataRecord
+        from steadytrain.components.shared.storage import LocalStorage
         from steadytrain.components.shared.workspace import Workspace
-        from steadytrain.components.train.checkpoint.store import CheckpointStore
+        from steadytrain.components.train.checkpoint import Checkpoint, open_store
+        from steadytrain.components.train.checkpoint.cadence import Cadence
+        from steadytrain.components.train.lease import Row
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -65,15 +70,18 @@ class Rank:
             gradient_checkpointing=spec.gradient_checkpointing,
             skipped_batches=spec.skipped_batches,
         )
+        by_time = config.training.save_steps is None
         parts.heartbeat = self.heartbeat
+        fence = partial(Row(LocalStorage(workspace.lease)).fence, spec.generation)
         self.training = Training(
             parts,
-            CheckpointStore(workspace.checkpoints, keep=config.training.save_total_limit),
+            open_store(config, fence),
             Reporter(stream, spec.attempt),
             self.requests,
+            Cadence(spec.seconds_between_failures) if by_time and self.number == 0 else None,
         )
         if spec.resume_from:
-            self.training.resume(Path(spec.resume_from))
+            self.training.resume(Checkpoint.at(spec.resume_from))
         rate = config.training.learning_rate * spec.learning_rate_scale
         if parts.scheduler.base_lrs[0] != rate:
             # After the state is loaded, which has rates of its own.
@@ -81,6 +89,7 @@ class Rank:
         outcome = self.training.run()
         parts.beat(FINISHING)
         if self.number == 0:
+            fence()
             self._finish(self.training, outcome, workspace.model)
         # Together, since torchrun ends the others once one rank has left with a status.
         parts.accelerator.wait_for_everyone()
@@ -105,14 +114,18 @@ class Rank:
         training.reporter.close()
 
     def report(self, error: BaseException) -> None:
-        """Writes why this rank failed."""
+        """Writes why this rank failed, and after which step."""
+        step = self.training.progress.step if self.training else 0
+        if isinstance(error, Diverged):
+            # Of a checkpoint it is found when training has gone on.
+            step = error.step - 1
         RankError(
             rank=self.number,
             time=time.time(),
             kind=type(error).__name__,
             message=redact(str(error)),
             traceback=redact("".join(traceback.format_exception(error))),
-            step=self.training.progress.step if self.training else 0,
+            step=step,
             memory_needed=self._least_memory(),
         ).save(self.folder.error(self.number))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from pathlib import Path
 
 import psutil
 import torch
@@ -21,6 +21,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
+from steadytrain.components.train.checkpoint.saver import Saved
 from steadytrain.components.train.loop.errors import Diverged
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.setup import Parts, precision
@@ -28,7 +29,7 @@ from steadytrain.components.train.loop.steps import StepResult
 
 
 class Reporter:
-    """Emits events where there is a stream."""
+    """Emits events where there is a stream; from any thread."""
 
     def __init__(self, stream: EventStream | None, attempt: int) -> None:
         self.stream, self.attempt = stream, attempt
@@ -36,10 +37,12 @@ class Reporter:
         self._window_tokens, self._window_seconds = 0, 0.0
         self._process = psutil.Process()
         self._memory, self._measured = 0, -math.inf
+        self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
         if self.stream is not None:
-            self.stream.emit(event)
+            with self._lock:
+                self.stream.emit(event)
 
     def started(self, parts: Parts, progress: Progress) -> None:
         device = parts.accelerator.device
@@ -93,14 +96,16 @@ class Reporter:
             )
         )
 
-    def saved(self, progress: Progress, checkpoint: Path, size: int, seconds: float) -> None:
+    def saved(self, saved: Saved) -> None:
+        """Called by the thread that writes checkpoints."""
         self.emit(
             CheckpointSaved(
                 attempt=self.attempt,
-                step=progress.step,
-                checkpoint=str(checkpoint),
-                bytes=size,
-                seconds=seconds,
+                step=saved.checkpoint.step,
+                checkpoint=str(saved.checkpoint),
+                bytes=saved.bytes,
+                seconds=saved.blocking_seconds,
+                writing_seconds=saved.writing_seconds,
             )
         )
 

@@ -35,11 +35,15 @@ class Agreement:
     weight: targets of the whole global batch.
     tokens: cost of its rows.
     stop: outcome to leave with, or None to go on.
+    unsaved: a rank has failed to write its part of a checkpoint.
+    due: a checkpoint is to be saved after the step.
     """
 
     weight: int
     tokens: int
     stop: AttemptOutcome | None
+    unsaved: bool = False
+    due: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,30 @@ def take_share(parts: Parts, step: int) -> Share:
     )
 
 
-def agree(parts: Parts, own: Share, stop_flags: list[int]) -> Agreement:
-    """Adds up over the ranks what each needs from all: targets, tokens, requests to stop."""
+def agree(
+    parts: Parts,
+    own: Share,
+    stop_flags: list[int],
+    *,
+    unsaved: bool = False,
+    due: bool = False,
+) -> Agreement:
+    """Adds up over the ranks what each needs from all: targets, tokens, requests.
+
+    Args:
+        unsaved, due: as in Agreement, where this rank knows of it.
+    """
     weight = sum(map(parts.task.weight, own.batches))
     counts = torch.tensor(
-        [weight, own.tokens, *stop_flags], dtype=torch.int64, device=parts.accelerator.device
+        [weight, own.tokens, int(unsaved), int(due), *stop_flags],
+        dtype=torch.int64,
+        device=parts.accelerator.device,
     )
-    weight, tokens, *stops = parts.accelerator.reduce(counts, "sum").tolist()
+    weight, tokens, failed, waiting, *stops = parts.accelerator.reduce(counts, "sum").tolist()
     asked = [outcome for outcome, count in zip(OUTCOMES, stops, strict=True) if count]
-    return Agreement(max(weight, 1), tokens, asked[0] if asked else None)
+    return Agreement(
+        max(weight, 1), tokens, asked[0] if asked else None, unsaved=failed > 0, due=waiting > 0
+    )
 
 
 def take_step(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from accelerate.utils import gather_object
 
 from steadytrain.components.shared.events.types import AttemptOutcome
-from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged, is_committed
+from steadytrain.components.train.checkpoint import (
+    Checkpoint,
+    CheckpointDamaged,
+    CheckpointStore,
+)
+from steadytrain.components.train.checkpoint.cadence import Cadence
+from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,
@@ -17,9 +25,8 @@ from steadytrain.components.train.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.store import CheckpointStore, load_state, load_tensors
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.loop.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.export import export_model
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
@@ -28,6 +35,9 @@ from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
 from steadytrain.components.train.loop.validation import best_by, validate
+
+FAILED_SECONDS: Final = 5.0
+"""What a failed training still gives to the checkpoint that is being written."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +50,51 @@ class Chosen:
 
 
 class Training:
-    """The loop and its state."""
+    """The loop and its state.
+
+    Args:
+        cadence: rank 0's, where checkpoints come by time and not by `save_steps`.
+    """
 
     def __init__(
-        self, parts: Parts, store: CheckpointStore, reporter: Reporter, requests: StopRequests
+        self,
+        parts: Parts,
+        store: CheckpointStore,
+        reporter: Reporter,
+        requests: StopRequests,
+        cadence: Cadence | None = None,
     ) -> None:
+        self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
+        self.saver = Saver(
+            store,
+            rank=parts.rank,
+            world_size=parts.world_size,
+            gather=gather_object,
+            on_saved=self._saved,
+            on_wait=partial(parts.beat, "save"),
+        )
 
     def run(self) -> AttemptOutcome:
         """Trains until the last step, early stopping, or a request to stop.
 
         Raises:
-            Diverged: loss or gradient norm is not finite; nothing of that step is saved.
+            Diverged: loss, gradient norm or state is not finite; nothing of that step is saved.
+            StorageError: a checkpoint cannot be written, on whichever rank.
         """
+        try:
+            outcome = self._train()
+            self.saver.settle()
+        except BaseException as error:
+            if isinstance(error, NonFiniteState):
+                self.reporter.diverged(error)
+            self.saver.abandon(FAILED_SECONDS)
+            raise
+        return outcome
+
+    def _train(self) -> AttemptOutcome:
         training, progress = self.parts.config.training, self.progress
         self.reporter.started(self.parts, progress)
         while progress.step < self.parts.steps:
@@ -62,7 +102,15 @@ class Training:
                 self.save()
                 return "early_stopped"
             own = take_share(self.parts, progress.step)
-            agreed = agree(self.parts, own, self.requests.flags())
+            agreed = agree(
+                self.parts,
+                own,
+                self.requests.flags(),
+                unsaved=self.saver.failed,
+                due=self.cadence is not None and self.cadence.due,
+            )
+            if agreed.unsaved:
+                self.saver.settle()
             if agreed.stop is not None:
                 self.save()
                 return agreed.stop
@@ -71,7 +119,8 @@ class Training:
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
             keep = better and training.load_best_model_at_end
-            if last or keep or progress.step % training.save_steps == 0:
+            every = training.save_steps
+            if last or keep or agreed.due or (every and progress.step % every == 0):
                 self.save()
         return "finished"
 
@@ -120,46 +169,49 @@ class Training:
         return better
 
     def save(self) -> None:
-        """Saves a checkpoint of this step, unless there is one."""
-        parts, progress = self.parts, self.progress
-        parts.beat("save")
-        path = self.store.path(progress.step)
-        generators = gather_object([random_state()])
-        if parts.rank != 0 or is_committed(path):
-            return
-        began = time.monotonic()
-        scaler = parts.accelerator.scaler
-        size = self.store.save(
-            progress.step,
+        """Begins to save a checkpoint of this step, unless there is one."""
+        self.parts.beat("save")
+        if self.cadence is not None:
+            self.cadence.began()
+        self.saver.save(self.progress.step, self.progress.best_step, self._state)
+
+    def _saved(self, saved: Saved) -> None:
+        """Called by the thread that writes, after the commit."""
+        if self.cadence is not None:
+            self.cadence.measured(saved.blocking_seconds, saved.writing_seconds)
+        self.reporter.saved(saved)
+
+    def _state(self) -> State:
+        parts, scaler = self.parts, self.parts.accelerator.scaler
+        return State(
             parts={
                 "model": model_tensors(parts.module),
                 "optimizer": optimizer_tensors(parts.module, parts.optimizer),
             },
-            state={
-                "progress": progress.as_state(),
+            # Each rank's own: what batch normalisation has seen, for one.
+            on_first={f"model/{name}" for name, _ in parts.module.named_buffers()},
+            shared={
+                "progress": self.progress.as_state(),
                 "groups": optimizer_settings(parts.optimizer),
                 "scheduler": parts.scheduler.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
-                "generators": generators,
             },
-            world_size=parts.world_size,
+            own=random_state(),
         )
-        self.store.retain(progress.best_step)
-        self.reporter.saved(progress, path, size, time.monotonic() - began)
 
-    def resume(self, checkpoint: Path) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Puts everything back as it was after the checkpoint's step.
 
         Raises:
             CheckpointDamaged: the checkpoint is not as it was written, or of another model.
         """
         parts = self.parts
-        restore_model(parts.module, load_tensors(checkpoint, "model"))
-        state = load_state(checkpoint)
+        restore_model(parts.module, checkpoint.tensors("model"))
+        state = checkpoint.state()
         restore_optimizer(
             parts.module,
             parts.optimizer.optimizer,
-            load_tensors(checkpoint, "optimizer"),
+            checkpoint.tensors("optimizer"),
             state["groups"],
         )
         parts.scheduler.load_state_dict(state["scheduler"])
@@ -167,8 +219,9 @@ class Training:
             parts.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         # In a larger world the ranks that are new keep the generators that they were seeded with.
-        if parts.rank < len(state["generators"]):
-            restore_random_state(state["generators"][parts.rank])
+        generators = checkpoint.rank_state(parts.rank)
+        if generators is not None:
+            restore_random_state(generators)
 
     def export(self, target: Path) -> Chosen:
         """Writes the best validated model, or the last one; returns which it is.
@@ -178,7 +231,7 @@ class Training:
         chosen = self.best()
         if chosen.step != self.progress.step:
             try:
-                tensors = load_tensors(self.store.path(chosen.step), "model")
+                tensors = self.store.path(chosen.step).tensors("model")
                 restore_model(self.parts.module, tensors)
             except CheckpointDamaged as error:
                 self.reporter.warn(f"{error.message}; the last model is kept instead of the best")

@@ -76,6 +76,7 @@ _KINDS = {
     "StorageError": FailureClass.STORAGE,
     "CheckpointDamaged": FailureClass.CHECKPOINT_CORRUPT,
     "Diverged": FailureClass.DIVERGENCE,
+    "NonFiniteState": FailureClass.DIVERGENCE,
     "CannotRecompute": FailureClass.GPU_OOM,
     "OOMKilled": FailureClass.HOST_OOM,
     "Hang": FailureClass.HANG,

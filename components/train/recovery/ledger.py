@@ -72,10 +72,14 @@ class AttemptHistory:
 
 @dataclass
 class History:
-    """What the ledger tells, attempts and decisions in their order."""
+    """What the ledger tells, attempts and decisions in their order.
+
+    generation: of the last supervisor that wrote.
+    """
 
     attempts: list[AttemptHistory] = field(default_factory=list)
     decisions: list[DecisionMade] = field(default_factory=list)
+    generation: int = 0
 
     @property
     def next_attempt(self) -> int:
@@ -166,12 +170,12 @@ class Ledger:
         Raises:
             BadInput: the ledger was written by a newer version.
         """
-        history, attempts, newest = History(), dict[int, AttemptHistory](), 0
+        history, attempts = History(), dict[int, AttemptHistory]()
         for name in self.storage.list():
             event, generation = self._read(name)
-            if generation < newest:
+            if generation < history.generation:
                 continue
-            newest = generation
+            history.generation = generation
             if isinstance(event, DecisionMade):
                 history.decisions.append(event)
             elif isinstance(event, AttemptStarted):

@@ -55,6 +55,7 @@ _NEUTRAL = (
     "eval_steps",
     "save_steps",
     "save_total_limit",
+    "save_keep_every",
 )
 
 
@@ -94,12 +95,13 @@ class Supervisor:
             StorageError: the ledger cannot be written.
         """
         self.workspace.create()
-        seconds = self.config.recovery.lease_seconds
-        lease = LocalStorage(self.workspace.lease)
-        with (
-            hold(lease, run_id=self.workspace.run_id, seconds=seconds) as self.lease,
-            stop_requests() as request,
-        ):
+        lease = hold(
+            LocalStorage(self.workspace.lease),
+            run_id=self.workspace.run_id,
+            seconds=self.config.recovery.lease_seconds,
+            after=self.ledger.history().generation,
+        )
+        with lease as self.lease, stop_requests() as request:
             self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step
@@ -184,7 +186,7 @@ class Supervisor:
         history = self.ledger.history()
         number = history.next_attempt
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.workspace)
+        resume_from, resumed_step = _newest_checkpoint(self.config)
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
@@ -199,6 +201,7 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
+                seconds_between_failures=self._between_failures(history),
                 generation=self.lease.generation,
             )
             # First: from then on the attempt's number is ours, whoever else there is.
@@ -241,6 +244,13 @@ class Supervisor:
         return plan.within(
             limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
         )
+
+    def _between_failures(self, history: History) -> float:
+        from steadytrain.components.train.checkpoint.cadence import expected_between_failures
+
+        failures = sum(bool(item.ended and item.ended.failure_class) for item in history.attempts)
+        prior = self.config.recovery.seconds_between_failures
+        return expected_between_failures(prior, history.seconds, failures)
 
     def _take_up_learned(self, plan: BatchPlan, watch: Watch) -> None:
         """Puts what earlier runs have learned into the ledger, where it changes the plan."""
@@ -319,12 +329,11 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
 
 
-def _newest_checkpoint(workspace: Workspace) -> tuple[str, int | None]:
-    from steadytrain.components.train.checkpoint import newest
-    from steadytrain.components.train.checkpoint.manifest import read_manifest
+def _newest_checkpoint(config: RunConfig) -> tuple[str, int | None]:
+    from steadytrain.components.train.checkpoint import checkpoints_of, newest
 
-    found: Path | None = newest(workspace.checkpoints)
-    return (str(found), read_manifest(found).step) if found else ("", None)
+    found = newest(checkpoints_of(config))
+    return (str(found), found.step) if found else ("", None)
 
 
 def _ended(number: int, step: int, ending: Ending) -> AttemptEnded:

@@ -130,14 +130,17 @@ def _pieces(
     """Kinds with the moments at which they end."""
     began, step = attempt.started.time, attempt.started.resumed_from_step or 0
     yield "waiting", began
-    saves = [(item.time - item.seconds, item) for item in attempt.checkpoints]
+    # Told at the commit; training stood still for the snapshot, before the writing.
+    saves = [
+        (item.time - item.writing_seconds - item.seconds, item) for item in attempt.checkpoints
+    ]
     known = [began, *(item.time for item in attempt.checkpoints)]
     end = attempt.ended.time if attempt.ended else max(until, *known)
     clock = attempt.ready.time if attempt.ready else saves[0][0] if saves else end
     yield "restarting", clock
     for stopped, saved in saves:
         yield from _work(clock, stopped, step, saved.step, surviving)
-        clock, step = saved.time, saved.step
+        clock, step = stopped + saved.seconds, saved.step
         yield "checkpointing", clock
     last = attempt.ended.step if attempt.ended else step
     yield from _work(clock, end, step, last, surviving)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,8 +16,7 @@ import torch
 
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
-from steadytrain.components.train.checkpoint import newest
-from steadytrain.components.train.checkpoint.store import load_state
+from steadytrain.components.train.checkpoint import Checkpoint, newest
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 
 from support.training import GPT2, LLAMA, events_of, losses_of, weights_digest
@@ -87,9 +88,9 @@ def test_patience_is_resumed(make_bench):
     stopped_at = undisturbed.train_here().progress.step
     start = undisturbed.workspace.checkpoints / f"step-{stopped_at - 4:08d}"
     # The best model's checkpoint must be there too.
-    best = f"step-{load_state(start)['progress']['best_step']:08d}"
+    best = f"step-{Checkpoint.at(start).state()['progress']['best_step']:08d}"
     resumed.workspace.checkpoints.mkdir(parents=True)
-    (resumed.workspace.checkpoints / best).symlink_to(undisturbed.workspace.checkpoints / best)
+    shutil.copytree(undisturbed.workspace.checkpoints / best, resumed.workspace.checkpoints / best)
 
     resumed.train_here(1, resume_from=start)
 
@@ -180,7 +181,8 @@ def test_one_rank_that_is_asked_to_leave_takes_the_others_with_it(make_bench):
 def test_a_failing_rank_tells_why_and_hides_secrets(make_bench):
     bench = make_bench(task="support.faults:Bug")
 
-    ended = bench.run(FAULT_STEP="3", PYTHONPATH=str(Path(__file__).parents[2]))
+    path = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
+    ended = bench.run(FAULT_STEP="3", PYTHONPATH=path)
 
     assert ended.code == 1
     error = ended.folder.errors()[0]
@@ -200,3 +202,65 @@ def test_every_generator_comes_back():
     restore_random_state(state)
 
     assert draw() == first
+
+
+@pytest.mark.slow
+def test_another_division_of_the_batch_goes_on_with_the_same_losses(make_bench):
+    """8x1 as 4x2, one rank as two and two as one: other sums, so within 1e-6 (fp32, no dropout)."""
+
+    def bench(name, micro, ranks=1):
+        training = {"global_batch_size": 8, "micro_batch_size": micro, "max_steps": 60}
+        training |= {"eval_steps": 100, "save_steps": 20, "save_total_limit": 9}
+        return make_bench(name, training=training, compute={"nproc_per_node": ranks})
+
+    def losses(one, start):
+        found = losses_of(one.workspace)
+        return [found[step] for step in range(start + 1, start + 21)]
+
+    def checkpoint(one, step):
+        return one.workspace.checkpoints / f"step-{step:08d}"
+
+    whole, cut, two, one = bench("8x1", 8), bench("4x2", 4), bench("two", 4, 2), bench("one", 8)
+    whole.train_here()
+    cut.train_here(resume_from=checkpoint(whole, 20))
+    assert losses(cut, 20) == pytest.approx(losses(whole, 20), rel=1e-6)
+
+    ended = two.run(ranks=2, resume_from=checkpoint(whole, 20))
+    assert ended.code == 0, ended.output
+    assert losses(two, 20) == pytest.approx(losses(whole, 20), rel=1e-6)
+    assert newest(two.workspace.checkpoints).manifest.world_size == 2
+
+    one.train_here(resume_from=checkpoint(two, 40))
+    assert losses(one, 40) == pytest.approx(losses(two, 40), rel=1e-6)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recomputing", [False, True])
+def test_four_ranks_resume(make_bench, recomputing):
+    """Beyond two ranks the order of a reduction may depend on DDP's buckets.
+
+    Measured on four (gloo): the weights are equal to the bit. With activation
+    checkpointing they are not, since DDP, which then looks for no unused parameters,
+    rebuilds its buckets after the first step, of which a resumed run has one more;
+    there the losses agree.
+    """
+    settings = {
+        "training": {
+            "max_steps": 24,
+            "save_steps": 12,
+            "eval_steps": 100,
+            "micro_batch_size": 1,
+            "gradient_checkpointing": recomputing,
+        },
+        "compute": {"nproc_per_node": 4},
+    }
+    undisturbed, resumed = make_bench("undisturbed", **settings), make_bench("resumed", **settings)
+    assert undisturbed.run(1, ranks=4).code == 0
+    checkpoint = undisturbed.workspace.checkpoints / "step-00000012"
+
+    assert resumed.run(1, ranks=4, resume_from=checkpoint).code == 0
+
+    if not recomputing:
+        assert weights_digest(resumed.workspace) == weights_digest(undisturbed.workspace)
+    after = {step: loss for step, loss in losses_of(undisturbed.workspace).items() if step > 12}
+    assert losses_of(resumed.workspace) == pytest.approx(after, rel=1e-6)

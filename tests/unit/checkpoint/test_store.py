@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import resource
 import shutil
+import threading
 
+import boto3
 import pytest
 import torch
+from moto import mock_aws
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.train.checkpoint import CheckpointStore, newest
-from steadytrain.components.train.checkpoint.manifest import (
-    COMMIT,
-    MANIFEST,
-    STATE,
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
-    read_manifest,
-    verify,
+    CheckpointStore,
+    newest,
 )
+from steadytrain.components.train.checkpoint.manifest import COMMIT, DAMAGED
+from steadytrain.components.train.checkpoint.retention import Retention
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,
@@ -28,101 +32,97 @@ from steadytrain.components.train.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.store import (
-    committed,
-    load_state,
-    load_tensors,
-)
+from steadytrain.components.train.checkpoint.store import committed
 
+from support.checkpoints import PARTS, same, save, shifted
 from support.training import LLAMA, VOCABULARY
 
-PARTS = {
-    "model": {"weight": torch.arange(12.0).reshape(3, 4), "count": torch.tensor(3)},
-    "optimizer": {"weight/exp_avg": torch.ones(3, 4, dtype=torch.bfloat16)},
-}
+
+@pytest.fixture(params=["folder", "s3"])
+def address(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        yield str(tmp_path / "checkpoints")
+        return
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield "s3://bucket/some/run"
 
 
 @pytest.fixture
-def store(tmp_path):
-    return CheckpointStore(tmp_path / "checkpoints", keep=2)
+def store(address):
+    return CheckpointStore(address, keep=2)
 
 
-def save(store, *steps, parts=PARTS):
-    return [store.save(step, parts=parts, state={"step": step}, world_size=1) for step in steps]
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
 
 
-def names(store):
-    return sorted(path.name for path in store.folder.iterdir())
+def names(address):
+    return [checkpoint.name for checkpoint in committed(address)]
 
 
-def test_what_was_saved_is_loaded(store):
-    (size,) = save(store, 7)
+def test_what_was_saved_is_loaded(store, address):
+    manifest = save(store, 7)
 
-    checkpoint = newest(store.folder)
+    checkpoint = newest(address)
 
     assert checkpoint == store.path(7)
-    for part, tensors in PARTS.items():
-        loaded = load_tensors(checkpoint, part)
-        assert loaded.keys() == tensors.keys()
-        for name, tensor in tensors.items():
-            assert loaded[name].dtype == tensor.dtype
-            assert torch.equal(loaded[name], tensor)
-    assert load_state(checkpoint) == {"step": 7}
-    assert size == sum(
-        path.stat().st_size for path in checkpoint.iterdir() if path.name not in {MANIFEST, COMMIT}
-    )
+    assert all(same(checkpoint.tensors(part), PARTS[part]) for part in PARTS)
+    assert checkpoint.state() == {"step": 7}
+    assert (checkpoint.rank_state(0), checkpoint.rank_state(1)) == ({"rank": 0}, None)
+    assert sorted(checkpoint.storage.list()) == sorted(manifest.names)
+    sizes = {name: len(checkpoint.storage.read(name)) for name in manifest.names}
+    assert manifest.bytes == sum(sizes.values()) - sizes[COMMIT] - sizes[manifest.name]
 
 
-def test_the_manifest_places_every_tensor_in_the_whole(store):
-    save(store, 1)
+def test_the_files_are_what_safetensors_reads(folder):
+    """Every type of number, an empty tensor and one without dimensions."""
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+    kinds += [torch.int16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn]
+    tensors = {str(kind): torch.arange(5).to(kind) for kind in kinds}
+    tensors |= {"empty": torch.empty(0, 3), "one": torch.tensor(2.5)}
+    tensors["transposed"] = torch.arange(6.0).reshape(2, 3).T
+    store = CheckpointStore(folder, keep=1)
+    save(store, 1, parts={"model": tensors})
 
-    manifest = read_manifest(store.path(1))
+    (file,) = store.path(1).storage.folder.glob("*.model.safetensors")
 
-    entries = {entry.name: entry for entry in manifest.tensors}
-    assert entries.keys() == {"model/weight", "model/count", "optimizer/weight/exp_avg"}
-    piece = entries["model/weight"].slices[0]
-    assert (piece.file, piece.offsets, piece.shape) == ("model.safetensors", [0, 0], [3, 4])
-    assert (manifest.step, manifest.world_size) == (1, 1)
+    read = {name.removeprefix("model/"): item for name, item in load_file(file).items()}
+    assert same(read, {name: item.contiguous() for name, item in tensors.items()})
+    assert same(newest(folder).tensors("model"), tensors)
 
 
-def test_slices_of_several_files_make_up_a_tensor(store):
-    """As another world size would have written it."""
-    from safetensors.torch import save_file
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_slices_of_all_ranks_make_up_the_whole(folder, world_size):
+    """Unequal tensors, fewer rows than ranks; each byte is written once, in equal parts."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(7, 33), (1, 5), (64,), (), (0, 4), (3, 2, 2), (501, 2)]
+    tensors = {str(shape): torch.rand(shape, generator=generator) for shape in shapes}
+    store = CheckpointStore(folder, keep=1)
 
-    from steadytrain.components.shared.digest import file_digest
-    from steadytrain.components.train.checkpoint.manifest import (
-        FileEntry,
-        Manifest,
-        Slice,
-        TensorEntry,
-    )
+    manifest = save(store, 1, parts={"model": tensors}, world_size=world_size)
 
-    whole = torch.arange(12.0).reshape(3, 4)
-    folder = store.path(5)
-    folder.mkdir(parents=True)
-    cuts = {"a.safetensors": ([0, 0], whole[:1]), "b.safetensors": ([1, 0], whole[1:])}
-    for file, (_, part) in cuts.items():
-        save_file({"model/weight": part.contiguous()}, folder / file)
-    slices = [
-        Slice(file=file, offsets=offsets, shape=list(part.shape))
-        for file, (offsets, part) in cuts.items()
+    assert same(newest(folder).tensors("model"), tensors)
+    written = [0] * world_size
+    for entry in manifest.tensors:
+        for piece in entry.slices:
+            rank = int(piece.file.partition("-rank-")[2][:4])
+            written[rank] += 4 * int(torch.tensor(piece.shape).prod())
+    total = sum(4 * tensor.numel() for tensor in tensors.values())
+    widest_row = 4 * 33
+    assert sum(written) == total
+    assert max(written) - min(written) <= 2 * widest_row
+    assert [newest(folder).rank_state(rank) for rank in range(world_size)] == [
+        {"rank": rank} for rank in range(world_size)
     ]
-    files = [
-        FileEntry(
-            name=file, bytes=(folder / file).stat().st_size, digest=file_digest(folder / file)
-        )
-        for file in cuts
-    ]
-    entry = TensorEntry(name="model/weight", dtype="float32", shape=[3, 4], slices=slices)
-    manifest = Manifest(step=5, world_size=2, tensors=[entry], files=files)
-    (folder / MANIFEST).write_text(manifest.model_dump_json())
-    (folder / COMMIT).write_text(file_digest(folder / MANIFEST))
-
-    assert torch.equal(load_tensors(folder, "model")["weight"], whole)
 
 
-def test_there_may_be_none(tmp_path):
-    assert newest(tmp_path / "nowhere") is None
+def test_there_may_be_none(address):
+    assert newest(address) is None
 
 
 def flip(path):
@@ -141,85 +141,229 @@ def remove(path):
 
 def swap(path):
     """The same file of the checkpoint before."""
-    shutil.copyfile(path.parents[1] / "step-00000001" / path.name, path)
+    (other,) = path.parents[1].glob(f"step-00000001/{_kind(path.name)}")
+    shutil.copyfile(other, path)
+
+
+def _kind(name):
+    """A file's name whichever save it is of, as a pattern."""
+    return name if name == COMMIT else "*-" + name.partition("-")[2]
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
 @pytest.mark.parametrize(
-    "file", ["model.safetensors", "optimizer.safetensors", STATE, MANIFEST, COMMIT]
+    "file",
+    [
+        "*-rank-0000.model.safetensors",
+        "*-rank-0001.optimizer.safetensors",
+        "*-rank-0001.json",
+        "*-state.json",
+        "*-manifest.json",
+        COMMIT,
+    ],
 )
 def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(
-    store, caplog, file, damage
+    folder, caplog, file, damage
 ):
-    save(store, 1)
-    other = {part: {name: item + 1 for name, item in own.items()} for part, own in PARTS.items()}
-    save(store, 2, parts=other)
-    damage(store.path(2) / file)
+    store = CheckpointStore(folder, keep=2)
+    save(store, 1, world_size=2)
+    save(store, 2, parts=shifted(1), world_size=2)
+    (path,) = (folder / "step-00000002").glob(file)
+    damage(path)
 
     with caplog.at_level(logging.WARNING):
-        found = newest(store.folder)
+        found = newest(folder)
 
     assert found == store.path(1)
+    assert names(folder) == ["step-00000001"]
     uncommitted = file == COMMIT and damage is remove
-    assert uncommitted or str(store.path(2) / (MANIFEST if file == COMMIT else file)) in caplog.text
-    assert uncommitted or "damaged-step-00000002" in names(store)
-    assert committed(store.folder)[-1] == store.path(1) or uncommitted
+    # What COMMIT says of the manifest is all that is known of either.
+    named = "step-00000002/" if file == COMMIT else str(path)
+    assert uncommitted or named in caplog.text
+    assert uncommitted or "checkpoint file" in (path.parent / DAMAGED).read_text()
 
 
-def test_a_stale_manifest_is_found_out(store):
-    """A whole older checkpoint's manifest and commit over newer files."""
+def test_what_was_set_aside_stays_until_its_step_is_saved_again(folder):
+    store = CheckpointStore(folder, keep=2)
     save(store, 1)
-    save(store, 2, parts={**PARTS, "model": {"weight": torch.zeros(3, 4)}})
-    for name in (MANIFEST, COMMIT):
-        shutil.copyfile(store.path(1) / name, store.path(2) / name)
+    save(store, 2)
+    flip(next((folder / "step-00000002").glob("*.model.*")))
+    newest(folder)
+    store.retain(save(store, 3), best_step=0)
+    assert (folder / "step-00000002" / DAMAGED).is_file()
 
-    with pytest.raises(CheckpointDamaged, match=r"model\.safetensors"):
-        verify(store.path(2))
+    manifest = save(store, 2, parts=shifted(1))
+    store.retain(manifest, best_step=3)
+
+    assert {path.name for path in (folder / "step-00000002").iterdir()} == manifest.names
 
 
-def test_what_a_kill_leaves_never_counts_and_is_cleared(store):
+def test_damage_in_an_s3_object_is_found(store, address):
+    if not address.startswith("s3"):
+        return
     save(store, 1)
-    partial = store.folder / ".partial-step-00000002"
-    shutil.copytree(store.path(1), partial)
-    unfinished = store.path(3)
-    shutil.copytree(store.path(1), unfinished)
-    (unfinished / COMMIT).unlink()
+    save(store, 2)
+    storage = store.path(2).storage
+    name = next(name for name in storage.list() if name.endswith(".model.safetensors"))
+    storage.write(name, storage.read(name)[:-1] + b"?")
 
-    assert newest(store.folder) == store.path(1)
-    save(store, 4)
-    assert not partial.exists()
+    assert newest(address) == store.path(1)
+    assert names(address) == ["step-00000001"]
 
 
-def test_a_step_may_be_saved_again(store):
+def test_a_stale_manifest_is_found_out(folder):
+    """A whole older checkpoint's commit over newer files, and under a newer name."""
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+    save(store, 2)
+    shutil.copyfile(folder / "step-00000001" / COMMIT, folder / "step-00000002" / COMMIT)
+    shutil.copytree(folder / "step-00000001", folder / "step-00000003")
+
+    with pytest.raises(CheckpointDamaged, match=r"manifest\.json: is missing"):
+        store.path(2).verify()
+    with pytest.raises(CheckpointDamaged, match="is of step 1"):
+        store.path(3).verify()
+
+
+def test_other_versions_are_refused_by_name(folder):
+    """The first one's COMMIT was a digest alone; the number counts only under its digest."""
+    store = CheckpointStore(folder, keep=9)
+    old = folder / "step-00000001"
+    old.mkdir(parents=True)
+    (old / "manifest.json").write_text(json.dumps({"schema_version": 1, "step": 1}))
+    digest = hashlib.sha256((old / "manifest.json").read_bytes()).hexdigest()
+    (old / COMMIT).write_text(digest)
+
+    with pytest.raises(BadInput, match="schema version 1; this steadytrain reads 2"):
+        newest(folder)
+    (old / "manifest.json").write_text(json.dumps({"schema_version": 7, "step": 1}))
+    assert newest(folder) is None
+    save(store, 2)
+    assert newest(folder) == store.path(2)
+
+
+def test_a_folder_that_may_not_be_read_is_no_damage(folder, monkeypatch):
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+
+    def denied(self, name):
+        raise PermissionError(13, "Permission denied")
+        yield
+
+    monkeypatch.setattr(LocalStorage, "read_stream", denied)  # root may read everything
+    with pytest.raises(StorageError, match="cannot be read: Permission denied"):
+        newest(folder)
+    monkeypatch.undo()
+    assert newest(folder) == store.path(1)
+
+
+def test_a_broken_disk_is_damage(folder, monkeypatch):
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+
+    def broken(self, name):
+        raise OSError(5, "Input/output error")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "read_stream", broken)
+        with pytest.raises(CheckpointDamaged, match=r"COMMIT: cannot be read \(Input/output"):
+            store.path(1).verify()
+
+
+def test_what_a_kill_leaves_never_counts_and_is_cleared(store, address):
+    """Of a rank that was killed, of a commit that was not, of one that was removed half-way."""
+    save(store, 1)
     save(store, 3)
-    save(store, 3, parts={"model": {"weight": torch.zeros(2)}})
+    store.path(3).storage.delete(COMMIT)
+    store.path(4).storage.write("abc-rank-0000.json", b"{}")
+    assert newest(address) == store.path(1)
 
-    assert torch.equal(load_tensors(store.path(3), "model")["weight"], torch.zeros(2))
-    assert names(store) == ["step-00000003"]
+    store.begin()
 
-
-def test_the_newest_and_the_best_are_kept(store):
-    save(store, 1, 2, 3, 4)
-
-    store.retain(best_step=2)
-
-    assert names(store) == ["step-00000002", "step-00000003", "step-00000004"]
+    assert store.storage.folders() == ["step-00000001"]
 
 
-def test_a_full_disk_is_refused_and_harms_nothing(store):
+def test_an_upload_that_was_killed_is_cleared(store, address):
+    if not address.startswith("s3"):
+        return
+    client = store.storage.client
+    client.create_multipart_upload(Bucket="bucket", Key="some/run/step-00000009/x.safetensors")
+
+    store.begin()
+
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
+
+
+def test_large_uploads_are_in_parts_that_the_server_checks(store, address):
+    if not address.startswith("s3"):
+        return
+    large = {"model": {"weight": torch.rand(3, 2_000_000)}}
+    save(store, 1, parts=large)
+
+    assert same(newest(address).tensors("model"), large["model"])
+    storage = store.path(1).storage
+    name = next(name for name in storage.list() if name.endswith(".model.safetensors"))
+    found = storage.client.head_object(Bucket="bucket", Key=f"some/run/step-00000001/{name}")
+    assert found["ETag"].strip('"').endswith("-3")
+
+
+def test_a_step_is_committed_once(store, address):
+    save(store, 3)
+
+    with pytest.raises(StorageError, match="committed by another process"):
+        save(store, 3, parts=shifted(1))
+
+    assert same(newest(address).tensors("model"), PARTS["model"])
+
+
+def test_a_fence_stands_directly_before_the_commit(address):
+    seen = []
+
+    def fence():
+        seen.append({name.rpartition("-")[2] for name in store.path(1).storage.list()})
+        raise StorageError("the lease is another's")
+
+    store = CheckpointStore(address, keep=2, fence=fence)
+    with pytest.raises(StorageError, match="another's"):
+        save(store, 1)
+
+    assert "manifest.json" in seen[0]
+    assert newest(address) is None
+
+
+def test_a_rank_that_never_writes_is_named(store, monkeypatch):
+    given_up = threading.Event()
+    given_up.set()
+
+    with pytest.raises(StorageError, match=r"abc-rank-0000\.json was not written"):
+        store.commit(1, "abc", 2, b"{}", given_up=given_up)
+
+
+def test_the_newest_the_best_and_every_nth_are_kept(address):
+    store = CheckpointStore(address, keep=Retention(newest=2, every=4))
+    for step in range(1, 11):
+        store.retain(save(store, step), best_step=3 if step > 3 else 0)
+
+    assert names(address) == [f"step-{step:08d}" for step in (3, 4, 8, 9, 10)]
+    assert store.storage.folders() == names(address)
+
+
+def test_a_full_disk_is_refused_and_harms_nothing(folder):
+    store = CheckpointStore(folder, keep=2)
     save(store, 1)
-    large = {"model": {"weight": torch.zeros(100_000)}}
+    large = {"model": {"small": torch.zeros(9)}, "optimizer": {"weight": torch.zeros(100_000)}}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
     try:
-        with pytest.raises(StorageError, match="step-00000002 cannot be written") as error:
+        with pytest.raises(StorageError, match="step-00000002") as error:
             save(store, 2, parts=large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
     assert error.value.remedy
-    assert newest(store.folder) == store.path(1)
-    assert names(store) == ["step-00000001"]
+    assert newest(folder) == store.path(1)
+    assert not list((folder / "step-00000002").iterdir())
 
 
 def trained(config, seed):
@@ -239,7 +383,8 @@ def trained(config, seed):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_model_and_optimizer_come_back_by_name(store, tied):
+def test_model_and_optimizer_come_back_by_name(folder, tied):
+    store = CheckpointStore(folder, keep=1)
     config = {**LLAMA, "tie_word_embeddings": tied}
     model, optimizer = trained(config, 1)
     save(
@@ -253,8 +398,8 @@ def test_model_and_optimizer_come_back_by_name(store, tied):
     settings = json.loads(json.dumps(optimizer_settings(optimizer)))
     again, fresh = trained(config, 2)
 
-    restore_model(again, load_tensors(store.path(2), "model"))
-    restore_optimizer(again, fresh, load_tensors(store.path(2), "optimizer"), settings)
+    restore_model(again, newest(folder).tensors("model"))
+    restore_optimizer(again, fresh, newest(folder).tensors("optimizer"), settings)
 
     for name, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])

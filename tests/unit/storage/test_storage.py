@@ -19,6 +19,8 @@ from moto import mock_aws
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage
 
+from support.s3 import make_bucket
+
 
 @pytest.fixture(params=["local", "s3", "weed"])
 def storage(request, tmp_path, monkeypatch):
@@ -27,6 +29,7 @@ def storage(request, tmp_path, monkeypatch):
         return
     if request.param == "weed":
         port = request.getfixturevalue("weed_port")
+        make_bucket(port, "bucket")
         request.getfixturevalue("credentials")
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
         yield open_storage(f"s3://bucket/{uuid.uuid4().hex}/some/prefix")
@@ -77,6 +80,32 @@ def test_files_go_up_and_come_down(storage, tmp_path):
     storage.download("deep/file", tmp_path / "there" / "file")
     assert (tmp_path / "there" / "file").read_bytes() == source.read_bytes()
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
+def test_large_objects_go_up_and_come_down_in_parts(storage):
+    parts = [os.urandom(5 << 20), b"", bytearray(b"x" * 7), memoryview(os.urandom(13 << 20))]
+
+    storage.write_stream("deep/large", parts)
+
+    whole = b"".join(parts)
+    assert storage.read("deep/large") == whole
+    received = list(storage.read_stream("deep/large"))
+    assert b"".join(received) == whole
+    assert len(received) > 1
+    with pytest.raises(FileNotFoundError):
+        list(storage.read_stream("nothing"))
+
+
+def test_a_folder_is_cleared_and_no_other(storage):
+    for name in ("one/a", "one/b/c", "other/a", "beside"):
+        storage.write(name, b"1")
+    assert storage.folders() == ["one", "other"]
+
+    storage.clear("one")
+    storage.clear("nothing")
+
+    assert storage.list() == ["beside", "other/a"]
+    assert storage.folders() == ["other"]
 
 
 def test_below_a_prefix(storage):
@@ -184,6 +213,7 @@ def test_a_download_that_does_not_fit_leaves_nothing(small_disk, tmp_path, moto_
 
 @pytest.fixture
 def moto_storage(credentials, moto_port, monkeypatch):
+    make_bucket(moto_port, "bucket")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{moto_port}")
     return open_storage(f"s3://bucket/{uuid.uuid4().hex}")
 

@@ -20,7 +20,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
-from steadytrain.components.train.checkpoint.store import CheckpointStore, committed, load_tensors
+from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
 from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.loop.main import Rank
 
@@ -149,7 +149,9 @@ def test_the_best_model_is_kept_and_exported(make_bench):
     assert result.best_score == min(scores.values())
     kept = {path.name for path in committed(bench.workspace.checkpoints)}
     assert kept == {f"step-{result.best_step:08d}", "step-00000040"}
-    best = load_tensors(bench.workspace.checkpoints / f"step-{result.best_step:08d}", "model")
+    best = (
+        CheckpointStore(bench.workspace.checkpoints, keep=9).path(result.best_step).tensors("model")
+    )
     assert all(torch.equal(best[name], value) for name, value in exported(bench).items())
 
 
@@ -161,7 +163,7 @@ def test_the_last_model_is_exported_where_that_is_wanted(make_bench):
     result = result_of(bench)
     assert result.best_step == 40
     assert result.best_score == events_of(bench.workspace, Validated)[-1].metrics["loss"]
-    last = load_tensors(bench.workspace.checkpoints / "step-00000040", "model")
+    last = CheckpointStore(bench.workspace.checkpoints, keep=9).path(40).tensors("model")
     assert all(torch.equal(last[name], value) for name, value in exported(bench).items())
 
 
@@ -173,7 +175,8 @@ def test_a_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench,
 
     def run_then_damage(self):
         outcome = run(self)
-        best = self.store.path(self.progress.best_step) / "model.safetensors"
+        folder = self.store.path(self.progress.best_step).storage.folder
+        (best,) = folder.glob("*.model.safetensors")
         best.write_bytes(best.read_bytes()[:-1])
         return outcome
 
@@ -268,7 +271,7 @@ def test_divergence_fails_at_its_step_and_commits_nothing(make_bench, monkeypatc
     assert [event.step for event in events_of(bench.workspace, TrainingDiverged)] == [4]
     saved = committed(bench.workspace.checkpoints)
     assert saved[-1].name == "step-00000003"
-    tensors = load_tensors(saved[-1], "model")
+    tensors = saved[-1].tensors("model")
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
     assert not bench.workspace.model.exists()
 

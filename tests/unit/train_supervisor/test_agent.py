@@ -21,6 +21,8 @@ from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import conclude
 
+from support.limited_group import limited_group
+
 RANK = Path(__file__).with_name("rank.py")
 
 
@@ -131,22 +133,11 @@ def test_an_agent_that_does_not_do_as_it_is_asked(folder, launcher, wait_for, mo
     assert not processes_of(folder.path)
 
 
-@pytest.fixture
-def control_group():
-    """A control group with little memory, and a command that runs another in it."""
-    group = Path("/sys/fs/cgroup/memory") / f"steadytrain-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("needs the right to make a control group (version 1)")
-    (group / "memory.limit_in_bytes").write_text(str(256 << 20))
-    yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-    group.rmdir()
-
-
-def test_memory_that_runs_out_is_told_by_its_control_group(folder, agent, control_group):
-    process = agent(folder, "allocate", before=control_group)
-    assert process.wait(60) == 1
+def test_memory_that_runs_out_is_told_by_its_control_group(folder, agent):
+    with limited_group() as group:
+        group.limit(256 << 20)
+        process = agent(folder, "allocate", before=group.inside([]))
+        assert process.wait(60) == 1
     failure = conclude(folder, Exits.load(folder.exits).statuses, None).failure
     assert failure.failure_class is FailureClass.HOST_OOM
     assert not failure.unexplained

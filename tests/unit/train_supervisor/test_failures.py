@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.train.attempt import RankError
-from steadytrain.components.train.checkpoint.manifest import CheckpointDamaged
+from steadytrain.components.train.checkpoint import CheckpointDamaged
 from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.recovery.failures import FailureClass, classify
 
@@ -318,6 +318,14 @@ def test_a_killed_rank_wins_over_what_the_others_saw_of_it():
     errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
     failure = classify(errors, {1: -9, 0: 1}, {})
     assert (failure.failure_class, failure.rank) == ("host_oom", 1)
+
+
+def test_a_kill_that_the_agent_explains_is_no_longer_unexplained():
+    echo = reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0, time=1.0)
+    told = reported("OOMKilled", "the kernel killed it", rank=1, time=9.0)
+    failure = classify([echo, told], {1: -9, 0: 1}, {})
+    assert (failure.failure_class, failure.rank, failure.unexplained) == ("host_oom", 1, False)
+    assert classify([], {1: -9}, {}).unexplained
 
 
 def test_ranks_that_torchrun_takes_down_are_no_cause():

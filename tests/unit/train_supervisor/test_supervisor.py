@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -285,6 +286,14 @@ def test_two_on_one_run_are_refused(supervisor, workspace):
     held = hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60)
     with held, pytest.raises(RunBusy, match=str(os.getpid())):
         supervisor("finish").run()
+
+
+def test_a_lease_that_was_lost_does_not_make_the_ledger_deaf(supervisor, workspace):
+    for _ in range(2):
+        supervisor("crash").run()
+    shutil.rmtree(workspace.lease)
+    assert supervisor("finish").run().attempts == 3
+    assert supervisor("finish").ledger.history().attempts[-1].ended.outcome == "finished"
 
 
 def test_other_data_under_the_same_name_is_refused(supervisor, data):

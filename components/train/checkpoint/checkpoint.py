@@ -1,0 +1,188 @@
+"""One checkpoint, in a folder or on S3: whether it is whole, and what it holds."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import ValidationError
+
+from steadytrain.components.shared.errors import BadInput, SteadytrainError, StorageError
+from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.train.checkpoint.manifest import (
+    COMMIT,
+    FIRST_MANIFEST,
+    SCHEMA_VERSION,
+    Manifest,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+PREFIX = "step-"
+_BROKEN_DISK = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
+
+
+class CheckpointDamaged(SteadytrainError):
+    """A checkpoint is not what was written; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint by its address, whether it is there or not. As a string: the address."""
+
+    address: str
+    storage: Storage = field(compare=False, repr=False)
+
+    @classmethod
+    def at(cls, address: str | Path) -> Self:
+        """The checkpoint at a folder or s3://bucket/prefix, which ends in step-<n>."""
+        storage = open_storage(str(address))
+        return cls(storage.uri, storage)
+
+    @property
+    def name(self) -> str:
+        return self.address.rpartition("/")[2]
+
+    @property
+    def step(self) -> int:
+        return int(self.name.removeprefix(PREFIX))
+
+    def __str__(self) -> str:
+        return self.address
+
+    def is_committed(self) -> bool:
+        """Whether it was written to its end."""
+        return self.storage.exists(COMMIT)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest that was committed.
+
+        Raises:
+            CheckpointDamaged: it is another one, or of another checkpoint.
+            BadInput: another version of steadytrain wrote it.
+        """
+        try:
+            digest, _, rest = self._read(COMMIT).decode().partition("  ")
+        except UnicodeDecodeError as error:
+            raise self._damaged(COMMIT, "is not text") from error
+        name, whole, _ = rest.partition("\n") if rest else (FIRST_MANIFEST, "\n", "")
+        if not whole:
+            raise self._damaged(COMMIT, "is cut off")
+        content = self._read(name)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise self._damaged(name, "its digest is not the committed one")
+        # Only what has the right digest can be taken at its word.
+        version = json.loads(content).get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise BadInput(
+                f"checkpoint {self.address} has schema version {version}; this steadytrain reads "
+                f"{SCHEMA_VERSION}",
+                remedy="go on with the version that wrote it, or give this run another name",
+            )
+        try:
+            manifest = Manifest.model_validate_json(content)
+        except ValidationError as error:
+            raise self._damaged(name, "is no manifest") from error
+        if manifest.step != self.step:
+            raise self._damaged(name, f"is of step {manifest.step}")
+        return manifest
+
+    def verify(self) -> Manifest:
+        """The manifest, after every file was found as it was written.
+
+        Raises:
+            CheckpointDamaged: a file is missing, or has another size or content.
+            BadInput: another version of steadytrain wrote it.
+        """
+        for entry in self.manifest.files:
+            for _ in self._verified(entry.name):
+                pass
+        return self.manifest
+
+    def tensors(self, part: str) -> dict[str, torch.Tensor]:
+        """The whole tensors of a part ("model", "optimizer") by name, on the CPU.
+
+        Raises:
+            CheckpointDamaged: a file is not as it was written.
+        """
+        import torch
+
+        from steadytrain.components.train.checkpoint.tensor_file import decode
+
+        entries = [item for item in self.manifest.tensors if item.name.startswith(f"{part}/")]
+        whole = {
+            item.name: torch.empty(item.shape, dtype=getattr(torch, item.dtype)) for item in entries
+        }
+        # File by file, so that only one is in memory beside the whole.
+        for file in dict.fromkeys(piece.file for item in entries for piece in item.slices):
+            held = decode(self._content(file))
+            for item in entries:
+                for piece in (piece for piece in item.slices if piece.file == file):
+                    place = tuple(
+                        slice(start, start + size)
+                        for start, size in zip(piece.offsets, piece.shape, strict=True)
+                    )
+                    whole[item.name][place] = held[item.name]
+        return {name.removeprefix(f"{part}/"): tensor for name, tensor in whole.items()}
+
+    def state(self) -> dict[str, Any]:
+        """What all ranks shared, as it was given."""
+        content: dict[str, Any] = json.loads(self._content(self.manifest.state))
+        return content
+
+    def rank_state(self, rank: int) -> dict[str, Any] | None:
+        """What one rank alone knew; None where there were fewer ranks."""
+        if rank >= self.manifest.world_size:
+            return None
+        record: dict[str, Any] = json.loads(self._content(self.manifest.ranks[rank]))
+        state: dict[str, Any] = record["state"]
+        return state
+
+    def _content(self, name: str) -> bytearray:
+        content = bytearray()
+        for part in self._verified(name):
+            content += part
+        return content
+
+    def _verified(self, name: str) -> Iterator[bytes]:
+        """The file's content; raises at its end where it is not what was written."""
+        entry = next(entry for entry in self.manifest.files if entry.name == name)
+        sha, size = hashlib.sha256(), 0
+        for part in self._stream(name):
+            sha.update(part)
+            size += len(part)
+            yield part
+        if size != entry.bytes:
+            raise self._damaged(name, f"has {size} bytes, {entry.bytes} were written")
+        if sha.hexdigest() != entry.digest:
+            raise self._damaged(name, "has another content than was written (SHA-256)")
+
+    def _read(self, name: str) -> bytes:
+        return b"".join(self._stream(name))
+
+    def _stream(self, name: str) -> Iterator[bytes]:
+        try:
+            yield from self.storage.read_stream(name)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise self._damaged(name, "is missing") from error
+        except OSError as error:
+            if error.errno in _BROKEN_DISK:
+                raise self._damaged(name, f"cannot be read ({error.strerror})") from error
+            raise StorageError(
+                f"checkpoint file {self.address}/{name} cannot be read: {error.strerror}",
+                remedy="give read permission there, or mend the disk; nothing is lost",
+            ) from error
+
+    def _damaged(self, name: str, what: str) -> CheckpointDamaged:
+        return CheckpointDamaged(
+            f"checkpoint file {self.address}/{name}: {what}",
+            remedy="the checkpoint before it is used; look at the disk if this happens again",
+        )

@@ -1,0 +1,126 @@
+"""This rank's slices of the training state, copied to host memory at one moment.
+
+The copy is all that the training thread waits for. The memory is page-locked
+where there is a GPU, and used again by the next snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from steadytrain.components.train.loop.errors import NonFiniteState
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a tensor: `values` lie at `offsets` in a whole of `shape`."""
+
+    name: str
+    values: torch.Tensor
+    offsets: list[int]
+    shape: list[int]
+
+    @property
+    def bytes(self) -> int:
+        return self.values.numel() * self.values.element_size()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Pieces of one part ("model", "optimizer") whose values lie one behind another in `memory`."""
+
+    part: str
+    pieces: Sequence[Piece]
+    memory: torch.Tensor
+
+    def check(self, step: int) -> None:
+        """Refuses what no training can go on from.
+
+        Raises:
+            NonFiniteState: a value is NaN or infinite; names the tensor.
+        """
+        for piece in self.pieces:
+            if piece.values.is_floating_point() and not _finite(piece.values):
+                raise NonFiniteState(step, f"{self.part}/{piece.name}")
+
+
+def cut(
+    tensors: Tensors, rank: int, world_size: int, *, on_first: Collection[str] = ()
+) -> list[Piece]:
+    """A rank's share of tensors that all ranks hold alike.
+
+    All rows of all tensors, one behind another, are cut into equal numbers of
+    bytes, at whole rows: each rank has one stretch, and no two have a row in common.
+
+    Args:
+        on_first: names of tensors that the ranks do not hold alike; rank 0's count.
+    """
+    alike = {name: tensor for name, tensor in tensors.items() if name not in on_first}
+    total = sum(tensor.numel() * tensor.element_size() for tensor in alike.values())
+    low, high = (total * part // world_size for part in (rank, rank + 1))
+    pieces, start = [], 0
+    for name, tensor in alike.items():
+        rows = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
+        size = rows.numel() * rows.element_size()
+        row = max(1, size // max(1, len(rows)))
+        first, last = (min(len(rows), max(0, -((start - end) // row))) for end in (low, high))
+        start += size
+        if tensor.numel() == 0:
+            pieces += [_whole(name, tensor)] if rank == 0 else []
+        elif first < last:
+            values = tensor.detach() if tensor.dim() == 0 else rows[first:last]
+            offsets = [first, *[0] * (tensor.dim() - 1)][: tensor.dim()]
+            pieces.append(Piece(name, values, offsets, list(tensor.shape)))
+    if rank == 0:
+        pieces += [_whole(name, tensors[name]) for name in tensors if name in on_first]
+    return pieces
+
+
+class HostMemory:
+    """Memory for the snapshots of one part after another, kept between saves."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def take(self, part: str, pieces: Sequence[Piece]) -> Snapshot:
+        """Copies the pieces; what was taken of this part before is overwritten.
+
+        Wide types come first, so that every tensor is aligned without a gap.
+        """
+        ordered = sorted(pieces, key=lambda piece: (-piece.values.element_size(), piece.name))
+        memory = self._memory(part, sum(piece.bytes for piece in ordered))
+        copied, start = [], 0
+        for piece in ordered:
+            place = memory[start : start + piece.bytes].view(piece.values.dtype)
+            place = place.view(piece.values.shape)
+            place.copy_(piece.values, non_blocking=True)
+            copied.append(Piece(piece.name, place, piece.offsets, piece.shape))
+            start += piece.bytes
+        if memory.is_pinned():
+            torch.cuda.current_stream().synchronize()
+        return Snapshot(part, copied, memory)
+
+    def _memory(self, part: str, size: int) -> torch.Tensor:
+        kept = self._kept.get(part)
+        if kept is None or len(kept) != size:
+            pinned = size > 0 and torch.cuda.is_available()
+            kept = self._kept[part] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return kept
+
+
+def _whole(name: str, tensor: torch.Tensor) -> Piece:
+    return Piece(name, tensor.detach(), [0] * tensor.dim(), list(tensor.shape))
+
+
+def _finite(values: torch.Tensor) -> bool:
+    if not values.numel():
+        return True
+    # Types of 8 bits have no minimum of their own.
+    wide = values.float() if values.element_size() == 1 else values
+    return all(math.isfinite(float(end)) for end in torch.aminmax(wide))

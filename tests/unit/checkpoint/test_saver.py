@@ -1,0 +1,335 @@
+"""Saving beside the training: what all ranks are told, and when."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import boto3
+import pytest
+import torch
+from moto import mock_aws
+
+from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.events.types import CheckpointSaved, TrainingDiverged
+from steadytrain.components.shared.storage import LocalStorage, open_storage
+from steadytrain.components.train.attempt import AttemptFolder, RankError
+from steadytrain.components.train.checkpoint import CheckpointStore, checkpoints_of, newest
+from steadytrain.components.train.checkpoint.saver import Saver, State
+from steadytrain.components.train.loop.errors import NonFiniteState
+from steadytrain.components.train.loop.main import main
+from steadytrain.components.train.recovery.failures import FailureClass, classify
+
+from support.checkpoints import same
+from support.training import events_of, losses_of
+
+SECONDS = 60
+
+
+class World:
+    """Ranks as threads, with a collective that waits for all of them."""
+
+    def __init__(self, size):
+        self.size, self.barrier = size, threading.Barrier(size)
+        self.given = [None] * size
+        self.rank = threading.local()
+
+    def gather(self, items):
+        self.given[self.rank.number] = items
+        self.barrier.wait(SECONDS)
+        found = [item for given in self.given for item in given]
+        self.barrier.wait(SECONDS)
+        return found
+
+    def run(self, work):
+        """What `work(rank)` returns or raises, by rank."""
+
+        def rank(number):
+            self.rank.number = number
+            try:
+                return work(number)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(rank, range(self.size)))
+
+
+def tensors(value=1.0):
+    return {
+        "model": {"weight": torch.full((8, 5), value), "seen": torch.tensor(value)},
+        "optimizer": {"weight/exp_avg": torch.full((8, 5), value / 2)},
+    }
+
+
+def state(value=1.0, **changes):
+    parts = tensors(value) | changes
+    return State(parts, shared={"value": value}, own={}, on_first={"model/seen"})
+
+
+def saver(world, rank, store, told=None):
+    return Saver(
+        store,
+        rank=rank,
+        world_size=world.size,
+        gather=world.gather,
+        on_saved=(told if told is not None else []).append,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_ranks_save_and_only_then_is_it_told(folder, size):
+    world, told = World(size), []
+
+    def work(rank):
+        store = CheckpointStore(folder, keep=2)
+        own = Saver(
+            store,
+            rank=rank,
+            world_size=size,
+            gather=world.gather,
+            on_saved=lambda saved: told.append((saved, saved.checkpoint.is_committed())),
+        )
+        for step in (1, 2, 3):
+            own.save(step, 0, lambda step=step: state(float(step)))
+            own.save(step, 0, lambda: pytest.fail("this step is being saved already"))
+        own.settle()
+
+    assert world.run(work) == [None] * size
+    assert [(saved.checkpoint.step, there) for saved, there in told] == [
+        (1, True),
+        (2, True),
+        (3, True),
+    ]
+    assert all(saved.bytes > 0 and saved.blocking_seconds > 0 for saved, _ in told)
+    assert all(saved.writing_seconds > 0 for saved, _ in told)
+    found = newest(folder)
+    assert all(same(found.tensors(part), values) for part, values in tensors(3.0).items())
+    assert found.state() == {"value": 3.0}
+    assert found.manifest.world_size == size
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("part", "name", "row"),
+    [
+        ("model", "weight", 0),
+        ("model", "weight", 7),
+        ("model", "seen", None),
+        ("optimizer", "weight/exp_avg", 7),
+    ],
+)
+def test_a_value_that_is_not_finite_is_never_committed(folder, part, name, row, bad):
+    """Whichever rank keeps it, all of them raise, and the tensor is named."""
+    world = World(2)
+    poisoned = tensors(2.0)
+    poisoned[part][name][... if row is None else row] = bad
+
+    def work(rank):
+        own = saver(world, rank, CheckpointStore(folder, keep=2))
+        own.save(1, 0, state)
+        own.save(2, 0, lambda: state(2.0, **poisoned))
+        own.settle()
+
+    errors = world.run(work)
+
+    assert [type(error) for error in errors] == [NonFiniteState] * 2
+    assert all(f"{part}/{name}" in str(error) and error.step == 2 for error in errors)
+    assert newest(folder).step == 1
+
+
+def test_the_error_is_the_same_on_a_rank_that_is_told(folder):
+    error = pickle.loads(pickle.dumps(NonFiniteState(7, "model/weight")))
+
+    assert (error.step, error.tensor) == (7, "model/weight")
+    report = RankError(
+        rank=0, time=0, kind=type(error).__name__, message=str(error), traceback="", step=6
+    )
+    assert classify([report], {0: 1}, {}).failure_class is FailureClass.DIVERGENCE
+
+
+def test_a_rank_that_cannot_write_ends_it_on_all_ranks(folder, tmp_path):
+    """Rank 0 does not wait for what never comes."""
+    world = World(2)
+    (tmp_path / "file").touch()
+
+    def work(rank):
+        store = CheckpointStore(tmp_path / "file" / "below" if rank else folder, keep=2)
+        own = saver(world, rank, store)
+        own.save(1, 0, state)
+        while not world.gather([own.failed]).count(True):
+            pass
+        own.settle()
+
+    errors = world.run(work)
+
+    assert [type(error) for error in errors] == [StorageError] * 2
+    assert all("file/below" in str(error) for error in errors)
+    assert newest(folder) is None
+
+
+def test_a_defect_on_one_rank_is_told_to_the_others(folder):
+    world = World(2)
+
+    def work(rank):
+        own = saver(world, rank, CheckpointStore(folder, keep=2))
+        kind = torch.complex64 if rank else torch.float32
+        own.save(1, 0, lambda: state(model={"weight": torch.zeros(8, dtype=kind)}))
+        own.settle()
+
+    told, own = world.run(work)
+
+    assert isinstance(own, KeyError)
+    assert "KeyError" in str(told)
+
+
+class Slow:
+    """Storage that waits to be let on before it writes tensors."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.let_on = threading.Event(), threading.Event()
+        write = LocalStorage.write_stream
+
+        def slow(storage, name, parts):
+            self.reached.set()
+            assert self.let_on.wait(SECONDS)
+            write(storage, name, parts)
+
+        monkeypatch.setattr(LocalStorage, "write_stream", slow)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    found = Slow(monkeypatch)
+    yield found
+    found.let_on.set()
+
+
+@pytest.fixture
+def alone():
+    world = World(1)
+    world.rank.number = 0
+    return world
+
+
+def test_what_training_does_meanwhile_is_not_in_it(folder, slow, alone):
+    own = saver(alone, 0, CheckpointStore(folder, keep=2))
+    live = state(1.0)
+    own.save(1, 0, lambda: live)
+    assert slow.reached.wait(SECONDS)
+    for values in live.parts.values():
+        for tensor in values.values():
+            tensor.add_(5)
+    live.shared["value"] = 6.0
+    slow.let_on.set()
+    own.settle()
+
+    assert all(same(newest(folder).tensors(part), found) for part, found in tensors().items())
+    assert newest(folder).state() == {"value": 1.0}
+
+
+def test_a_second_save_waits_for_the_first_and_its_wait_is_told(folder, slow, alone):
+    told = []
+    own = saver(alone, 0, CheckpointStore(folder, keep=2), told)
+    own.save(1, 0, state)
+
+    begun = threading.Event()
+
+    def second():
+        alone.rank.number = 0
+        begun.set()
+        own.save(2, 0, lambda: state(2.0))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert begun.wait(SECONDS)
+    thread.join(0.5)
+    assert thread.is_alive()
+    assert told == []
+    slow.let_on.set()
+    thread.join(SECONDS)
+    own.settle()
+
+    assert [saved.checkpoint.step for saved in told] == [1, 2]
+    assert told[0].blocking_seconds > 0.1
+    assert newest(folder).state() == {"value": 2.0}
+
+
+def test_a_failed_training_gives_the_write_in_flight_its_time(folder, slow, alone):
+    late, in_time = (
+        saver(alone, 0, CheckpointStore(folder / name, keep=2)) for name in ("late", "in_time")
+    )
+    late.save(1, 0, state)
+    late.abandon(0.01)
+    assert newest(folder / "late") is None
+
+    in_time.save(1, 0, state)
+    slow.let_on.set()
+    in_time.abandon(SECONDS)
+    in_time.abandon(SECONDS)
+
+    assert newest(folder / "in_time").step == 1
+
+
+def test_a_step_that_another_attempt_committed_is_not_saved_again(folder, alone):
+    first, second = (saver(alone, 0, CheckpointStore(folder, keep=2)) for _ in range(2))
+    first.save(1, 0, state)
+    first.settle()
+
+    second.save(1, 0, lambda: pytest.fail("it is there already"))
+    second.settle()
+
+    assert newest(folder).state() == {"value": 1.0}
+
+
+def test_training_with_a_weight_that_is_not_finite_fails_as_a_divergence(make_bench, monkeypatch):
+    """A weight that the loss does not feel: nothing but the snapshot shows it."""
+    bench = make_bench(
+        task="support.faults:SilentWeight",
+        training={"micro_batch_size": 4, "save_steps": 1, "eval_steps": 9},
+    )
+    monkeypatch.setenv("FAULT_STEP", "4")
+    folder = bench.attempt()
+
+    assert main(str(folder)) == 1
+
+    (error,) = AttemptFolder(folder).errors()
+    assert error.kind == "NonFiniteState"
+    assert "embed_tokens" in error.message
+    # After three steps: the batch of the fourth is the one that may be left out.
+    assert error.step == 3
+    assert [event.step for event in events_of(bench.workspace, TrainingDiverged)] == [4]
+    assert [event.step for event in events_of(bench.workspace, CheckpointSaved)] == [1, 2, 3]
+    assert newest(bench.workspace.checkpoints).step == 3
+
+
+def test_training_keeps_its_checkpoints_on_s3_and_resumes_from_there(make_bench, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    recovery = {"checkpoints": "s3://bucket/all-runs/"}
+    undisturbed = make_bench("undisturbed")
+    undisturbed.train_here()
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        bench = make_bench(training={"load_best_model_at_end": False}, recovery=recovery)
+        bench.train_here()
+        assert [event.checkpoint for event in events_of(bench.workspace, CheckpointSaved)] == [
+            f"s3://bucket/all-runs/tiny/step-{step:08d}" for step in (3, 6)
+        ]
+        storage = open_storage("s3://bucket/all-runs/tiny/step-00000006")
+        storage.delete("COMMIT")
+        found = newest(checkpoints_of(bench.config))
+        assert found.step == 3
+
+        bench.train_here(2, resume_from=found)
+
+    assert not bench.workspace.checkpoints.exists()
+    expected = losses_of(undisturbed.workspace)
+    assert losses_of(bench.workspace) == expected
