@@ -104,8 +104,8 @@ def assert_told(steadytrain, place):
 
     told = steadytrain("explain", *place).out.splitlines()
     assert len(told) <= 10
-    assert "4 attempts: 1 stopped, 1 preempted, 1 node_lost, 1 finished" in told
-    assert any("a new supervisor goes on from step" in line for line in told)
+    (attempts,) = [line for line in told if line.startswith("4 attempts: ")]
+    assert attempts.endswith("1 finished")
     assert f"goodput: {times.goodput:.1%}" in steadytrain("report", *place).out
 
 

@@ -28,6 +28,7 @@ from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
+from support.times import told_spans
 from support.training import Bench, events_of, language_rows, write_data
 
 RECIPE = {
@@ -182,6 +183,11 @@ def test_killing_the_supervising_program_takes_the_rank_along(bench):
     lost, taken_over = ledger(long.workspace).attempts
     assert (lost.ended.outcome, lost.ended.failure_class) == ("failed", "node_lost")
     assert taken_over.started.resumed_from_step >= lost.last_step > 0
+    told = read_events(long.workspace.events)
+    signs = [event.time for event in told if getattr(event, "attempt", 0) == 1]
+    assert lost.ended.time == max(signs), "what came after it is waiting, not work"
+    (wait,) = [span for span in told_spans(long.workspace) if span.kind == "waiting"]
+    assert (wait.start, wait.end) == (lost.ended.time, taken_over.started.time)
 
 
 def test_the_step_gives_a_record_and_gives_it_again(bench):
