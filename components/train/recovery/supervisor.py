@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
@@ -32,15 +31,15 @@ from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.lease import Lease, hold
-from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.plan.batch import BatchPlan
 from steadytrain.components.train.plan.device import device_name
 from steadytrain.components.train.recovery.account import account
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
 from steadytrain.components.train.recovery.ledger import History, Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
+from steadytrain.components.train.recovery.sizing import Sizing
 from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
 from steadytrain.components.train.recovery.watch import Watch
 
@@ -78,11 +77,13 @@ class Supervisor:
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
     lease: Lease = field(init=False)
+    sizing: Sizing = field(init=False)
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
         self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
         self.device = device_name(self.config.compute)
+        self.sizing = Sizing(self.config, self.data, self.device, self.launcher.world_size)
 
     def run(self) -> Outcome:
         """Attempt after attempt, until one ends well or the policy says stop.
@@ -230,20 +231,12 @@ class Supervisor:
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
 
     def _plan(self, watch: Watch) -> BatchPlan:
-        """As configured, within what this run or an earlier one has learned to fit."""
-        training = self.config.training
-        plan = plan_batch(
-            training.global_batch_size, self.launcher.world_size, training.micro_batch_size
-        )
-        plan = replace(plan, gradient_checkpointing=training.gradient_checkpointing)
         if not self.ledger.history().attempts:
-            self._take_up_learned(plan, watch)
-        limit = self.ledger.history().limit
-        if limit is None or limit.micro_batch_size is None:
-            return plan
-        return plan.within(
-            limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
-        )
+            learned = self.sizing.learned()
+            if learned is not None:
+                self.ledger.record(learned)
+                watch.tell(Warned(stage="train", message=learned.reason))
+        return self.sizing.plan(self.ledger.history())
 
     def _between_failures(self, history: History) -> float:
         from steadytrain.components.train.checkpoint.cadence import expected_between_failures
@@ -252,53 +245,10 @@ class Supervisor:
         prior = self.config.recovery.seconds_between_failures
         return expected_between_failures(prior, history.seconds, failures)
 
-    def _take_up_learned(self, plan: BatchPlan, watch: Watch) -> None:
-        """Puts what earlier runs have learned into the ledger, where it changes the plan."""
-        path = self._learned
-        if not path.is_file():
-            return
-        learned = Learned.load(path)
-        within = plan.within(
-            learned.micro_batch_size, gradient_checkpointing=learned.gradient_checkpointing
-        )
-        if within == plan:
-            return
-        configured = self.config.training.micro_batch_size
-        bound = f" (training.micro_batch_size = {configured} is an upper bound)"
-        reason = (
-            f"an earlier run ran out of memory on {self.device} with more than micro-batch x "
-            f"accumulation {within}; this one starts there instead of {plan}"
-            f"{bound if configured else ''}. Remove {path} to forget that"
-        )
-        self.ledger.record(
-            DecisionMade(
-                attempt=0,
-                failure_class=FailureClass.GPU_OOM,
-                action="learned",
-                reason=reason,
-                micro_batch_size=within.micro_batch_size,
-                gradient_checkpointing=within.gradient_checkpointing,
-            )
-        )
-        watch.tell(Warned(stage="train", message=reason))
-
     def _remember(self, ending: Ending) -> None:
-        """Keeps a smaller plan for later runs, once it has trained."""
         history = self.ledger.history()
-        limit, last = history.limit, history.attempts[-1]
-        trained = bool(last.checkpoints) or ending.outcome in SUCCESSES
-        if limit is not None and limit.micro_batch_size is not None and trained:
-            Learned(
-                micro_batch_size=limit.micro_batch_size,
-                gradient_checkpointing=limit.gradient_checkpointing,
-            ).save(self._learned)
-
-    @property
-    def _learned(self) -> Path:
-        fingerprint = memory_fingerprint(
-            self.config, self.data, device=self.device, world_size=self.launcher.world_size
-        )
-        return self.workspace.learned(fingerprint)
+        if history.attempts[-1].checkpoints or ending.outcome in SUCCESSES:
+            self.sizing.remember(history)
 
     def _decide(self, failure: Failure, watch: Watch) -> Decision:
         history = self.ledger.history()

@@ -1,0 +1,79 @@
+"""How a run cuts its global batch: as configured, within what it or an earlier run found to fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events.types import DecisionMade
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.recovery.failures import FailureClass
+from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
+from steadytrain.components.train.recovery.ledger import History
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The plans of one run on one kind of device."""
+
+    config: RunConfig
+    data: DataRecord
+    device: str
+    world_size: int
+
+    def plan(self, history: History) -> BatchPlan:
+        """Of the next attempt."""
+        plan, limit = self._configured, history.limit
+        if limit is None or limit.micro_batch_size is None:
+            return plan
+        return plan.within(
+            limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
+        )
+
+    def learned(self) -> DecisionMade | None:
+        """What earlier runs have learned, where it changes the plan."""
+        if not self._path.is_file():
+            return None
+        known, plan = Learned.load(self._path), self._configured
+        within = plan.within(
+            known.micro_batch_size, gradient_checkpointing=known.gradient_checkpointing
+        )
+        if within == plan:
+            return None
+        configured = self.config.training.micro_batch_size
+        bound = f" (training.micro_batch_size = {configured} is an upper bound)"
+        return DecisionMade(
+            attempt=0,
+            failure_class=FailureClass.GPU_OOM,
+            action="learned",
+            reason=f"an earlier run ran out of memory on {self.device} with more than micro-batch "
+            f"x accumulation {within}; this one starts there instead of {plan}"
+            f"{bound if configured else ''}. Remove {self._path} to forget that",
+            micro_batch_size=within.micro_batch_size,
+            gradient_checkpointing=within.gradient_checkpointing,
+        )
+
+    def remember(self, history: History) -> None:
+        """Keeps a smaller plan, that has trained, for later runs."""
+        limit = history.limit
+        if limit is not None and limit.micro_batch_size is not None:
+            Learned(
+                micro_batch_size=limit.micro_batch_size,
+                gradient_checkpointing=limit.gradient_checkpointing,
+            ).save(self._path)
+
+    @property
+    def _configured(self) -> BatchPlan:
+        training = self.config.training
+        plan = plan_batch(training.global_batch_size, self.world_size, training.micro_batch_size)
+        return replace(plan, gradient_checkpointing=training.gradient_checkpointing)
+
+    @property
+    def _path(self) -> Path:
+        fingerprint = memory_fingerprint(
+            self.config, self.data, device=self.device, world_size=self.world_size
+        )
+        return Workspace.of(self.config).learned(fingerprint)
