@@ -71,7 +71,8 @@ def weed_server(program: str, folder: Path) -> Iterator[int]:
     names = ("s3", "master", "volume", "filer")
     options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
     options += [f"-{name}.port.grpc={port}" for name, port in zip(names, ports[4:], strict=True)]
-    options += ["-s3", "-s3.port.iceberg=0", "-volume.max=50", "-master.volumeSizeLimitMB=64"]
+    options += ["-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50"]
+    options += ["-master.volumeSizeLimitMB=64", "-master.telemetry=false"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *options],

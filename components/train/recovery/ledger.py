@@ -137,6 +137,8 @@ class Ledger:
     def __init__(self, storage: Storage, *, run_id: str) -> None:
         self.storage, self.run_id = storage, run_id
         self.lease: Lease | None = None
+        # Listed once: a long run's ledger has thousands of events.
+        self._next = 0
 
     def record(self, event: Event) -> None:
         """Keeps an event that is state; others are passed over.
@@ -155,11 +157,13 @@ class Ledger:
             **json.loads(to_json(event, job_id=self.run_id)),
         }
         body = json.dumps(content).encode()
-        names = self.storage.list()
-        number = int(names[-1].removesuffix(".json")) + 1 if names else 1
+        if not self._next:
+            names = self.storage.list()
+            self._next = int(names[-1].removesuffix(".json")) + 1 if names else 1
         # Another writer may take the number first; each event keeps a name of its own.
-        while not self.storage.write(f"{number:08d}.json", body, if_absent=True):
-            number += 1
+        while not self.storage.write(f"{self._next:08d}.json", body, if_absent=True):
+            self._next += 1
+        self._next += 1
 
     def history(self) -> History:
         """Everything so far.

@@ -16,8 +16,10 @@ OURS_ALONE = {
     "micro_batch_size",
     "early_stopping_patience",
     "early_stopping_threshold",
+    "save_keep_every",
 }
-"""The user states the global batch; early stopping is a callback's in Transformers."""
+"""The user states the global batch; early stopping is a callback's in Transformers, which keeps
+no checkpoint for its step."""
 STEPS = 20
 
 
