@@ -142,9 +142,12 @@ TWO_RANKS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_ranks_killed_and_resumed(make_bench):
-    """torchrun is killed, no rank outlives it, and the resumed run ends with the same weights."""
+    """torchrun is killed, no rank outlives it, and the resumed run ends with the same weights.
+
+    The default run has forked ranks instead (end_to_end/test_recovery.py), which start faster.
+    """
     undisturbed, killed = make_bench("undisturbed", **TWO_RANKS), make_bench("killed", **TWO_RANKS)
     assert undisturbed.run(ranks=2).code == 0
     process = killed.start(killed.attempt(1, ranks=2), ranks=2)
