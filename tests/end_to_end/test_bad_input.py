@@ -142,7 +142,7 @@ def test_sequence_longer_than_the_models(steadytrain, given):
 def test_global_batch_not_divisible_by_ranks(steadytrain, given):
     done = steadytrain.run(given(records=texts()), "compute.nproc_per_node=3")
     assert done.code == 2
-    assert "training.global_batch_size 2" in done.err
+    assert "training.global_batch_size = 2" in done.err
     assert not steadytrain.output.exists()
 
 

@@ -88,7 +88,7 @@ def folder_of(workspace, attempt):
     ("ranks", "faults"),
     [
         pytest.param(1, [hold, stop], id="one"),
-        pytest.param(2, [cut, stop], id="two"),
+        pytest.param(2, [cut], id="two"),
         pytest.param(2, [hold, stop, cut], id="all of two", marks=pytest.mark.soak),
     ],
 )

@@ -18,7 +18,8 @@ from steadytrain.components.shared.storage import s3
 from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
 from steadytrain.components.shared.tracking import sink as sink_module
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.process import RANK_PROGRAM, processes_of
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.launch.process import RANK_PROGRAM
 
 from support.command import wait_for
 from support.proxy import proxy_to

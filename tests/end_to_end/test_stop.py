@@ -22,13 +22,13 @@ from steadytrain.components.train.recovery.times import Times
 from support.command import TINY_LM, wait_for
 from support.times import told_spans
 
-STEPS = 1000
+STEPS = 300
 LONG = (
     *TINY_LM,
     f"training.max_steps={STEPS}",
-    "training.eval_steps=500",
-    "training.save_steps=20",
-    "training.logging_steps=100",
+    "training.eval_steps=150",
+    "training.save_steps=10",
+    "training.logging_steps=50",
 )
 
 
