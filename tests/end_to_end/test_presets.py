@@ -29,7 +29,10 @@ def records(folder):
 
 
 def registered(output, uri):
-    mlflow.set_tracking_uri(f"sqlite:///{output / 'mlflow.db'}")
+    store = f"sqlite:///{output / 'mlflow.db'}"
+    mlflow.set_tracking_uri(store)
+    # A registry that something else set in this process would win over the tracking server.
+    mlflow.set_registry_uri(store)
     return mlflow.pyfunc.load_model(uri)
 
 
