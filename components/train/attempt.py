@@ -36,6 +36,8 @@ class AttemptSpec(Record):
     skipped_batches: global batches that are left out, by their place in the order.
     learning_rate_scale: factor on all rates of the schedule.
     seconds_between_failures: to expect on average; decides how often a checkpoint is saved.
+    checkpoint_seconds: that the run's newest checkpoint cost, blocking and writing; None before
+        there is one.
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
     generation: of the supervisor's lease; where a higher one is found, its word is void.
@@ -52,6 +54,7 @@ class AttemptSpec(Record):
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
     seconds_between_failures: float = 14_400.0
+    checkpoint_seconds: tuple[float, float] | None = None
     generation: int = 0
 
 

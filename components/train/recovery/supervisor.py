@@ -203,6 +203,7 @@ class Supervisor:
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
                 seconds_between_failures=self._between_failures(history),
+                checkpoint_seconds=history.checkpoint_seconds,
                 generation=self.lease.generation,
             )
             # First: from then on the attempt's number is ours, whoever else there is.

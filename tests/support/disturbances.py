@@ -1,0 +1,181 @@
+"""What can happen to a training from outside, each as one function of the scene.
+
+None of them is known to the product: signals to processes, bytes on the disk, a
+server that is gone, a limit that the kernel keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.checkpoint.store import committed
+from steadytrain.components.train.heartbeat import Beat
+
+from support.command import wait_for
+from support.stores import Server
+
+TRACKING_OUT_SECONDS = 5.0
+
+
+@dataclass
+class Program:
+    """A command in a session of its own, started again whenever it is gone."""
+
+    line: list[str]
+    log: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.line,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, or None while it runs."""
+        assert self.process is not None
+        return self.process.poll()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Scene:
+    """A training, and all that it depends on.
+
+    attempt: the one that runs.
+    """
+
+    workspace: Workspace
+    ranks: int
+    program: Program
+    server: Server
+    draw: random.Random
+    attempt: int = 0
+    memory: Shortage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = Shortage()
+
+    def pid(self, rank: int) -> int:
+        """Of a rank of the attempt that runs."""
+        beat = Beat.read(self.folder.heartbeat(rank))
+        assert beat is not None
+        return beat.pid
+
+    @property
+    def any_rank(self) -> int:
+        return self.pid(self.draw.randrange(self.ranks))
+
+    @property
+    def folder(self) -> AttemptFolder:
+        return AttemptFolder(self.workspace.attempts / f"{self.attempt:04d}")
+
+
+def rank_killed(scene: Scene) -> None:
+    os.kill(scene.any_rank, signal.SIGKILL)
+
+
+def rank_stopped(scene: Scene) -> None:
+    os.kill(scene.any_rank, signal.SIGSTOP)
+
+
+def supervisor_killed(scene: Scene) -> None:
+    """The next one has nothing but the ledger."""
+    scene.program.kill()
+    scene.program.start()
+
+
+def checkpoint_damaged(scene: Scene) -> None:
+    """One bit of the newest, and then the rank that would write a newer one."""
+    first = scene.pid(0)
+    os.kill(first, signal.SIGSTOP)
+    wait_for(lambda: psutil.Process(first).status() == psutil.STATUS_STOPPED)
+    newest = Path(str(committed(scene.workspace.checkpoints)[-1]))
+    entries = sorted(path for path in newest.iterdir() if path.suffix == ".safetensors")
+    path = scene.draw.choice(entries)
+    content = bytearray(path.read_bytes())
+    content[scene.draw.randrange(len(content))] ^= 1 << scene.draw.randrange(8)
+    path.write_bytes(content)
+    os.kill(first, signal.SIGKILL)
+
+
+def tracking_killed(scene: Scene) -> None:
+    """It comes back after a while, on the same port, with what it had stored."""
+    scene.server.kill()
+    time.sleep(TRACKING_OUT_SECONDS)
+    scene.server.start()
+
+
+def memory_short(scene: Scene) -> None:
+    """From now on no rank has the memory that the present micro-batch needs."""
+    scene.memory.lower(scene.pid(0))
+
+
+Disturbance = Callable[[Scene], None]
+DISTURBANCES: tuple[Disturbance, ...] = (
+    rank_killed,
+    rank_stopped,
+    supervisor_killed,
+    checkpoint_damaged,
+    tracking_killed,
+)
+
+
+class Shortage:
+    """A limit of the address space, between the peaks of a micro-batch and of half of it."""
+
+    _LOOKS, _PAUSE_SECONDS = 600, 0.005
+
+    def __init__(self) -> None:
+        self.limit = self._base = self._taken = 0
+
+    def lower(self, pid: int) -> None:
+        """Sets the limit; where there is one already, for the next smaller micro-batch."""
+        if not self._taken:
+            looks = []
+            for _ in range(self._LOOKS):
+                looks.append(_status(pid, "VmSize"))
+                time.sleep(self._PAUSE_SECONDS)
+            # Between two steps, and above that what a step takes.
+            self._base = min(looks)
+            self._taken = _status(pid, "VmPeak") - self._base
+        else:
+            self._taken //= 2
+        self.limit = self._base + self._taken * 3 // 4
+        self.keep(pid)
+
+    def keep(self, pid: int) -> None:
+        """Holds a rank to the limit."""
+        if self.limit:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_AS, (self.limit, self.limit))
+
+
+def _status(pid: int, name: str) -> int:
+    """Bytes, from what the kernel tells of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
