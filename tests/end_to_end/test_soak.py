@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.events.types import (
-    AttemptEnded,
     AttemptStarted,
     DecisionMade,
     TrainingStep,
@@ -29,6 +28,7 @@ from steadytrain.components.train.checkpoint.manifest import DAMAGED
 from support.disturbances import DISTURBANCES, Program, Scene
 from support.soak import Soak, schedule, table
 from support.stores import Server, empty_store, free_port, own_environment
+from support.times import told_history
 from support.training import (
     GPT2,
     Bench,
@@ -41,6 +41,7 @@ from support.training import (
 
 __all__ = ["empty_store", "own_environment"]
 
+STEADYTRAIN = (sys.executable, "-m", "steadytrain.pipelines.cli")
 TESTS = Path(__file__).parents[1]
 DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 GLOBAL_BATCH = 4
@@ -106,14 +107,7 @@ def disturb(tmp_path, draw, server, monkeypatch):
         pace = tmp_path / "pace"
         pace.write_text(str(step_seconds / accumulation))
         program = Program(
-            [
-                sys.executable,
-                "-m",
-                "steadytrain.pipelines.cli",
-                "step",
-                "train",
-                str(workspace.config),
-            ],
+            [*STEADYTRAIN, "step", "train", str(workspace.config)],
             tmp_path / "command.log",
             {**os.environ, "OMP_NUM_THREADS": "1"},
         )
@@ -153,7 +147,7 @@ def assert_told(bench):
 def assert_recovered(workspace, struck):
     """Each fault that ends an attempt has ended one, by its own class."""
     count = Counter(struck)
-    ends = Counter(event.failure_class for event in events_of(workspace, AttemptEnded))
+    ends = Counter(attempt.ended.failure_class for attempt in told_history(workspace).attempts)
     assert ends[""] == 1
     assert ends["hang"] == count["rank stopped"]
     assert ends["node_lost"] == count["supervisor killed"]
