@@ -155,18 +155,22 @@ class Shortage:
 
     def lower(self, pid: int) -> None:
         """Sets the limit; where there is one already, for the next smaller micro-batch."""
-        if not self._taken:
-            looks = []
-            for _ in range(self._LOOKS):
-                looks.append(_status(pid, "VmSize"))
-                time.sleep(self._PAUSE_SECONDS)
-            # Between two steps, and above that what a step takes.
-            self._base = min(looks)
-            self._taken = _status(pid, "VmPeak") - self._base
-        else:
+        if self.limit:
             self._taken //= 2
-        self.limit = self._base + self._taken * 3 // 4
+            self.limit = self._base + self._taken * 3 // 4
+        else:
+            self.measure(pid)
         self.keep(pid)
+
+    def measure(self, pid: int) -> None:
+        """Finds the limit: what a rank has between two steps, and 3/4 of what a step takes."""
+        looks = []
+        for _ in range(self._LOOKS):
+            looks.append(_status(pid, "VmSize"))
+            time.sleep(self._PAUSE_SECONDS)
+        self._base = min(looks)
+        self._taken = _status(pid, "VmPeak") - self._base
+        self.limit = self._base + self._taken * 3 // 4
 
     def keep(self, pid: int) -> None:
         """Holds a rank to the limit."""
