@@ -31,7 +31,7 @@ class Tells(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
-            line = [state.global_step, time.time(), logs["loss"], args.train_batch_size]
+            line = [state.global_step, time.time(), logs["loss"], state.train_batch_size]
             self.handle.write(json.dumps(line) + "\n")
 
 
