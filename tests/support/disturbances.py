@@ -67,6 +67,7 @@ class Scene:
     """A training, and all that it depends on.
 
     attempt: the one that runs.
+    damaged: step of the checkpoint that was damaged, by the attempt that ended with it.
     """
 
     workspace: Workspace
@@ -75,10 +76,8 @@ class Scene:
     server: Server
     draw: random.Random
     attempt: int = 0
-    memory: Shortage = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.memory = Shortage()
+    damaged: dict[int, int] = field(default_factory=dict)
+    memory: Shortage = field(default_factory=lambda: Shortage())
 
     def pid(self, rank: int) -> int:
         """Of a rank of the attempt that runs."""
@@ -114,9 +113,9 @@ def checkpoint_damaged(scene: Scene) -> None:
     first = scene.pid(0)
     os.kill(first, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(first).status() == psutil.STATUS_STOPPED)
-    newest = Path(str(committed(scene.workspace.checkpoints)[-1]))
-    entries = sorted(path for path in newest.iterdir() if path.suffix == ".safetensors")
-    path = scene.draw.choice(entries)
+    newest = committed(scene.workspace.checkpoints)[-1]
+    scene.damaged[scene.attempt] = newest.step
+    path = scene.draw.choice(sorted(Path(str(newest)).glob("*.safetensors")))
     content = bytearray(path.read_bytes())
     content[scene.draw.randrange(len(content))] ^= 1 << scene.draw.randrange(8)
     path.write_bytes(content)
