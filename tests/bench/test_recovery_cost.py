@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,8 @@ class Later:
         self.shortage = Shortage()
 
     def faults(self) -> dict[int, Callable[[int], None]]:
-        return {STEPS // 2: self.shortage.measure, STEPS * 3 // 4: self.shortage.keep}
+        measure = partial(self.shortage.measure, seconds=3)
+        return {STEPS // 3: measure, STEPS * 3 // 4: self.shortage.keep}
 
 
 def test_memory_runs_out_at_three_quarters(tmp_path: Path) -> None:

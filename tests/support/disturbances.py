@@ -131,7 +131,8 @@ def tracking_killed(scene: Scene) -> None:
 
 def memory_short(scene: Scene) -> None:
     """From now on no rank has the memory that the present micro-batch needs."""
-    scene.memory.lower(scene.pid(0))
+    scene.memory.measure(scene.pid(0), seconds=6)
+    scene.memory.keep(scene.pid(0))
 
 
 Disturbance = Callable[[Scene], None]
@@ -147,38 +148,24 @@ DISTURBANCES: tuple[Disturbance, ...] = (
 class Shortage:
     """A limit of the address space, between the peaks of a micro-batch and of half of it."""
 
-    _LOOKS, _PAUSE_SECONDS = 600, 0.005
-
     def __init__(self) -> None:
-        self.limit = self._base = self._taken = 0
+        self.limit = 0
 
-    def lower(self, pid: int) -> None:
-        """Sets the limit; where there is one already, for the next smaller micro-batch."""
-        if self.limit:
-            self._taken //= 2
-            self.limit = self._base + self._taken * 3 // 4
-        else:
-            self.measure(pid)
-        self.keep(pid)
+    def measure(self, pid: int, seconds: float) -> None:
+        """Finds the limit: what a rank has between two steps, and 3/4 of what a step takes.
 
-    def measure(self, pid: int) -> None:
-        """Finds the limit: what a rank has between two steps, and 3/4 of what a step takes."""
-        looks = []
-        for _ in range(self._LOOKS):
-            looks.append(_status(pid, "VmSize"))
-            time.sleep(self._PAUSE_SECONDS)
-        self._base = min(looks)
-        self._taken = _status(pid, "VmPeak") - self._base
-        self.limit = self._base + self._taken * 3 // 4
+        Args:
+            seconds: to look at it for; some steps must lie in them.
+        """
+        looks, end = [], time.monotonic() + seconds
+        process = psutil.Process(pid)
+        while time.monotonic() < end:
+            looks.append(process.memory_info().vms)
+            time.sleep(0.002)
+        self.limit = min(looks) + (max(looks) - min(looks)) * 3 // 4
 
     def keep(self, pid: int) -> None:
         """Holds a rank to the limit."""
         if self.limit:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_AS, (self.limit, self.limit))
-
-
-def _status(pid: int, name: str) -> int:
-    """Bytes, from what the kernel tells of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
