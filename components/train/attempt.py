@@ -90,6 +90,7 @@ class RankError(Record):
     """Why a rank failed.
 
     memory_needed: bytes that its training needs at the least, by a formula; 0 where unknown.
+    still_since: the last sign of progress of a rank that hangs; 0 otherwise.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class RankError(Record):
     traceback: str
     step: int
     memory_needed: int = 0
+    still_since: float = 0.0
 
 
 @dataclass(frozen=True)

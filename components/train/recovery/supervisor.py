@@ -298,4 +298,5 @@ def _ended(number: int, step: int, ending: Ending) -> AttemptEnded:
         failure_class=failure.failure_class,
         message=failure.message,
         remedy=failure.remedy,
+        still_since=failure.still_since,
     )
