@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,14 @@ ENDS = {
     "memory short": "gpu_oom",
 }
 DEADLINE = 4  # times what it takes where the machine is idle
+
+
+@pytest.fixture(autouse=True)
+def stoppable():
+    """SIGTERM is as Ctrl-C: what was started is taken down."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

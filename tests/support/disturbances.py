@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from steadytrain.components.shared.parent import die_with_parent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
@@ -32,7 +33,7 @@ TRACKING_OUT_SECONDS = 5.0
 
 @dataclass
 class Program:
-    """A command in a session of its own, started again whenever it is gone."""
+    """A command in a session of its own, which may be started again; it dies with this process."""
 
     line: list[str]
     log: Path
@@ -48,6 +49,7 @@ class Program:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     @property
