@@ -46,6 +46,7 @@ class Soak:
         self.struck: list[Struck] = []
         self._follower = Follower(scene.workspace.events)
         self._ready, self._saved, self._needed = 0, 0, 0
+        self._not_before = float("inf")
 
     def run(self, deadline_seconds: float) -> int:
         """The exit status of the command that has ended by itself; nothing of it is left then."""
@@ -56,13 +57,23 @@ class Soak:
                 assert time.monotonic() - began < deadline_seconds, "it takes too long"
                 time.sleep(_POLL_SECONDS)
                 self._look()
-                if self.plan and time.monotonic() - last >= self.every and self._under_way:
+                if self.plan and self._due(last):
                     last = time.monotonic()
                     self._strike(last - began)
             return status
         finally:
             self.scene.program.kill()
             end_processes(self.scene.workspace.attempts)
+
+    def _due(self, last: float) -> bool:
+        """Whether it is time; never at once with a checkpoint, which would flatter the run."""
+        if not self._under_way:
+            self._not_before = float("inf")
+            return False
+        now = time.monotonic()
+        if self._not_before == float("inf"):
+            self._not_before = now + self.scene.draw.uniform(0, self.every / 12)
+        return now >= max(self._not_before, last + self.every)
 
     @property
     def _under_way(self) -> bool:
