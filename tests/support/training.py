@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
+from safetensors.torch import load_file
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.digest import file_digest
@@ -268,3 +270,13 @@ def losses_of(workspace: Workspace) -> dict[int, float]:
 
 def weights_digest(workspace: Workspace) -> str:
     return file_digest(workspace.model / "model.safetensors")
+
+
+def result_of(bench: Bench, number: int = 1) -> AttemptResult:
+    """What rank 0 told at the end of a training in this process."""
+    return AttemptResult.load(AttemptFolder(bench.workspace.attempts / str(number)).result)
+
+
+def exported(bench: Bench) -> dict[str, torch.Tensor]:
+    """The weights of the model that the run has exported, by name."""
+    return load_file(bench.workspace.model / "model.safetensors")
