@@ -271,7 +271,7 @@ def test_the_plan_can_ask_for_activation_checkpointing(make_bench):
     bench = make_bench()
     rank = Rank(AttemptFolder(changed_spec(bench.attempt(), gradient_checkpointing=True)))
     rank.run()
-    assert rank.training.parts.module.is_gradient_checkpointing
+    assert rank.training.parts.module.is_activation_checkpointing
 
 
 def test_where_the_plan_asks_for_it_and_the_model_has_none_memory_is_the_cause(make_bench):
