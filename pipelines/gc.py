@@ -21,7 +21,7 @@ from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.runs import find_run
 
 if TYPE_CHECKING:
-    from steadytrain.components.train.checkpoint import Checkpoint
+    from steadytrain.components.train.checkpoint import Checkpoint, Lineage
 
 _REMOVED = ".partial-removed-"
 
@@ -91,13 +91,15 @@ def _idle(workspace: Workspace, seconds: float) -> bool:
 
 def _superfluous(facts: Facts) -> list[Path]:
     """Checkpoint folders that nobody will read again, torn and damaged ones among them."""
+    from steadytrain.components.train.checkpoint import Lineage
     from steadytrain.components.train.checkpoint.store import committed
 
     folders = [path for path in sorted(facts.workspace.checkpoints.glob("*")) if path.is_dir()]
     if _has_its_model(facts):
         return folders
     whole = committed(facts.workspace.checkpoints)
-    verified = next((item for item in reversed(whole) if _is_whole(item)), None)
+    lineage = Lineage.of(facts.history.supervisor)
+    verified = next((item for item in reversed(whole) if _is_whole(item, lineage)), None)
     if verified is None:
         return []
     needed = {Path(str(item)) for item in whole if item.step >= verified.step} | {_best(facts)}
@@ -110,10 +112,11 @@ def _has_its_model(facts: Facts) -> bool:
     return done and outcome(facts).state == "finished"
 
 
-def _is_whole(checkpoint: Checkpoint) -> bool:
+def _is_whole(checkpoint: Checkpoint, lineage: Lineage) -> bool:
     from steadytrain.components.train.checkpoint import CheckpointDamaged
 
     try:
+        lineage.check(checkpoint)
         checkpoint.verify()
     except CheckpointDamaged:
         return False

@@ -39,6 +39,7 @@ class AttemptSpec(Record):
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
     generation: of the supervisor's lease; where a higher one is found, its word is void.
+    checkpoints: labels of those that there were when it took the run over; None: not told.
     """
 
     attempt: int
@@ -53,6 +54,7 @@ class AttemptSpec(Record):
     learning_rate_scale: float = 1.0
     seconds_between_failures: float = 14_400.0
     generation: int = 0
+    checkpoints: list[str] | None = None
 
 
 class AttemptResult(Record):

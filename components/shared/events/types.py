@@ -73,12 +73,16 @@ class WorkProgress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorStarted(Event):
-    """A supervisor has taken the run: what those of lower generations write from now on is void."""
+    """A supervisor has taken the run: what those of lower generations write from now on is void.
+
+    checkpoints: labels of those that there were; None: not told.
+    """
 
     name: ClassVar[str] = "supervisor_started"
     generation: int
     pid: int
     host: str
+    checkpoints: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

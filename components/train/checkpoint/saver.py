@@ -127,7 +127,7 @@ class Saver:
             return
         self.settle()
         self._last_step = step
-        if self.gather([self.rank == 0 and self.store.path(step).is_committed()])[0]:
+        if self.gather([self.rank == 0 and self.store.has(step)])[0]:
             return
         began = time.monotonic()
         state = take()

@@ -231,8 +231,7 @@ class Training:
         chosen = self.best()
         if chosen.step != self.progress.step:
             try:
-                tensors = self.store.path(chosen.step).tensors("model")
-                restore_model(self.parts.module, tensors)
+                restore_model(self.parts.module, self.store.load(chosen.step, "model"))
             except CheckpointDamaged as error:
                 self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
                 chosen = self._last()

@@ -75,11 +75,13 @@ class History:
     """What the ledger tells, attempts and decisions in their order.
 
     generation: of the last supervisor that wrote.
+    supervisor: the last one that took the run over.
     """
 
     attempts: list[AttemptHistory] = field(default_factory=list)
     decisions: list[DecisionMade] = field(default_factory=list)
     generation: int = 0
+    supervisor: SupervisorStarted | None = None
 
     @property
     def next_attempt(self) -> int:
@@ -180,7 +182,9 @@ class Ledger:
             if generation < history.generation:
                 continue
             history.generation = generation
-            if isinstance(event, DecisionMade):
+            if isinstance(event, SupervisorStarted):
+                history.supervisor = event
+            elif isinstance(event, DecisionMade):
                 history.decisions.append(event)
             elif isinstance(event, AttemptStarted):
                 attempts[event.attempt] = AttemptHistory(event)

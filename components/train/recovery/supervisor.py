@@ -128,12 +128,16 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Takes over from earlier supervisors, and puts down what the ranks will read."""
-        self._refuse_other_inputs(self.ledger.history())
+        from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, survey
+
+        before = self.ledger.history()
+        self._refuse_other_inputs(before)
         self.ledger.record(
             SupervisorStarted(
                 generation=self.lease.generation,
                 pid=self.lease.holder.pid,
                 host=self.lease.holder.host,
+                checkpoints=survey(checkpoints_of(self.config), Lineage.of(before.supervisor)),
             )
         )
         # Read again: from here on nobody else changes it.
@@ -185,9 +189,9 @@ class Supervisor:
     def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
         """One attempt, from the newest checkpoint to the decision on what follows it."""
         history = self.ledger.history()
-        number = history.next_attempt
+        number, taken = history.next_attempt, history.supervisor
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.config)
+        resume_from, resumed_step = _newest_checkpoint(self.config, taken)
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             batch = self._plan(watch)
@@ -204,6 +208,7 @@ class Supervisor:
                 learning_rate_scale=history.learning_rate_scale,
                 seconds_between_failures=self._between_failures(history),
                 generation=self.lease.generation,
+                checkpoints=taken.checkpoints if taken else None,
             )
             # First: from then on the attempt's number is ours, whoever else there is.
             watch.tell(
@@ -279,10 +284,12 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
 
 
-def _newest_checkpoint(config: RunConfig) -> tuple[str, int | None]:
-    from steadytrain.components.train.checkpoint import checkpoints_of, newest
+def _newest_checkpoint(
+    config: RunConfig, taken: SupervisorStarted | None
+) -> tuple[str, int | None]:
+    from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, newest
 
-    found = newest(checkpoints_of(config))
+    found = newest(checkpoints_of(config), Lineage.of(taken))
     return (str(found), found.step) if found else ("", None)
 
 

@@ -234,7 +234,7 @@ def test_other_versions_are_refused_by_name(folder):
     digest = hashlib.sha256((old / "manifest.json").read_bytes()).hexdigest()
     (old / COMMIT).write_text(digest)
 
-    with pytest.raises(BadInput, match="schema version 1; this steadytrain reads 2"):
+    with pytest.raises(BadInput, match="schema version 1; this steadytrain reads 2 and 3"):
         newest(folder)
     (old / "manifest.json").write_text(json.dumps({"schema_version": 7, "step": 1}))
     assert newest(folder) is None
