@@ -79,6 +79,7 @@ class Rank:
             Reporter(stream, spec.attempt),
             self.requests,
             Cadence(spec.seconds_between_failures) if by_time and self.number == 0 else None,
+            snapshot=spec.snapshot,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))

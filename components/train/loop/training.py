@@ -54,6 +54,7 @@ class Training:
 
     Args:
         cadence: rank 0's, where checkpoints come by time and not by `save_steps`.
+        snapshot: as for `Saver`.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class Training:
         reporter: Reporter,
         requests: StopRequests,
         cadence: Cadence | None = None,
+        *,
+        snapshot: bool = True,
     ) -> None:
         self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
@@ -75,6 +78,7 @@ class Training:
             gather=gather_object,
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
+            snapshot=snapshot,
         )
 
     def run(self) -> AttemptOutcome:

@@ -61,6 +61,7 @@ class AttemptHistory:
             started.gradient_accumulation_steps,
             started.world_size,
             started.gradient_checkpointing,
+            started.snapshot,
         )
 
     @property
@@ -94,7 +95,7 @@ class History:
 
     @property
     def limit(self) -> DecisionMade | None:
-        """The decision whose micro-batch and activation checkpointing hold from now on."""
+        """The decision whose micro-batch, activation checkpointing and snapshot hold on."""
         limits = [item for item in self.decisions if item.micro_batch_size is not None]
         return limits[-1] if limits else None
 

@@ -30,7 +30,9 @@ class Sizing:
         if limit is None or limit.micro_batch_size is None:
             return plan
         return plan.within(
-            limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
+            limit.micro_batch_size,
+            gradient_checkpointing=limit.gradient_checkpointing,
+            snapshot=limit.snapshot,
         )
 
     def learned(self) -> DecisionMade | None:
