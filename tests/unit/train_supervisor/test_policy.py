@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -319,6 +320,51 @@ def test_any_history(faults, recovery, device):
         longest = max(recovery.backoff_max_seconds, recovery.breaker_reset_seconds)
         assert 0 <= decision.delay_seconds <= longest
         assert decision.reason
+        if decision.action == "stop":
+            break
+
+
+class Spent:
+    """What a run has used of its budgets since its last new checkpoint, counted without the policy.
+
+    By class; the failure of the attempt that saved is the first one that counts.
+    """
+
+    def __init__(self, recovery):
+        self.recovery, self.failures = recovery, Counter()
+
+    def take(self, kind, decision, *, saves):
+        if saves:
+            self.failures.clear()
+        if not decision.rung:
+            self.failures[kind] += 1
+
+    def left(self, kind):
+        """Failures of a class that the run may still have; a divergence's third one stops it."""
+        most = 3 if kind is FailureClass.DIVERGENCE else self.recovery.max_failures_per_class
+        return most - self.failures[kind]
+
+    @property
+    def left_to_the_breaker(self):
+        """Its last try counted in. A divergence has an end of its own, which comes first."""
+        apart = {FailureClass.PREEMPTION, FailureClass.DIVERGENCE}
+        crashes = sum(self.failures[kind] for kind in set(self.failures) - apart)
+        return self.recovery.breaker_failures + 1 - crashes
+
+
+@settings(deadline=None)
+@given(faults=st.lists(FAULTS, max_size=30), recovery=SETTINGS, device=st.sampled_from(["cpu", ""]))
+def test_no_budget_is_ever_overdrawn(faults, recovery, device):
+    run, spent = Run(recovery, device=device), Spent(recovery)
+    for kind, saves, unexplained in faults:
+        decision = run.fail(kind, saves=saves, unexplained=unexplained)
+        spent.take(kind, decision, saves=saves)
+        assert spent.left(kind) >= 0
+        assert spent.left_to_the_breaker >= 0
+        used, most = spent.failures[kind], recovery.max_failures_per_class
+        if decision.action == "retry" and "breaker" not in decision.reason:
+            assert spent.left(kind) > 0
+            assert f"{used} of at most {most} in a row" in decision.reason
         if decision.action == "stop":
             break
 
