@@ -55,13 +55,13 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
 
-    def make(run, task, *, training=RECIPE, **recovery):
+    def make(run, task, *, ranks=1, training=RECIPE, **recovery):
         return Bench.make(
             tmp_path / "output",
             data.model_copy(update={"task": task}),
             run=run,
             training=training,
-            compute={"device": "cpu", "threads_per_rank": 1},
+            compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
             recovery={"lease_seconds": 8, "backoff_seconds": 0, **recovery},
         )
 
@@ -159,8 +159,27 @@ def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(ben
 
 
 @pytest.mark.slow
-def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise):
-    undisturbed, run = bench("undisturbed", "causal_lm"), bench("run", "support.faults:Slow")
+def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise):
+    run = bench("run", "support.faults:Slow", ranks=2)
+    undisturbed = bench("undisturbed", "causal_lm", ranks=2)
+    killed = supervise(run)
+    wait_for(lambda: checkpoints(run, 1))
+    killed.kill()
+    killed.wait()
+    wait_for(lambda: not processes_of(run.workspace.attempts), 20)
+
+    quick = run.data.model_copy(update={"task": "causal_lm"})
+    for one, attempts in ((run, 2), (undisturbed, 1)):
+        outcome = Supervisor(one.config, quick, ForkedLauncher(2)).run()
+        assert (outcome.outcome, outcome.attempts) == ("finished", attempts)
+    assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise, ranks):
+    undisturbed = bench("undisturbed", "causal_lm", ranks=ranks)
+    run = bench("run", "support.faults:Slow", ranks=ranks)
     workspace = run.workspace
     assert step.run(undisturbed.config, undisturbed.data).succeeded
 
