@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.train.agent.processes import alive, end_processes, kill
+from steadytrain.components.train.agent.processes import alive, end_processes, kill, unreaped
 from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0
@@ -73,7 +73,7 @@ class Ranks:
 
     def kill(self) -> None:
         """Ends every process of the attempt but this one, those that left its tree too."""
-        end_processes(self.folder.path, self.process.pid)
+        end_processes(self.folder.path, root=unreaped(self.process))
         self.process.wait()
 
     def _end_stragglers(self) -> None:
