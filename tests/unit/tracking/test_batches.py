@@ -111,7 +111,7 @@ def test_a_store_that_takes_nothing_at_all_has_refused_nothing(
     body = json.dumps({"error_code": code, "message": "no"}) if code else "too large"
     uri = answer(status, body)
     batches = Batches(Tracking(uri, import_mlflow().MlflowClient(uri), "0"), workspace, "parent")
-    with pytest.raises(Exception, match="no|too"):
+    with pytest.raises(Exception, match=r"no|too"):
         batches.send("0" * 32, metrics=[Metric("loss", 1.0, 1, step) for step in range(3)])
     assert not batches.file.exists()
     assert not warnings(workspace)
