@@ -76,6 +76,7 @@ class SupervisorStarted(Event):
     """A supervisor has taken the run: what those of lower generations write from now on is void.
 
     checkpoints: labels of those that there were; None: not told.
+    settings: what it works by, sections of the configuration as plain data; empty: not told.
     """
 
     name: ClassVar[str] = "supervisor_started"
@@ -83,6 +84,7 @@ class SupervisorStarted(Event):
     pid: int
     host: str
     checkpoints: list[str] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
