@@ -290,7 +290,7 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
 ):
     seed = int(os.environ.get("STEADYTRAIN_SEED", time.time_ns() % 2**32))
     print(f"STEADYTRAIN_SEED={seed}")
-    draw, last = random.Random(seed), 20 * kills
+    draw, last, interval = random.Random(seed), 20 * kills, 5
     settings = {
         "model": {"config": DROPOUT},
         "training": {
@@ -298,7 +298,7 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
             "global_batch_size": 8,
             "micro_batch_size": 8 // ranks // accumulation,
             "max_steps": last + AFTER_THE_LAST,
-            "save_steps": 5,
+            "save_steps": interval,
             "eval_steps": 50,
         },
         "recovery": LENIENT,
@@ -312,6 +312,10 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
     assert (outcome.outcome, outcome.attempts) == ("finished", kills + 1), outcome
     assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
     assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
+    # Of the work before a kill one interval is lost, and another where a write was in flight.
+    reached = {event.attempt: event.step for event in events_of(killed.workspace, TrainingStep)}
+    for begun in events_of(killed.workspace, AttemptStarted)[1:]:
+        assert reached.get(begun.attempt - 1, 0) - (begun.resumed_from_step or 0) <= 2 * interval
 
 
 WIDE = {
