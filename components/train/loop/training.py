@@ -239,7 +239,7 @@ class Training:
             except CheckpointDamaged as error:
                 self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
                 chosen = self._last()
-        export_model(self.parts.task, self.parts.module, target)
+        export_model(self.parts.task, self.parts.module, target, self.store.fence)
         return chosen
 
     def best(self) -> Chosen:
