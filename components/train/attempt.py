@@ -39,7 +39,9 @@ class AttemptSpec(Record):
     seconds_between_failures: to expect on average; decides how often a checkpoint is saved.
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
+    snapshot: whether checkpoints are copied to host memory, to be written beside the training.
     generation: of the supervisor's lease; where a higher one is found, its word is void.
+    checkpoints: labels of those that there were when it took the run over; None: not told.
     """
 
     attempt: int
@@ -50,10 +52,12 @@ class AttemptSpec(Record):
     gradient_accumulation_steps: int
     resume_from: str = ""
     gradient_checkpointing: bool = False
+    snapshot: bool = True
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
     seconds_between_failures: float = 14_400.0
     generation: int = 0
+    checkpoints: list[str] | None = None
 
 
 class AttemptResult(Record):

@@ -22,6 +22,7 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.plan.batch import plan_batch
 
@@ -101,6 +102,13 @@ def language_rows(count: int, *, seed: int = 0, longest: int = 48) -> list[dict[
         )
         for _ in range(count)
     ]
+
+
+def contradict(rows: Sequence[dict[str, Any]], batch: int, *, size: int) -> None:
+    """Makes a global batch of `size` the opposite of what is learned until it comes."""
+    for index in RowOrder(len(rows), seed=42).take(batch * size, size):
+        length = len(rows[index]["input_ids"])
+        rows[index]["input_ids"] = [2 + (-31 * place) % (VOCABULARY - 2) for place in range(length)]
 
 
 def class_rows(count: int, *, classes: int = 3, seed: int = 0) -> list[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
 import torch
 
-from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     GradientOverflow,
@@ -17,8 +18,10 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
+from steadytrain.components.train.lease import hold
 from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.loop.main import Rank
 
@@ -238,6 +241,25 @@ def test_a_second_export_replaces_the_first(make_bench):
 
     assert weights_digest(bench.workspace) == first
     assert not list(bench.workspace.folder.glob(".*model*"))
+
+
+def test_a_model_whose_run_is_taken_over_while_it_is_written_stays_out(make_bench, monkeypatch):
+    from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+
+    bench, export = make_bench(), CausalLanguageModel.export
+    bench.train_here()
+    (bench.workspace.model / "put in place by another").touch()
+    with contextlib.ExitStack() as supervisors:
+
+        def takes_long(self, model, folder):
+            export(self, model, folder)
+            leases = LocalStorage(bench.workspace.lease)
+            supervisors.enter_context(hold(leases, run_id="run", seconds=60))
+
+        monkeypatch.setattr(CausalLanguageModel, "export", takes_long)
+        with pytest.raises(RunBusy, match="taken over"):
+            bench.train_here(2, resume_from=bench.workspace.checkpoints / "step-00000003")
+    assert (bench.workspace.model / "put in place by another").exists()
 
 
 def test_a_rank_without_its_specification_says_so(tmp_path):
