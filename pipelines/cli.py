@@ -121,10 +121,16 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
 ) -> None:
-    """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is."""
+    """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is.
+
+    What would break on a server is refused, and what is unwise there is told, each with its
+    place and a remedy: retries that end before the task does, images without a version, KFP's
+    cache, secrets in parameters, tasks without limits.
+    """
     from steadytrain.pipelines.compile import compile_pipeline
 
-    typer.echo(f"wrote {compile_pipeline(output)}")
+    path = compile_pipeline(output, tell=lambda finding: typer.echo(str(finding), err=True))
+    typer.echo(f"wrote {path}")
 
 
 @app.command()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 
-def compile_pipeline(path: Path) -> Path:
+
+def compile_pipeline(path: Path, tell: Callable[[Finding], object] = lambda _: None) -> Path:
     """Writes the compiled main DAG; identical bytes from run to run.
 
     Args:
         path: the YAML file to write; its folder is made.
+        tell: gets what is unwise on a server, though nothing breaks.
+
+    Raises:
+        UnsafePipeline: it would break on a server; nothing is written.
     """
     # kfp takes 1.5 s to import, and asks about a decorator's return types.
     with warnings.catch_warnings():
@@ -19,6 +27,24 @@ def compile_pipeline(path: Path) -> Path:
 
         from steadytrain.pipelines.finetune import finetune
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    compiler.Compiler().compile(finetune, str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(finetune, str(compiled))
+        for finding in checked(compiled):
+            tell(finding)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(compiled.read_bytes())
     return path
+
+
+def checked(path: Path) -> list[Finding]:
+    """What is unwise in a compiled file.
+
+    Raises:
+        BadInput: it is no compiled pipeline.
+        UnsafePipeline: it would break on a server.
+    """
+    findings = lint(*read_pipeline(path))
+    if any(finding.unsafe for finding in findings):
+        raise UnsafePipeline(findings)
+    return findings

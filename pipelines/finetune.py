@@ -9,12 +9,13 @@ from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.register.component import promote, register
 from steadytrain.components.report.component import report
 from steadytrain.components.train.component import train
+from steadytrain.pipelines.resources import limit
 
 
-def _shown(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
+def _step(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
     # KFP's cache decides before our code runs and knows neither data nor age;
     # reuse is our own (components/shared/reuse.py).
-    return task.set_display_name(title).set_caching_options(False)
+    return limit(task).set_display_name(title).set_caching_options(False)
 
 
 @dsl.pipeline(
@@ -61,17 +62,17 @@ def finetune(
         "num_train_epochs": num_train_epochs,
         "overrides": overrides,
     }
-    closing = _shown(report(**parameters), "Report")
+    closing = _step(report(**parameters), "Report")
     with dsl.ExitHandler(closing, name="Train, judge, register"):
-        prepared = _shown(preprocess(**parameters), "Preprocess")
+        prepared = _step(preprocess(**parameters), "Preprocess")
         resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
-        trained = _shown(train(resolved=resolved, data=data), "Train")
-        judged = _shown(
+        trained = _step(train(resolved=resolved, data=data), "Train")
+        judged = _step(
             evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
             "Evaluate and gate",
         )
-        registered = _shown(
+        registered = _step(
             register(resolved=resolved, decision=judged.outputs["decision"]), "Register"
         )
         with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
-            _shown(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
+            _step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
