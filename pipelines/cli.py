@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.pipelines import recovery_commands
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, RunName
+from steadytrain.pipelines import recovery_commands, submit_command
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, Overrides, RunName, Source
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -29,12 +29,6 @@ app = typer.Typer(
     "could not: `steadytrain explain RUN` tells why and what to do, `steadytrain resume RUN` "
     "goes on from its newest checkpoint.",
 )
-
-Source = Annotated[str, typer.Argument(help="A preset's name or the path of a YAML file.")]
-Overrides = Annotated[
-    list[str],
-    typer.Option("--set", metavar="FIELD=VALUE", help="For example training.max_steps=100."),
-]
 
 
 @app.command()
@@ -131,6 +125,9 @@ def compile_(
 
     path = compile_pipeline(output, tell=lambda finding: typer.echo(str(finding), err=True))
     typer.echo(f"wrote {path}")
+
+
+app.command()(submit_command.submit)
 
 
 @app.command()

@@ -36,6 +36,7 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines.finetune",
         "steadytrain.pipelines.local",
         "steadytrain.pipelines.compile",
+        "steadytrain.pipelines.server.submission",
         "steadytrain.components.preprocess.step",
     ],
 )

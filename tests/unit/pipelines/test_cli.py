@@ -17,6 +17,7 @@ COMMANDS = [
     "gc",
     "report",
     "compile",
+    "submit",
     "validate",
     "schema",
     "presets",
