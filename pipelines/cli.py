@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.pipelines import recovery_commands, submit_command
+from steadytrain.pipelines import recovery_commands, schedule_commands, submit_command
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, Overrides, RunName, Source
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def compile_(
 
 
 app.command()(submit_command.submit)
+app.add_typer(schedule_commands.app, name="schedule")
 
 
 @app.command()

@@ -42,7 +42,8 @@ def finetune(
         config: Name of a preset (causal-lm, chat, sequence-classification), or a whole
             configuration as YAML text.
         run: Identity of the run; the same name continues the same run. Empty: derived from
-            the configuration.
+            the configuration. An asterisk in it becomes the beginning of KFP's own run id: a
+            new run each time, for a schedule.
         output: Folder of a mounted volume for data, checkpoints and reports.
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
@@ -61,6 +62,7 @@ def finetune(
         "learning_rate": learning_rate,
         "num_train_epochs": num_train_epochs,
         "overrides": overrides,
+        "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
     closing = _step(report(**parameters), "Report")
     with dsl.ExitHandler(closing, name="Train, judge, register"):

@@ -48,25 +48,26 @@ def upload(server: Server, path: Path) -> Version:
 
     Safe to repeat, also by several at once.
     """
-    name, pipeline = version_name(path), str(read_pipeline(path)[0]["pipelineInfo"]["name"])
-    pipeline_id = _pipeline(server, pipeline)
-
-    def find() -> Any:
-        versions = pages(
-            server.pipelines.pipeline_service_list_pipeline_versions,
-            "pipeline_versions",
-            pipeline_id=pipeline_id,
-            filter=named("name", name),
-        )
-        return next(versions, None)
+    name, pipeline = version_name(path), _pipeline_name(path)
+    pipeline_id = _make_pipeline(server, pipeline)
 
     def make() -> Any:
         return server.uploads.upload_pipeline_version(
             str(path), name=name, pipelineid=pipeline_id, description="compiled by steadytrain"
         )
 
-    version, uploaded = find_or_make(find, make)
+    version, uploaded = find_or_make(lambda: _version(server, pipeline_id, name), make)
     return Version(pipeline, name, pipeline_id, version.pipeline_version_id, uploaded)
+
+
+def look_up(server: Server, path: Path) -> Version:
+    """The version that `upload` would give; without ids where it is not there yet."""
+    name, pipeline = version_name(path), _pipeline_name(path)
+    found = _find_pipeline(server, pipeline)
+    version = _version(server, found.pipeline_id, name) if found else None
+    if not version:
+        return Version(pipeline, name, "", "", uploaded=False)
+    return Version(pipeline, name, found.pipeline_id, version.pipeline_version_id, uploaded=False)
 
 
 def experiment_id(server: Server, name: str) -> str:
@@ -88,22 +89,37 @@ def experiment_id(server: Server, name: str) -> str:
     return str(find_or_make(find, make)[0].experiment_id)
 
 
-def _pipeline(server: Server, name: str) -> str:
-    def find() -> Any:
-        pipelines = pages(
-            server.pipelines.pipeline_service_list_pipelines,
-            "pipelines",
-            filter=named("name", name),
-            **_of(server),
-        )
-        return next(pipelines, None)
+def _pipeline_name(path: Path) -> str:
+    return str(read_pipeline(path)[0]["pipelineInfo"]["name"])
 
+
+def _find_pipeline(server: Server, name: str) -> Any:
+    pipelines = pages(
+        server.pipelines.pipeline_service_list_pipelines,
+        "pipelines",
+        filter=named("name", name),
+        **_of(server),
+    )
+    return next(pipelines, None)
+
+
+def _make_pipeline(server: Server, name: str) -> str:
     def make() -> Any:
         # Uploading would make it too, with a first version whose name is not of its content.
         content = kfp_server_api.V2beta1Pipeline(display_name=name, **_of(server))
         return server.pipelines.pipeline_service_create_pipeline(pipeline=content)
 
-    return str(find_or_make(find, make)[0].pipeline_id)
+    return str(find_or_make(lambda: _find_pipeline(server, name), make)[0].pipeline_id)
+
+
+def _version(server: Server, pipeline_id: str, name: str) -> Any:
+    versions = pages(
+        server.pipelines.pipeline_service_list_pipeline_versions,
+        "pipeline_versions",
+        pipeline_id=pipeline_id,
+        filter=named("name", name),
+    )
+    return next(versions, None)
 
 
 def find_or_make(find: Callable[[], Any], make: Callable[[], Any]) -> tuple[Any, bool]:

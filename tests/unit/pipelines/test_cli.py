@@ -18,6 +18,7 @@ COMMANDS = [
     "report",
     "compile",
     "submit",
+    "schedule",
     "validate",
     "schema",
     "presets",
