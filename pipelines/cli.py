@@ -13,7 +13,14 @@ import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines import recovery_commands, schedule_commands, submit_command
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, Overrides, RunName, Source
+from steadytrain.pipelines.options import (
+    DEFAULT_OUTPUT,
+    Output,
+    Overrides,
+    Pipeline,
+    RunName,
+    Source,
+)
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -114,6 +121,7 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 @app.command("compile")
 def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
+    pipeline: Pipeline = "finetune",
 ) -> None:
     """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is.
 
@@ -123,7 +131,9 @@ def compile_(
     """
     from steadytrain.pipelines.compile import compile_pipeline
 
-    path = compile_pipeline(output, tell=lambda finding: typer.echo(str(finding), err=True))
+    path = compile_pipeline(
+        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline
+    )
     typer.echo(f"wrote {path}")
 
 

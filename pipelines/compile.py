@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 
+Pipeline = Literal["finetune", "retrain"]
 
-def compile_pipeline(path: Path, tell: Callable[[Finding], object] = lambda _: None) -> Path:
-    """Writes the compiled main DAG; identical bytes from run to run.
+
+def compile_pipeline(
+    path: Path,
+    tell: Callable[[Finding], object] = lambda _: None,
+    *,
+    pipeline: Pipeline = "finetune",
+) -> Path:
+    """Writes a compiled DAG; identical bytes from run to run.
 
     Args:
         path: the YAML file to write; its folder is made.
         tell: gets what is unwise on a server, though nothing breaks.
+        pipeline: the main DAG, or the one that looks for new data first.
 
     Raises:
         UnsafePipeline: it would break on a server; nothing is written.
@@ -25,11 +35,11 @@ def compile_pipeline(path: Path, tell: Callable[[Finding], object] = lambda _: N
         warnings.simplefilter("ignore", DeprecationWarning)
         from kfp import compiler
 
-        from steadytrain.pipelines.finetune import finetune
+        dag = getattr(importlib.import_module(f"steadytrain.pipelines.{pipeline}"), pipeline)
 
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder, "pipeline.yaml")
-        compiler.Compiler().compile(finetune, str(compiled))
+        compiler.Compiler().compile(dag, str(compiled))
         for finding in checked(compiled):
             tell(finding)
         path.parent.mkdir(parents=True, exist_ok=True)

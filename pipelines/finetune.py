@@ -1,5 +1,6 @@
 """The main DAG: preprocess, train, evaluate and gate, register, promote; then the report."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
@@ -12,10 +13,25 @@ from steadytrain.components.train.component import train
 from steadytrain.pipelines.resources import limit
 
 
-def _step(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
+def step(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
+    """A task as every one of ours is: with limits, a title, and without KFP's cache."""
     # KFP's cache decides before our code runs and knows neither data nor age;
     # reuse is our own (components/shared/reuse.py).
     return limit(task).set_display_name(title).set_caching_options(False)
+
+
+def train_and_judge(parameters: Mapping[str, Any]) -> None:
+    """The steps from the data to the champion, in the context of a pipeline."""
+    prepared = step(preprocess(**parameters), "Preprocess")
+    resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
+    trained = step(train(resolved=resolved, data=data), "Train")
+    judged = step(
+        evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
+        "Evaluate and gate",
+    )
+    registered = step(register(resolved=resolved, decision=judged.outputs["decision"]), "Register")
+    with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
+        step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
 
 
 @dsl.pipeline(
@@ -64,17 +80,6 @@ def finetune(
         "overrides": overrides,
         "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
-    closing = _step(report(**parameters), "Report")
+    closing = step(report(**parameters), "Report")
     with dsl.ExitHandler(closing, name="Train, judge, register"):
-        prepared = _step(preprocess(**parameters), "Preprocess")
-        resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
-        trained = _step(train(resolved=resolved, data=data), "Train")
-        judged = _step(
-            evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
-            "Evaluate and gate",
-        )
-        registered = _step(
-            register(resolved=resolved, decision=judged.outputs["decision"]), "Register"
-        )
-        with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
-            _step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
+        train_and_judge(parameters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,10 @@ Source = Annotated[str, typer.Argument(help="A preset's name or the path of a YA
 Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="FIELD=VALUE", help="For example training.max_steps=100."),
+]
+Pipeline = Annotated[
+    Literal["finetune", "retrain"],
+    typer.Option(help="retrain looks for new data first, and ends early where there are none."),
 ]
 Host = Annotated[
     str, typer.Option(help="Address of the Kubeflow server; by default KF_PIPELINES_ENDPOINT.")

@@ -55,7 +55,8 @@ def apply(
           max_concurrency: 1
 
     Safe to repeat: what is as declared is left alone. One that differs is replaced, the new one
-    first; one that was paused stays so. Each time is a run of its own.
+    first; one that was paused stays so. Each time is a run of its own, which ends early where
+    there are no new data, unless `pipeline: finetune` says to train each time.
     """  # noqa: D301  the backspace keeps the example's lines
     from steadytrain.pipelines.server.applying import Declaration
     from steadytrain.pipelines.server.applying import apply as applied

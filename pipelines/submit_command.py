@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines.options import Host, Namespace, Overrides, Source
+from steadytrain.pipelines.options import Host, Namespace, Overrides, Pipeline, Source
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def submit(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
+    pipeline: Pipeline = "finetune",
     host: Host = "",
     namespace: Namespace = "",
     experiment: Annotated[
@@ -54,10 +55,16 @@ def submit(
     }
     if dry_run:
         planned = submission.Submission.of(source, overrides, **options)
-        typer.echo("\n".join(submission.outline(planned, _warn)))
+        typer.echo("\n".join(submission.outline(planned, _warn, pipeline=pipeline)))
         return
     run = submission.submit(
-        source, overrides, host=host, namespace=namespace, tell=_warn, **options
+        source,
+        overrides,
+        pipeline=pipeline,
+        host=host,
+        namespace=namespace,
+        tell=_warn,
+        **options,
     )
     upload = "uploaded" if run.version.uploaded else "there already"
     typer.echo(f"pipeline  {run.version.pipeline}, version {run.version.name} ({upload})")

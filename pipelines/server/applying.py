@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.config.parameters import EACH
-from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.server.connection import Server
 from steadytrain.pipelines.server.declared import ScheduleFile, configuration, read_schedules
@@ -54,12 +54,14 @@ class Declaration:
             uploading: whether the pipeline is uploaded where the server does not have it.
             tell: gets what is unwise in the pipeline.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            path = compile_pipeline(Path(folder, "pipeline.yaml"), tell)
-            version = upload(server, path) if uploading else look_up(server, path)
-        return plan(self._wanted(version), present(server), self.file.name)
+        versions: dict[Pipeline, Version] = {}
+        for name in {schedule.pipeline for schedule in self.file.schedules}:
+            with tempfile.TemporaryDirectory() as folder:
+                path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=name)
+                versions[name] = upload(server, path) if uploading else look_up(server, path)
+        return plan(self._wanted(versions), present(server), self.file.name)
 
-    def _wanted(self, version: Version) -> list[Wanted]:
+    def _wanted(self, versions: Mapping[Pipeline, Version]) -> list[Wanted]:
         file = self.file
         return [
             Wanted(
@@ -68,7 +70,7 @@ class Declaration:
                 declared=item,
                 cron=file.cron(item),
                 parameters=self.parameters[item.name],
-                version=version,
+                version=versions[item.pipeline],
             )
             for item in file.schedules
         ]

@@ -14,6 +14,7 @@ from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.shared.config.base import Section, at_odds
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.pipelines.compile import Pipeline
 from steadytrain.pipelines.server.cron import Rounding, ahead, in_server_time, six_fields, zone
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -51,6 +52,10 @@ class Schedule(Section):
         ..., description="a preset, a file (relative to this one), or the configuration itself"
     )
     overrides: dict[str, Any] = Field(default={}, description="such as training.max_steps: 100")
+    pipeline: Pipeline = Field(
+        "retrain",
+        description="retrain ends early where there are no new data; finetune trains each time",
+    )
     cron: Annotated[str, AfterValidator(_valid_cron)] | None = Field(
         None, description="minute, hour, day, month, weekday; or six fields, seconds first"
     )

@@ -12,7 +12,7 @@ import kfp_server_api
 
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.server.connection import Server, connect
 from steadytrain.pipelines.server.follow import Outcome, Steps, follow
@@ -93,6 +93,7 @@ def submit(
     source: RunConfig | str | Path,
     overrides: Iterable[str] | Mapping[str, Any] = (),
     *,
+    pipeline: Pipeline = "finetune",
     host: str = "",
     namespace: str = "",
     experiment: str = "",
@@ -100,7 +101,7 @@ def submit(
     service_account: str = "",
     tell: Callable[[Finding], object] = lambda _: None,
 ) -> SubmittedRun:
-    """Starts a run of the main pipeline on a Kubeflow server.
+    """Starts a run on a Kubeflow server.
 
     The pipeline is uploaded where the server does not have this content yet. Credentials come
     from the environment, see `connect`; nothing secret is sent as a parameter.
@@ -108,6 +109,7 @@ def submit(
     Args:
         source: a preset's name, the path of a YAML file, YAML text, or a RunConfig.
         overrides: "a.b=value" texts, or a mapping of the same.
+        pipeline: "retrain" looks for new data first, and ends early where there are none.
         host: the server's address, see `connect`.
         namespace: the user's, on a server of many users.
         experiment: "" for the configuration's `tracking.experiment`.
@@ -127,7 +129,7 @@ def submit(
         service_account=service_account,
     )
     with tempfile.TemporaryDirectory() as folder:
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell)
+        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline)
         server = connect(host, namespace)
         version = upload(server, path)
     return start(server, submission, version)
@@ -149,17 +151,19 @@ def start(server: Server, submission: Submission, version: Version) -> Submitted
     return SubmittedRun(server, run.run_id, name, version)
 
 
-def outline(submission: Submission, tell: Callable[[Finding], object]) -> list[str]:
+def outline(
+    submission: Submission, tell: Callable[[Finding], object], *, pipeline: Pipeline
+) -> list[str]:
     """What `submit` would send; nothing is sent, and no server is asked."""
     with tempfile.TemporaryDirectory() as folder:
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell)
+        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline)
         version, size = version_name(path), path.stat().st_size
     rest = {
         "pipeline root": submission.pipeline_root,
         "service account": submission.service_account,
     }
     return [
-        f"pipeline    steadytrain-finetune, version {version} ({size / 1000:.0f} kB), uploaded "
+        f"pipeline    steadytrain-{pipeline}, version {version} ({size / 1000:.0f} kB), uploaded "
         "if the server does not have it",
         f"experiment  {submission.experiment}",
         f"run         {submission.config.run_id}",

@@ -156,9 +156,10 @@ def test_what_is_right_is_left_alone(findings, body):
     assert findings(body) == []
 
 
-def test_our_own_pipeline_is_clean(tmp_path):
+@pytest.mark.parametrize("pipeline", ["finetune", "retrain"])
+def test_our_own_pipelines_are_clean(tmp_path, pipeline):
     told = []
-    path = compile_pipeline(tmp_path / "pipeline.yaml", tell=told.append)
+    path = compile_pipeline(tmp_path / "pipeline.yaml", told.append, pipeline=pipeline)
     assert told == []
     assert checked(path) == []
 
