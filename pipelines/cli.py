@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.pipelines import recovery_commands, schedule_commands, submit_command
+from steadytrain.pipelines import (
+    recovery_commands,
+    schedule_commands,
+    submit_command,
+    trigger_commands,
+)
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
     Output,
@@ -138,6 +143,8 @@ def compile_(
 
 
 app.command()(submit_command.submit)
+app.command()(trigger_commands.trigger)
+app.command()(trigger_commands.watch)
 app.add_typer(schedule_commands.app, name="schedule")
 
 

@@ -19,6 +19,8 @@ COMMANDS = [
     "compile",
     "submit",
     "schedule",
+    "trigger",
+    "watch",
     "validate",
     "schema",
     "presets",
