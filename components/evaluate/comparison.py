@@ -14,6 +14,7 @@ from steadytrain.components.evaluate.metrics import Scores
 from steadytrain.components.evaluate.scoring import Report, place, score
 from steadytrain.components.register.versions import (
     LABELS,
+    RUN,
     SPLIT,
     TASK,
     WEIGHTS,
@@ -39,6 +40,11 @@ class Candidate:
     evaluation: EvaluationRecord
     records: pa.Table
     scores: Scores
+
+    def registered_as(self, version: Version) -> bool:
+        """Whether this run has registered it, with these weights."""
+        tags = version.tags
+        return tags.get(RUN) == self.config.run_id and tags.get(WEIGHTS) == self.weights_digest
 
     def against(self, champion: Version | None, report: Report) -> GateRecord:
         """The gate's decision. A champion that cannot be compared fairly is not replaced.

@@ -24,7 +24,7 @@ from steadytrain.components.evaluate.metrics import (
 )
 from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.scoring import Report, judged_records, score_candidate
-from steadytrain.components.register.versions import Registry
+from steadytrain.components.register.versions import Registry, Version
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import JUDGING_CODE, users_code_digest
 from steadytrain.components.shared.records import (
@@ -72,10 +72,27 @@ def run(
         )
         registry = Registry(config, workspace)
         champion = registry.by_alias(config.registry.champion_alias)
-        decision = candidate.against(champion, scoring_progress(current, "champion", records))
+        decision = _standing(candidate, champion, workspace) or candidate.against(
+            champion, scoring_progress(current, "champion", records)
+        )
         decision.save(workspace.record("gate"))
         current.summary = _summary(evaluation, decision)
         return evaluation, decision
+
+
+def _standing(
+    candidate: Candidate, champion: Version | None, workspace: Workspace
+) -> GateRecord | None:
+    """The decision that made this run's model champion, where it is champion still.
+
+    A run that is started again would be judged against itself otherwise.
+    """
+    place = workspace.record("gate")
+    if champion is None or not candidate.registered_as(champion) or not place.exists():
+        return None
+    earlier = GateRecord.load(place)
+    same = earlier.candidate == candidate.evaluation.metrics[earlier.metric].value
+    return earlier if earlier.promoted and same else None
 
 
 def scoring_progress(current: Stage, who: str, records: pa.Table) -> Report:

@@ -14,7 +14,6 @@ an output folder must share `registry.lock`.
 
 from __future__ import annotations
 
-from steadytrain.components.evaluate.step import load_candidate, scoring_progress
 from steadytrain.components.register.versions import Registry, Version
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
@@ -71,6 +70,9 @@ def _take_alias(registry: Registry, config: RunConfig, ours: Version, beaten: st
 
 
 def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> GateRecord:
+    # Late: it imports torch, and is seldom needed.
+    from steadytrain.components.evaluate.step import load_candidate, scoring_progress
+
     champion = registry.by_alias(config.registry.champion_alias)
     candidate = load_candidate(config, current.workspace)
     progress = scoring_progress(current, "champion", candidate.records)

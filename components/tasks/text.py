@@ -13,6 +13,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.encoding import load_tokenizer
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components, Row
+from steadytrain.components.tasks.saving import never_wrapped
 
 
 class TextTask:
@@ -39,7 +40,8 @@ class TextTask:
         return len(row["input_ids"])
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
-        model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
+        with never_wrapped():
+            model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
 
     def load_exported(self, folder: Path) -> Components:

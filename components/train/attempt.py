@@ -6,14 +6,15 @@ attempts/<n>/
   leave               a request to the agent to take the ranks down: SIGTERM, and SIGKILL
                       after as many seconds as it says
   result.json         written by rank 0 when the attempt ends by itself
-  exits.json          written by the agent when all ranks are down: how each ended
-  agent.heartbeat     signs of life of the agent, and
-  rank-<r>.heartbeat  of the thread that trains
+  rank-<r>.heartbeat  signs of life of the thread that trains
   rank-<r>.error.json why a rank failed (class of exception, message, traceback)
-  agent.error.json    the same, told by another where the rank itself cannot
   rank-<r>.stacks     where the threads of a rank stood when it hung
   rank-<r>.log        standard output and error of a rank
-  agent.log           those of the agent
+  node-<n>/           of the agent, one a node:
+    heartbeat         its signs of life
+    exits.json        written when all ranks of the node are down: how each ended
+    error.json        why a rank failed, where the rank itself cannot tell
+    log               the agent's standard output and error
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class AttemptResult(Record):
 
 
 class Exits(Record):
-    """How the ranks ended.
+    """How the ranks of a node ended.
 
+    time: when all of them were down.
     statuses: exit status by rank (negative: a signal), the earliest failure first.
     """
 
+    time: float
     statuses: dict[int, int]
 
 
@@ -93,6 +96,29 @@ class RankError(Record):
     traceback: str
     step: int
     memory_needed: int = 0
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """The files of an attempt's agent on one node."""
+
+    path: Path
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.path / "heartbeat"
+
+    @property
+    def exits(self) -> Path:
+        return self.path / "exits.json"
+
+    @property
+    def error(self) -> Path:
+        return self.path / "error.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
 
 
 @dataclass(frozen=True)
@@ -117,21 +143,8 @@ class AttemptFolder:
     def result(self) -> Path:
         return self.path / "result.json"
 
-    @property
-    def exits(self) -> Path:
-        return self.path / "exits.json"
-
-    @property
-    def agent_heartbeat(self) -> Path:
-        return self.path / "agent.heartbeat"
-
-    @property
-    def agent_error(self) -> Path:
-        return self.path / "agent.error.json"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.path / "agent.log"
+    def node(self, number: int) -> NodeFolder:
+        return NodeFolder(self.path / f"node-{number}")
 
     def heartbeat(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.heartbeat"
@@ -147,5 +160,6 @@ class AttemptFolder:
 
     def errors(self) -> list[RankError]:
         """What the ranks reported, the earliest first: the others are often its echoes."""
-        found = [RankError.load(path) for path in self.path.glob("*.error.json")]
+        told = [*self.path.glob("rank-*.error.json"), *self.path.glob("node-*/error.json")]
+        found = [RankError.load(path) for path in told]
         return sorted(found, key=lambda error: error.time)

@@ -81,7 +81,7 @@ def measure(folder: Path, megabytes: int) -> tuple[int, float]:
 
 
 @pytest.mark.bench
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_memory_stays_flat(tmp_path: Path) -> None:
     peaks = []
     for size in SIZES:

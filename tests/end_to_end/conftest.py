@@ -6,6 +6,16 @@ import pytest
 
 from support.command import Command
 
+_SHARED_RUNS = ("lm", "quiet")
+
+
+def pytest_collection_modifyitems(items):
+    """What shares a costly run goes to one worker, and first, since it takes longest."""
+    for item in items:
+        for name in set(_SHARED_RUNS) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(name))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
 
 @pytest.fixture
 def steadytrain(tmp_path):

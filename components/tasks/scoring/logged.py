@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
 
 _AUTO = {
@@ -45,7 +46,7 @@ def log_transformers_model(
     model = getattr(transformers, _AUTO[task]).from_pretrained(place, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
     length = longest(model, min(tokenizer.model_max_length, _LONGEST))
-    with _quiet():
+    with _quiet(), never_wrapped():
         logged = mlflow.transformers.log_model(
             transformers_model={"model": model, "tokenizer": tokenizer},
             name=name,

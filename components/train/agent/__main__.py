@@ -1,6 +1,6 @@
 """An agent: `python -m steadytrain.components.train.agent --ranks N FOLDER COMMAND...`.
 
-Runs the ranks of an attempt on this node. What it is asked it reads in the
+Runs the ranks of an attempt on this node, one agent a node. What it is asked it reads in the
 attempt's folder (or hears as SIGTERM), what it has to tell it writes there; it
 knows its supervisor by the lease alone.
 
@@ -10,6 +10,7 @@ Exit status: 0 when the ranks ended well, 143 when they left on SIGTERM, 1 other
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.hang import HangWatch
 from steadytrain.components.train.agent.memory import oom_kills
-from steadytrain.components.train.agent.ranks import Ranks, started
+from steadytrain.components.train.agent.ranks import Ranks, Share, started
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
@@ -38,24 +39,26 @@ _POLL_SECONDS = 0.1
 
 
 class Agent:
-    """Follows the ranks of one attempt until all are down."""
+    """Follows the ranks of one attempt on one node until all are down."""
 
-    def __init__(self, folder: AttemptFolder, count: int) -> None:
+    def __init__(self, folder: AttemptFolder, share: Share) -> None:
         spec = AttemptSpec.load(folder.spec)
         config = load(Path(spec.config))
-        self.folder, self.count, self.recovery = folder, count, config.recovery
+        self.folder, self.share, self.recovery = folder, share, config.recovery
+        self.node = folder.node(share.node)
         self.lease = Renewal(
             LocalStorage(Workspace.of(config).lease), spec.generation, self.recovery.lease_seconds
         )
-        self.hangs = HangWatch(folder, count, self.recovery)
+        self.hangs = HangWatch(folder, share, self.recovery)
         self.asked: float | None = None
 
     def run(self, program: Sequence[str], threads: int | None) -> int:
         """Starts the ranks and returns this program's exit status when they are down."""
-        heartbeat, kills = Heartbeat(self.folder.agent_heartbeat), oom_kills()
+        self.node.path.mkdir(parents=True, exist_ok=True)
+        heartbeat, kills = Heartbeat(self.node.heartbeat), oom_kills()
         with (
             stop_requests() as request,
-            started(self.folder, program, count=self.count, threads=threads) as ranks,
+            started(self.folder, program, self.share, threads=threads) as ranks,
         ):
             while not ranks.down():
                 heartbeat.beat("follow")
@@ -64,7 +67,7 @@ class Agent:
         exits = ranks.exits()
         if oom_kills() > kills:
             self._tell_out_of_memory(exits)
-        Exits(statuses=dict(exits)).save(self.folder.exits)
+        Exits(time=time.time(), statuses=dict(exits)).save(self.node.exits)
         return _status(exits)
 
     def _follow(self, ranks: Ranks, request: StopRequest) -> None:
@@ -99,7 +102,7 @@ class Agent:
             message="the kernel killed it because the memory of its control group ran out",
             traceback="",
             step=0,
-        ).save(self.folder.agent_error)
+        ).save(self.node.error)
 
 
 def _status(exits: Mapping[int, int]) -> int:
@@ -114,12 +117,24 @@ def main(arguments: Sequence[str]) -> int:
     """Runs an agent; returns its exit status."""
     parser = argparse.ArgumentParser(prog="agent", description="Runs the ranks of an attempt.")
     parser.add_argument("folder", type=Path, help="the attempt's folder")
-    parser.add_argument("--ranks", type=int, required=True, help="how many, on this node")
+    parser.add_argument("--ranks", type=int, required=True, help="how many, on each node")
+    parser.add_argument(
+        "--nodes", type=int, default=_told("PET_NNODES", 1), help="of the attempt (PET_NNODES)"
+    )
+    parser.add_argument(
+        "--node", type=int, default=_told("PET_NODE_RANK", 0), help="this one (PET_NODE_RANK)"
+    )
     parser.add_argument("--threads", type=int, help="of each rank; none: the cores over the ranks")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="a rank's command")
     given = parser.parse_args(arguments)
     die_with_parent()
-    return Agent(AttemptFolder(given.folder), given.ranks).run(given.program, given.threads)
+    share = Share(given.node, given.nodes, given.ranks)
+    return Agent(AttemptFolder(given.folder), share).run(given.program, given.threads)
+
+
+def _told(variable: str, otherwise: int) -> int:
+    """What an operator that starts several nodes has told each of them."""
+    return int(os.environ.get(variable, otherwise))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import psutil
 
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.agent.processes import alive
+from steadytrain.components.train.agent.ranks import Share
 from steadytrain.components.train.agent.stacks import is_stopped, save_stacks, state
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat, Pulse
@@ -35,11 +36,11 @@ class Standing:
 
 
 class HangWatch:
-    """Looks at the heartbeats of the ranks."""
+    """Looks at the heartbeats of the ranks of this node."""
 
-    def __init__(self, folder: AttemptFolder, count: int, recovery: RecoveryConfig) -> None:
-        self.folder, self.recovery = folder, recovery
-        self.pulses = {rank: Pulse() for rank in range(count)}
+    def __init__(self, folder: AttemptFolder, share: Share, recovery: RecoveryConfig) -> None:
+        self.folder, self.share, self.recovery = folder, share, recovery
+        self.pulses = {rank: Pulse() for rank in share.ranks}
 
     def look(self) -> bool:
         """Whether a rank hangs. Where one does, stacks and a report are in the folder."""
@@ -75,7 +76,7 @@ class HangWatch:
             f"{self.folder.stacks(rank)}",
             traceback="",
             step=max((item.beat.step for item in standings.values() if item.beat), default=0),
-        ).save(self.folder.agent_error)
+        ).save(self.folder.node(self.share.node).error)
 
 
 def _guilt(standing: Standing) -> tuple[bool, float]:

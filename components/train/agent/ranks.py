@@ -1,4 +1,4 @@
-"""The ranks on this node: plain Python for one, torchrun for several."""
+"""The ranks on this node: plain Python where there is one in all, else torchrun."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from steadytrain.components.train.agent.processes import alive, end_processes, kill
+from steadytrain.components.train.agent.processes import MARK, alive, end_processes, kill
 from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0
@@ -33,15 +34,37 @@ _OTHERS_RANK = (
 _AGENT = "steadytrain.components.train.agent"
 
 
+@dataclass(frozen=True)
+class Share:
+    """This node's part of the ranks.
+
+    node: its number, from 0. nodes: of the attempt. count: ranks of each node.
+    """
+
+    node: int
+    nodes: int
+    count: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.node * self.count, (self.node + 1) * self.count)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the attempt has one rank, so that there is nobody to meet."""
+        return self.nodes * self.count == 1
+
+
 class Ranks:
-    """The processes of the ranks.
+    """The processes of the ranks of a node.
 
     Args:
         process: the rank itself, or torchrun where there are several.
+        folder: of the node.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: AttemptFolder, count: int) -> None:
-        self.process, self.folder, self.count = process, folder, count
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, share: Share) -> None:
+        self.process, self.folder, self.share = process, folder, share
         self._deadline = self._others_deadline = float("inf")
         self._all: list[psutil.Process] = []
 
@@ -49,7 +72,7 @@ class Ranks:
         """Whether all are down; those that outstay their time are killed here."""
         if time.monotonic() >= self._deadline:
             self.kill()
-        elif self.count > 1:
+        elif self.share.count > 1:
             self._end_stragglers()
         return self.process.poll() is not None
 
@@ -62,27 +85,27 @@ class Ranks:
 
     def exits(self) -> Mapping[int, int]:
         """Exit status by rank (negative: a signal), the earliest failure first."""
-        if self.count == 1:
+        if self.share.alone:
             return {0: self.process.returncode}
         try:
             content = json.loads(_torchrun_exits(self.folder).read_bytes())
         except FileNotFoundError:
             # torchrun itself was killed, or ended well.
-            return dict.fromkeys(range(self.count), self.process.returncode)
+            return dict.fromkeys(self.share.ranks, self.process.returncode)
         return {int(rank): status for rank, status in content.items()}
 
     def kill(self) -> None:
-        """Ends every process of the attempt but this one, those that left its tree too."""
-        end_processes(self.folder.path, self.process.pid)
+        """Ends every process of the node but this one, those that left its tree too."""
+        end_processes(self.folder, self.process.pid)
         self.process.wait()
 
     def _end_stragglers(self) -> None:
         """Kills ranks that outlive another one; torchrun stays, to tell who was the first."""
-        if len(self._all) < self.count:
+        if len(self._all) < self.share.count:
             self._all = self._present()
             return
         remaining = [rank for rank in self._all if alive(rank)]
-        if len(remaining) < self.count:
+        if len(remaining) < self.share.count:
             now = time.monotonic()
             self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
             if now >= self._others_deadline:
@@ -92,49 +115,55 @@ class Ranks:
         """The ranks; torchrun itself where it has not started them yet."""
         try:
             main = psutil.Process(self.process.pid)
-            return (main.children() if self.count > 1 else []) or [main]
+            return ([] if self.share.alone else main.children()) or [main]
         except psutil.NoSuchProcess:
             return []
 
 
 @contextlib.contextmanager
 def started(
-    folder: AttemptFolder, program: Sequence[str], *, count: int, threads: int | None
+    folder: AttemptFolder, program: Sequence[str], share: Share, *, threads: int | None
 ) -> Iterator[Ranks]:
-    """Starts `program FOLDER` once for each rank.
+    """Starts `program FOLDER` once for each rank of this node.
 
-    However the context is left, no process of the attempt is left behind but this one.
+    However the context is left, no process of the node is left behind but this one.
+    Several nodes meet at PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads.
 
     Args:
         threads: of each rank; None: the cores over the ranks.
     """
+    node = folder.node(share.node).path
     process = subprocess.Popen(
-        _command(folder, program, count),
-        env=_environment(count, threads),
+        _command(folder, program, share),
+        env=_environment(node, share, threads),
         stdin=subprocess.DEVNULL,
     )
-    ranks = Ranks(process, folder, count)
+    ranks = Ranks(process, node, share)
     try:
         yield ranks
     finally:
         ranks.kill()
 
 
-def _command(folder: AttemptFolder, program: Sequence[str], count: int) -> list[str]:
+def _command(folder: AttemptFolder, program: Sequence[str], share: Share) -> list[str]:
     rank = ["-m", f"{_AGENT}.rank", str(folder.path), *program, str(folder.path)]
-    if count == 1:
+    if share.alone:
         return [sys.executable, *rank]
-    torchrun = [sys.executable, "-m", f"{_AGENT}.torchrun", str(_torchrun_exits(folder))]
-    torchrun += ["--standalone", "--local-addr=127.0.0.1", "--max-restarts=0"]
-    torchrun += [f"--nproc-per-node={count}", "--no-python"]
-    return [*torchrun, sys.executable, *rank]
+    exits = _torchrun_exits(folder.node(share.node).path)
+    torchrun = [sys.executable, "-m", f"{_AGENT}.torchrun", str(exits)]
+    torchrun += [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
+    if share.nodes == 1:
+        torchrun += ["--standalone", "--local-addr=127.0.0.1"]
+    else:
+        torchrun += [f"--node-rank={share.node}"]
+    return [*torchrun, "--no-python", sys.executable, *rank]
 
 
-def _environment(count: int, threads: int | None) -> dict[str, str]:
+def _environment(node: Path, share: Share, threads: int | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS_RANK}
-    share = threads or max(1, len(os.sched_getaffinity(0)) // count)
-    return kept | {"OMP_NUM_THREADS": str(share)}
+    each = threads or max(1, len(os.sched_getaffinity(0)) // share.count)
+    return kept | {"OMP_NUM_THREADS": str(each), MARK: str(node)}
 
 
-def _torchrun_exits(folder: AttemptFolder) -> Path:
-    return folder.path / "torchrun.json"
+def _torchrun_exits(node: Path) -> Path:
+    return node / "torchrun.json"

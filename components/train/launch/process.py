@@ -33,7 +33,9 @@ class ProcessLauncher:
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:
-        with folder.agent_log.open("ab") as log:
+        node = folder.node(0)
+        node.path.mkdir(parents=True, exist_ok=True)
+        with node.log.open("ab") as log:
             # A session of its own: Ctrl-C on the terminal reaches the supervisor alone.
             process = subprocess.Popen(
                 self._command(folder),
@@ -44,12 +46,15 @@ class ProcessLauncher:
                 start_new_session=True,
             )
         try:
-            yield AgentAttempt(folder, gone=lambda: process.poll() is not None)
+            yield AgentAttempt(folder, gone=lambda _: process.poll() is not None)
         finally:
             end_processes(folder.path, process.pid)
             process.wait()
 
     def _command(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank
-        options = [f"--ranks={self.world_size}", *([f"--threads={threads}"] if threads else [])]
+        # Stated, since this process may be on a node of something else itself.
+        options = [f"--ranks={self.world_size}", "--nodes=1", "--node=0"]
+        if threads:
+            options.append(f"--threads={threads}")
         return [sys.executable, "-m", _AGENT, *options, str(folder.path), *self.program]

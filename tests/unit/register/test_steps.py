@@ -49,19 +49,35 @@ def test_the_evaluation_leaves_records_scores_and_a_page(trained):
     assert "http" not in page
 
 
-def test_the_evaluation_is_used_again_and_the_gate_decides_anew(trained):
+def test_the_evaluation_is_used_again_and_what_made_it_champion_stands(trained):
     config = trained("first", 0.8)
     workspace = Workspace.of(config)
     first, gate = evaluate(config)
     assert gate.promoted
     register(config)
     promote(config)
-    again, gate = evaluate(config)
+    again, standing = evaluate(config)
     assert again == first
-    assert not gate.promoted
-    assert "is this very model" in gate.reason
+    assert standing == gate
+    assert promote(config).champion
     finished = [e for e in read_events(workspace.events) if e.name == "step_finished"]
     assert [e.reused for e in finished if e.stage == "evaluate"] == [False, True]
+
+
+def test_the_same_weights_of_another_run_do_not_beat_themselves(trained):
+    assert whole(trained("first", 0.8))[0].promoted
+    gate, _ = whole(trained("second", 0.8))
+    assert not gate.promoted
+    assert "is this very model" in gate.reason
+
+
+def test_a_run_that_was_beaten_meanwhile_is_judged_anew(trained):
+    config = trained("first", 0.6)
+    assert whole(config)[0].promoted
+    assert whole(trained("second", 0.9))[0].promoted
+    _, gate = evaluate(config)
+    assert not gate.promoted
+    assert gate.champion_version == "2"
 
 
 def test_other_weights_are_evaluated_anew(trained):

@@ -10,9 +10,11 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig, from_mapping
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 RANK = Path(__file__).with_name("rank.py")
@@ -100,6 +102,16 @@ def supervisor(config, data, launcher):
         return Supervisor(from_mapping(content), data, launcher(how, ranks=ranks), **options)
 
     return make
+
+
+@pytest.fixture
+def held(workspace):
+    """A supervisor's lease."""
+
+    def hold_it(seconds):
+        return hold(LocalStorage(workspace.lease), run_id="tiny", seconds=seconds)
+
+    return hold_it
 
 
 @pytest.fixture

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.memory import oom_kills
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptResult, Exits
 from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.launch import agent as agent_module
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import conclude
 
@@ -44,16 +42,6 @@ def agent():
         process.wait()
 
 
-@pytest.fixture
-def held(workspace):
-    """A supervisor's lease."""
-
-    def hold_it(seconds):
-        return hold(LocalStorage(workspace.lease), run_id="tiny", seconds=seconds)
-
-    return hold_it
-
-
 def waiting(folder):
     return (folder.path / "waiting-0").exists()
 
@@ -69,7 +57,7 @@ def test_it_passes_sigterm_on_and_leaves_as_its_ranks_do(folder, agent, wait_for
     wait_for(lambda: waiting(folder))
     process.terminate()
     assert process.wait(60) == 143
-    assert Exits.load(folder.exits).statuses == {0: 143}
+    assert Exits.load(folder.node(0).exits).statuses == {0: 143}
     assert AttemptResult.load(folder.result).outcome == "preempted"
 
 
@@ -91,7 +79,7 @@ def test_ranks_that_ignore_it_are_down_before_another_may_begin(make_folder, age
         wait_for(lambda: waiting(folder))
     process.wait(60)
     assert not processes_of(folder.path)
-    assert Exits.load(folder.exits).statuses == {0: -signal.SIGKILL}
+    assert Exits.load(folder.node(0).exits).statuses == {0: -signal.SIGKILL}
 
 
 def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
@@ -106,7 +94,7 @@ def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
 def test_an_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
     with launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
-        os.kill(Beat.read(folder.agent_heartbeat).pid, signal.SIGKILL)
+        os.kill(Beat.read(folder.node(0).heartbeat).pid, signal.SIGKILL)
         assert ended(attempt) == {}
     failure = conclude(folder, {}, None).failure
     assert failure.failure_class is FailureClass.NODE_LOST
@@ -117,7 +105,7 @@ def test_an_agent_that_stands_still_is_a_lost_node(make_folder, launcher, held, 
     folder = make_folder(lease_seconds=4)
     with held(4), launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
-        os.kill(Beat.read(folder.agent_heartbeat).pid, signal.SIGSTOP)
+        os.kill(Beat.read(folder.node(0).heartbeat).pid, signal.SIGSTOP)
         assert ended(attempt) == {}
     assert "no sign of life" in conclude(folder, {}, None).failure.message
     assert not processes_of(folder.path)
@@ -127,7 +115,7 @@ def test_an_agent_that_does_not_do_as_it_is_asked(folder, launcher, wait_for, mo
     monkeypatch.setattr(agent_module, "_SLACK_SECONDS", 0.5)
     with launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
-        os.kill(Beat.read(folder.agent_heartbeat).pid, signal.SIGSTOP)
+        os.kill(Beat.read(folder.node(0).heartbeat).pid, signal.SIGSTOP)
         attempt.stop(0)
         assert ended(attempt) == {}
     assert not processes_of(folder.path)
@@ -138,7 +126,7 @@ def test_memory_that_runs_out_is_told_by_its_control_group(folder, agent):
         group.limit(256 << 20)
         process = agent(folder, "allocate", before=group.inside([]))
         assert process.wait(60) == 1
-    failure = conclude(folder, Exits.load(folder.exits).statuses, None).failure
+    failure = conclude(folder, Exits.load(folder.node(0).exits).statuses, None).failure
     assert failure.failure_class is FailureClass.HOST_OOM
     assert not failure.unexplained
     assert "control group" in failure.message

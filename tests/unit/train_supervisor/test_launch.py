@@ -13,7 +13,7 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.agent.ranks import _environment
+from steadytrain.components.train.agent.ranks import Share, _environment
 from steadytrain.components.train.attempt import AttemptResult
 from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
 
@@ -142,9 +142,12 @@ def test_threads_and_ranks_are_the_attempts_own(launcher, folder, monkeypatch):
     assert "OMP_NUM_THREADS=3\nWORLD_SIZE=None\nMASTER_ADDR=None" in log
 
 
-def test_by_default_the_ranks_share_the_cores():
-    assert _environment(1, None)["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-    assert _environment(4096, None)["OMP_NUM_THREADS"] == "1"
+def test_by_default_the_ranks_share_the_cores(tmp_path):
+    def threads(ranks):
+        return _environment(tmp_path, Share(0, 1, ranks), None)["OMP_NUM_THREADS"]
+
+    assert threads(1) == str(len(os.sched_getaffinity(0)))
+    assert threads(4096) == "1"
 
 
 def test_no_secret_is_on_a_command_line(folder, monkeypatch):

@@ -1,0 +1,58 @@
+"""Two nodes, an agent each, that share nothing but storage and the ranks' own network."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.recovery.supervisor import Supervisor
+
+from support.forked import ForkedLauncher
+from support.nodes import NodesLauncher
+from support.training import Bench, language_rows, weights_digest, write_data
+
+RECIPE = {"max_steps": 12, "global_batch_size": 8, "save_steps": 4, "logging_steps": 1}
+
+
+class KillOnce:
+    """Kills rank 1 after the first checkpoint."""
+
+    def __init__(self, workspace):
+        self.workspace, self.done = workspace, False
+
+    def emit(self, event):
+        if isinstance(event, CheckpointSaved) and not self.done:
+            self.done = True
+            folder = AttemptFolder(self.workspace.attempts / f"{event.attempt:04d}")
+            os.kill(Beat.read(folder.heartbeat(1)).pid, signal.SIGKILL)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def bench(tmp_path):
+    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
+
+    def make(run):
+        compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1}
+        recovery = {"backoff_seconds": 0}
+        return Bench.make(
+            tmp_path / "output", data, run=run, training=RECIPE, compute=compute, recovery=recovery
+        )
+
+    return make
+
+
+def test_a_rank_of_one_node_is_killed_and_both_go_on_to_the_weights_of_one_node(bench):
+    undisturbed, killed = bench("undisturbed"), bench("killed")
+    assert Supervisor(undisturbed.config, undisturbed.data, ForkedLauncher(2)).run().succeeded
+    sinks = [KillOnce(killed.workspace)]
+    outcome = Supervisor(killed.config, killed.data, NodesLauncher(2), sinks=sinks).run()
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2), outcome
+    assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
