@@ -63,6 +63,11 @@ def lint(spec: Mapping[str, Any], platform: Mapping[str, Any] | None = None) -> 
     return findings
 
 
+def steps(spec: Mapping[str, Any]) -> list[str]:
+    """The names of the tasks that run something."""
+    return [task.name for task in _tasks(spec, spec["root"], _Place(), {}) if task.container]
+
+
 def read_pipeline(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Pipeline spec and platform spec of a compiled file.
 

@@ -65,24 +65,23 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
         except ServerError as error:
             if error.status != 404:
                 raise
-            self._too_old_or_none()
-            raise
+            raise self._too_old_or_none() from None
         return answer if isinstance(answer, Mapping) else {}
 
-    def _too_old_or_none(self) -> None:
+    def _too_old_or_none(self) -> ServerError:
         host = self.configuration.host
         try:
             self._get("/apis/v1beta1/healthz")
         except ServerError:
-            raise _error(
+            return _error(
                 f"{host} answers, but has no API of Kubeflow Pipelines (404)",
                 "give the address below which /apis/v2beta1 lies; with full Kubeflow it often "
                 "ends in /pipeline",
-            ) from None
-        raise _error(
+            )
+        return _error(
             f"{host} is a Kubeflow Pipelines server of version 1, without the API v2beta1",
             "upgrade it to version 2.0 or later",
-        ) from None
+        )
 
     def _get(self, path: str) -> Any:
         options = {"response_type": "object", "_return_http_data_only": True}

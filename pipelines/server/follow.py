@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ class Outcome:
 def follow(
     server: Server,
     run_id: str,
+    names: Collection[str],
     on_change: Callable[[Steps], object],
     *,
     poll_seconds: float = _POLL_SECONDS,
@@ -53,6 +54,8 @@ def follow(
     """Asks for a run until it has ended.
 
     Args:
+        names: of the steps that are told of. A step is several nodes to the server: its driver,
+            itself, its executors and their retries; and there are the groups of steps.
         on_change: gets the steps, in the order of their starts, when a state has changed.
         patience_seconds: how long a connection that breaks is tried again.
 
@@ -70,7 +73,7 @@ def follow(
             time.sleep(poll_seconds)
             continue
         heard = time.monotonic()
-        steps = _steps(run)
+        steps = _steps(run, names)
         now = {name: step.state for name, step in steps.items()}
         if now != states:
             states = now
@@ -81,20 +84,11 @@ def follow(
         time.sleep(poll_seconds)
 
 
-def _steps(run: Any) -> Steps:
-    """The tasks that people know, in the order of their starts.
-
-    A task of a pipeline is several to the server: its driver, itself and its executors, and the
-    root of all.
-    """
+def _steps(run: Any, names: Collection[str]) -> Steps:
+    """In the order of their starts."""
     details = (run.run_details and run.run_details.task_details) or ()
-    shown = [item for item in details if _is_step(item.display_name or "", run.display_name)]
+    shown = [item for item in details if item.display_name in names]
     return {item.display_name: _step(item) for item in sorted(shown, key=_began)}
-
-
-def _is_step(name: str, run_name: str) -> bool:
-    inner = name in ("root", "root-driver", run_name, "") or name.startswith("executor")
-    return not inner and not name.endswith("-driver")
 
 
 def _began(task: Any) -> float:

@@ -86,7 +86,7 @@ class SubmittedRun:
         Raises:
             ServerError: the server was out of reach for too long; the run goes on.
         """
-        return follow(self.server, self.run_id, on_change)
+        return follow(self.server, self.run_id, self.version.steps, on_change)
 
 
 def submit(

@@ -12,7 +12,7 @@ import kfp_server_api
 
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import ServerError
-from steadytrain.pipelines.lint import read_pipeline
+from steadytrain.pipelines.lint import read_pipeline, steps
 from steadytrain.pipelines.server.connection import Server
 
 _PAGE = 100
@@ -23,6 +23,7 @@ class Version:
     """A version of a pipeline on the server.
 
     uploaded: whether it was not there before.
+    steps: the tasks in it that run something.
     """
 
     pipeline: str
@@ -30,6 +31,7 @@ class Version:
     pipeline_id: str
     version_id: str
     uploaded: bool
+    steps: tuple[str, ...]
 
     @property
     def reference(self) -> Any:
@@ -48,7 +50,7 @@ def upload(server: Server, path: Path) -> Version:
 
     Safe to repeat, also by several at once.
     """
-    name, pipeline = version_name(path), _pipeline_name(path)
+    name, pipeline, tasks = _described(path)
     pipeline_id = _make_pipeline(server, pipeline)
 
     def make() -> Any:
@@ -57,17 +59,16 @@ def upload(server: Server, path: Path) -> Version:
         )
 
     version, uploaded = find_or_make(lambda: _version(server, pipeline_id, name), make)
-    return Version(pipeline, name, pipeline_id, version.pipeline_version_id, uploaded)
+    return Version(pipeline, name, pipeline_id, version.pipeline_version_id, uploaded, tasks)
 
 
 def look_up(server: Server, path: Path) -> Version:
     """The version that `upload` would give; without ids where it is not there yet."""
-    name, pipeline = version_name(path), _pipeline_name(path)
+    name, pipeline, tasks = _described(path)
     found = _find_pipeline(server, pipeline)
     version = _version(server, found.pipeline_id, name) if found else None
-    if not version:
-        return Version(pipeline, name, "", "", uploaded=False)
-    return Version(pipeline, name, found.pipeline_id, version.pipeline_version_id, uploaded=False)
+    ids = (found.pipeline_id, version.pipeline_version_id) if version else ("", "")
+    return Version(pipeline, name, *ids, uploaded=False, steps=tasks)
 
 
 def experiment_id(server: Server, name: str) -> str:
@@ -89,8 +90,10 @@ def experiment_id(server: Server, name: str) -> str:
     return str(find_or_make(find, make)[0].experiment_id)
 
 
-def _pipeline_name(path: Path) -> str:
-    return str(read_pipeline(path)[0]["pipelineInfo"]["name"])
+def _described(path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """The version's name, the pipeline's, and its steps."""
+    spec, _ = read_pipeline(path)
+    return version_name(path), str(spec["pipelineInfo"]["name"]), tuple(steps(spec))
 
 
 def _find_pipeline(server: Server, name: str) -> Any:

@@ -153,7 +153,9 @@ class Kfp:
         given = content.get("runtime_config", {}).get("parameters", {})
         for name in given:
             if name not in known:
-                raise Refused(INVALID, f"parameter {name} is not found in the pipeline spec")
+                raise Refused(
+                    INVALID, f"parameter(s) provided are not required by pipeline: {name}"
+                )
             if known[name]["parameterType"] == "STRING" and not isinstance(given[name], str):
                 raise Refused(INVALID, f"input parameter {name} requires type string")
 

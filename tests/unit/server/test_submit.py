@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 import steadytrain.pipelines
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
-from steadytrain.pipelines import cli
+from steadytrain.pipelines import cli, submit_command
 from steadytrain.pipelines.server import follow as following
 from steadytrain.pipelines.server.connection import connect
-from steadytrain.pipelines.server.follow import follow
+from steadytrain.pipelines.server.follow import Step, follow
 from steadytrain.pipelines.server.upload import find_or_make, pages, upload
 
 PLACE = "output=/mnt/shared"
@@ -150,7 +152,8 @@ def test_lists_are_read_to_their_end(kfp):
 SCRIPT = [
     [("root-driver", "RUNNING")],
     [("root", "RUNNING"), ("preprocess-driver", "SUCCEEDED"), ("preprocess", "RUNNING")],
-    [("root", "RUNNING"), ("preprocess", "RUNNING"), ("executor", "RUNNING")],
+    [("preprocess", "RUNNING"), ("executor", "RUNNING"), ("executor(0)", "FAILED")],
+    [("steadytrain-finetune-x7k2p", "RUNNING"), ("preprocess", "RUNNING")],
     [("preprocess", "SUCCEEDED"), ("train", "PENDING")],
 ]
 
@@ -191,7 +194,7 @@ def test_a_run_that_is_gone_ends_the_following(kfp, submitted):
 def test_a_server_that_stays_away_ends_the_following(kfp, submitted):
     kfp.fail_next = [("GET /apis/v2beta1/runs/", 503)] * 12
     with pytest.raises(ServerError, match="503"):
-        follow(submitted.server, submitted.run_id, lambda _: None, patience_seconds=0)
+        follow(submitted.server, submitted.run_id, (), lambda _: None, patience_seconds=0)
 
 
 def test_the_command_tells_where_it_runs(kfp):
@@ -210,6 +213,27 @@ def test_waiting_exits_with_the_runs_outcome(kfp, state, code):
     assert done.stdout.count("preprocess: running") == 1
     assert f"preprocess: succeeded (4.0 s)\ntrain: pending\ntrain: {state.lower()}" in done.stdout
     assert ("failed in train" in done.stderr) == (state == "FAILED")
+
+
+def test_a_terminal_gets_a_table(monkeypatch):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80)
+    monkeypatch.setattr("rich.console.Console", lambda: console)
+    with submit_command._view() as show:
+        show({"preprocess": Step("SUCCEEDED", 4.0), "train": Step("RUNNING", 2.0)})
+    assert "preprocess" in written.getvalue()
+    assert "succeeded (4.0 s)" in written.getvalue()
+
+
+def test_ctrl_c_leaves_the_run_alone(kfp, submitted, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following.time, "sleep", interrupted)
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
+    assert done.exit_code == 130
+    assert "the run goes on" in done.stderr
+    assert not [path for path in kfp.writes() if "terminate" in path]
 
 
 def test_a_dry_run_asks_no_server(kfp, monkeypatch):
