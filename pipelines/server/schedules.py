@@ -26,7 +26,7 @@ from steadytrain.pipelines.server.declared import Schedule
 from steadytrain.pipelines.server.upload import Version, experiment_id, pages
 
 _MARK: Final = re.compile(
-    r"\[steadytrain (?P<set>[a-z0-9-]+)/(?P<name>[a-z0-9-]+) (?P<digest>\w+)]"
+    r"\[steadytrain (?P<set>[a-z0-9-]+)/(?P<name>[a-z0-9-]+) (?P<digest>\w+)]\s*$"
 )
 
 Action = Literal["create", "replace", "delete", "keep"]

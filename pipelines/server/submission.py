@@ -12,6 +12,7 @@ import kfp_server_api
 
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.server.connection import Server, connect
@@ -47,11 +48,11 @@ class Submission:
             BadInput: its output is a folder that pods do not share.
         """
         config = source if isinstance(source, RunConfig) else load(source, overrides)
+        Workspace.of(config)  # refuses what the steps cannot write to
         if "://" not in config.output and not Path(config.output).is_absolute():
             raise BadInput(
                 f"output = {config.output!r} is a folder of this machine, which pods do not share",
-                remedy="give an s3:// address, or the absolute path of a volume that every pod "
-                "mounts",
+                remedy="give the absolute path of a volume that every pod mounts",
             )
         experiment = options.pop("experiment", "") or config.tracking.experiment
         return cls(config, experiment, **options)

@@ -28,7 +28,7 @@ FILE = {
         {
             "name": "classes",
             "config": "sequence-classification",
-            "overrides": {"output": "s3://bucket/runs"},
+            "overrides": {"output": "/mnt/shared"},
             "interval": "6h",
             "max_concurrency": 2,
         },

@@ -140,14 +140,15 @@ def test_what_was_started_is_kept_in_s3_too(kfp, tmp_path, monkeypatch):
         client = boto3.client("s3")
         client.create_bucket(Bucket="bucket")
         client.put_object(Bucket="bucket", Key="data/a.txt", Body=b"a")
-        what, server = made("s3://bucket/data", "s3://bucket/runs"), connect(kfp.address)
+        what = made("s3://bucket/data", "/mnt/shared", state="s3://bucket/triggers")
+        server = connect(kfp.address)
         assert trigger(server, what).kind == "started"
         assert trigger(server, what).kind == "known"
         end_runs(kfp)
         client.put_object(Bucket="bucket", Key="data/a.txt", Body=b"b")
         assert trigger(server, what).kind == "started"
         names = [item["Key"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]]
-        assert "runs/triggers/bot/last.json" in names
+        assert "triggers/bot/last.json" in names
 
 
 def test_what_cannot_be_watched_or_kept_is_refused(kfp, what, tmp_path):
