@@ -32,6 +32,9 @@ package: setup ## The wheel, in a fresh environment, away from the checkout.
 bench: setup
 	$(BIN)/pytest -m bench -s tests/bench
 
+soak: setup ## A fault each minute for half an hour, and again with memory that runs out.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_soak.py
+
 setup: .venv/.installed
 
 .venv/.installed: requirements.lock .ci/tools.lock pyproject.toml

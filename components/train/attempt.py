@@ -37,6 +37,8 @@ class AttemptSpec(Record):
     skipped_batches: global batches that are left out, by their place in the order.
     learning_rate_scale: factor on all rates of the schedule.
     seconds_between_failures: to expect on average; decides how often a checkpoint is saved.
+    checkpoint_seconds: that the run's newest checkpoint cost, blocking and writing; None before
+        there is one.
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
     snapshot: whether checkpoints are copied to host memory, to be written beside the training.
@@ -56,6 +58,7 @@ class AttemptSpec(Record):
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
     seconds_between_failures: float = 14_400.0
+    checkpoint_seconds: tuple[float, float] | None = None
     generation: int = 0
     checkpoints: list[str] | None = None
 
@@ -91,6 +94,7 @@ class RankError(Record):
     """Why a rank failed.
 
     memory_needed: bytes that its training needs at the least, by a formula; 0 where unknown.
+    still_since: the last sign of progress of a rank that hangs; 0 otherwise.
     """
 
     rank: int
@@ -100,6 +104,7 @@ class RankError(Record):
     traceback: str
     step: int
     memory_needed: int = 0
+    still_since: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Run with `pytest -m bench tests/bench/test_telemetry.py -s`, on an idle machine.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import types
@@ -31,7 +32,7 @@ __all__ = ["empty_store", "own_environment"]
 
 pytestmark = pytest.mark.bench
 ROUNDS, CALLS = 30, 50
-PAIRS = 5
+PAIRS = int(os.environ.get("STEADYTRAIN_BENCH_ROUNDS", "5"))
 
 
 def milliseconds(act: Callable[[], object], calls: int) -> float:

@@ -14,8 +14,10 @@ from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.recovery.times import Times
 
 from support.network import cut_off
+from support.times import told_spans
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
 RECIPE = {
@@ -109,6 +111,7 @@ def test_a_hang_is_found_told_and_survived(bench, ranks, faults):
         (told,) = folder.errors()
         assert told.kind == "Hang"
         assert told.time - began < 2 * TIMEOUT
+        assert told.time - told.still_since > TIMEOUT
         for rank in range(ranks):
             assert f"rank {rank} silent for" in told.message
             assert "most recent call first" in folder.stacks(rank).read_text()
@@ -117,4 +120,5 @@ def test_a_hang_is_found_told_and_survived(bench, ranks, faults):
         if fault is stop:
             assert "stopped" in told.message
             assert told.rank == ranks - 1
+    assert Times.of(told_spans(workspace)).lost > TIMEOUT * len(faults)
     assert not processes_of(workspace.attempts)

@@ -6,6 +6,7 @@ that FAULT_STEP names (counting from 1, one micro-batch a step).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -103,6 +104,15 @@ class Slow(CausalLanguageModel):
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class Paced(CausalLanguageModel):
+    """Each micro-batch takes as many seconds as the file PACE_FILE says, while there is one."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        with contextlib.suppress(FileNotFoundError):
+            time.sleep(float(Path(os.environ["PACE_FILE"]).read_text()))
         return super().loss(model, batch)
 
 

@@ -16,7 +16,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.ledger import History, Ledger
 from steadytrain.components.train.recovery.times import Span, Times, spans
 
 
@@ -42,7 +42,11 @@ class Stopwatch:
 
 def told_spans(workspace: Workspace) -> list[Span]:
     """What the ledger tells, and nothing else."""
-    return spans(Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history())
+    return spans(told_history(workspace))
+
+
+def told_history(workspace: Workspace) -> History:
+    return Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history()
 
 
 def assert_times_add_up(workspace: Workspace, seconds: float) -> Times:

@@ -113,6 +113,8 @@ class AttemptEnded(Event):
     """All ranks of an attempt are down.
 
     Where its supervisor died, a later one tells of it, with the time of the last sign of life.
+
+    still_since: the last sign of progress of a rank that hung; 0 where none did.
     """
 
     name: ClassVar[str] = "attempt_ended"
@@ -122,6 +124,7 @@ class AttemptEnded(Event):
     failure_class: str = ""
     message: str = ""
     remedy: str = ""
+    still_since: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

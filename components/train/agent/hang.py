@@ -76,6 +76,7 @@ class HangWatch:
             f"{self.folder.stacks(rank)}",
             traceback="",
             step=max((item.beat.step for item in standings.values() if item.beat), default=0),
+            still_since=found - standings[rank].silence,
         ).save(self.folder.node(self.share.node).error)
 
 

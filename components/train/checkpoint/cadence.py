@@ -25,11 +25,19 @@ def expected_between_failures(prior_seconds: float, run_seconds: float, failures
 
 
 class Cadence:
-    """Tells when the next checkpoint is due, by what the ones before it have cost."""
+    """Tells when the next checkpoint is due, by what the ones before it have cost.
 
-    def __init__(self, between_failures_seconds: float) -> None:
+    Args:
+        cost: blocking and writing seconds of an earlier attempt's last checkpoint.
+    """
+
+    def __init__(
+        self, between_failures_seconds: float, cost: tuple[float, float] | None = None
+    ) -> None:
         self.between_failures = between_failures_seconds
         self.interval = FIRST_SECONDS
+        if cost is not None:
+            self.measured(*cost)
         self.began()
 
     def began(self) -> None:

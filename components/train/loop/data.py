@@ -105,4 +105,10 @@ def _record_batches(file: Path) -> list[pa.RecordBatch]:
 
 def _value(scalar: pa.Scalar[Any]) -> Any:
     values = getattr(scalar, "values", None)
-    return scalar.as_py() if values is None else values.to_numpy(zero_copy_only=False)
+    if values is None:
+        return scalar.as_py()
+    try:
+        # Arrow's own conversion imports pandas, a second of each rank's start.
+        return np.from_dlpack(values)
+    except pa.ArrowException:
+        return values.to_numpy(zero_copy_only=False)

@@ -71,6 +71,7 @@ class Rank:
             skipped_batches=spec.skipped_batches,
         )
         by_time = config.training.save_steps is None
+        cadence = Cadence(spec.seconds_between_failures, spec.checkpoint_seconds)
         parts.heartbeat = self.heartbeat
         fence = partial(Row(LocalStorage(workspace.lease)).fence, spec.generation)
         self.training = Training(
@@ -78,7 +79,7 @@ class Rank:
             open_store(config, fence, Lineage(spec.generation, spec.checkpoints)),
             Reporter(stream, spec.attempt),
             self.requests,
-            Cadence(spec.seconds_between_failures) if by_time and self.number == 0 else None,
+            cadence if by_time and self.number == 0 else None,
             snapshot=spec.snapshot,
         )
         if spec.resume_from:

@@ -159,6 +159,7 @@ class Failure:
         own errors, whose message says it all.
     unexplained: the rank was killed from outside, and nothing tells why.
     memory_needed: bytes of a rank at the least, by a formula; 0 where unknown.
+    still_since: when a rank that hangs gave its last sign of progress; 0 otherwise.
     """
 
     failure_class: FailureClass
@@ -169,6 +170,7 @@ class Failure:
     step: int = 0
     unexplained: bool = False
     memory_needed: int = 0
+    still_since: float = 0.0
 
 
 def classify(
@@ -206,6 +208,7 @@ def _reported(error: RankError) -> Failure:
         traceback="" if remedy else redact(error.traceback),
         step=error.step,
         memory_needed=error.memory_needed,
+        still_since=error.still_since,
     )
 
 

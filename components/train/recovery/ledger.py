@@ -124,6 +124,12 @@ class History:
         return self.attempts[first:]
 
     @property
+    def checkpoint_seconds(self) -> tuple[float, float] | None:
+        """What the newest checkpoint cost, blocking and writing; None before there is one."""
+        saved = [item for attempt in self.attempts for item in attempt.checkpoints]
+        return (saved[-1].seconds, saved[-1].writing_seconds) if saved else None
+
+    @property
     def seconds(self) -> float:
         """Time that ended attempts took."""
         return sum(

@@ -215,6 +215,7 @@ class Supervisor:
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
                 seconds_between_failures=self._between_failures(history),
+                checkpoint_seconds=history.checkpoint_seconds,
                 generation=self.lease.generation,
                 checkpoints=taken.checkpoints if taken else None,
             )
@@ -308,4 +309,5 @@ def _ended(number: int, step: int, ending: Ending) -> AttemptEnded:
         failure_class=failure.failure_class,
         message=failure.message,
         remedy=failure.remedy,
+        still_since=failure.still_since,
     )

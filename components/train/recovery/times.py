@@ -85,7 +85,7 @@ def spans(history: History, *, until: float = 0.0) -> list[Span]:
     clock = history.attempts[0].started.time if history.attempts else 0.0
     for index, attempt in enumerate(history.attempts):
         surviving = _surviving(attempt, history.attempts[index + 1 :])
-        for kind, end in _pieces(attempt, surviving, until):
+        for kind, end in _moved(attempt, _pieces(attempt, surviving, until)):
             # Clocks of machines differ; time does not run backwards all the same.
             if end > clock:
                 found.append(Span(kind, attempt.started.attempt, clock, end))
@@ -144,6 +144,22 @@ def _pieces(
         yield "checkpointing", clock
     last = attempt.ended.step if attempt.ended else step
     yield from _work(clock, end, step, last, surviving)
+
+
+def _moved(
+    attempt: AttemptHistory, pieces: Iterable[tuple[Kind, float]]
+) -> Iterator[tuple[Kind, float]]:
+    """The same pieces, but what comes after a rank stood still is lost.
+
+    Even what was saved then: a stopped rank goes on for a moment to tell its stacks.
+    """
+    still = attempt.ended.still_since if attempt.ended else 0.0
+    for kind, end in pieces:
+        if still and end > still:
+            yield kind, still
+            yield "lost", end
+        else:
+            yield kind, end
 
 
 def _work(

@@ -55,6 +55,11 @@ def test_an_interval_is_never_shorter_than_a_write():
     assert own.interval == 40
 
 
+def test_a_new_attempt_knows_what_a_checkpoint_costs():
+    assert Cadence(200, (0.04, 0.1)).interval == pytest.approx(4)
+    assert Cadence(200, (0.0001, 3)).interval == 3
+
+
 def test_failures_of_the_run_outweigh_the_prior():
     assert expected_between_failures(14_400, 0, 0) == 14_400
     assert expected_between_failures(14_400, 7200, 5) == 3600

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +36,29 @@ def test_plain_values_come_as_python(tmp_path):
     write_shard(tmp_path / "a", class_rows(3), CLASSES)
 
     assert isinstance(Rows([tmp_path / "a"])[0]["label"], int)
+
+
+def test_lists_that_are_no_numbers_come_too(tmp_path):
+    schema = pa.schema([("words", pa.list_(pa.string())), ("flags", pa.list_(pa.bool_()))])
+    made = {"words": ["a", "b"], "flags": [True, False]}
+    write_shard(tmp_path / "a", [made], schema)
+
+    row = Rows([tmp_path / "a"])[0]
+
+    assert {name: list(value) for name, value in row.items()} == made
+
+
+def test_reading_a_row_imports_no_pandas(tmp_path):
+    """A rank would pay for that at each start."""
+    write_shard(tmp_path / "a", language_rows(1), PACKED)
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from steadytrain.components.train.loop.data import Rows\n"
+        "assert len(Rows([Path(sys.argv[1])])[0]) == 3\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "a")], check=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"not Arrow at all"])

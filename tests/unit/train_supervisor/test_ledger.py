@@ -56,6 +56,14 @@ def test_an_empty_ledger_begins_at_attempt_one(ledger):
     assert history.seconds == 0
 
 
+def test_the_cost_of_the_newest_checkpoint_is_known(ledger):
+    ledger.record(started(1))
+    assert ledger.history().checkpoint_seconds is None
+    ledger.record(saved(1, 4))
+    ledger.record(started(2, resumed=4))
+    assert ledger.history().checkpoint_seconds == (0.1, 0.0)
+
+
 def test_a_new_reader_knows_everything(ledger, storage):
     decision = DecisionMade(attempt=1, failure_class="network", action="stop", reason="so")
     for event in [

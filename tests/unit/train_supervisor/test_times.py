@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -231,4 +232,19 @@ def point(attempt, time, step):
         tokens_per_second=1.0,
         gpu_memory_used=0,
         memory_used=1,
+    )
+
+
+def test_the_time_in_which_a_rank_stood_still_is_lost_whatever_was_saved_after_it():
+    """Let go on to tell its stacks, it has committed a checkpoint before it was ended."""
+    hung = AttemptHistory(started(1, 100), ready(1, 107))
+    hung.checkpoints = [saved(1, 110.25, 3), saved(1, 720, 4)]
+    hung.ended = dataclasses.replace(ended(1, 721, 4), still_since=112.0)
+    again = AttemptHistory(started(2, 723, 4), ready(2, 730, 4))
+    again.ended = ended(2, 740, 9, "finished")
+
+    times = Times.of(spans(History([hung, again])))
+
+    assert times == Times(
+        useful=3 + 1.75 + 10, lost=609, restarting=14, checkpointing=SAVE, waiting=2
     )

@@ -1,0 +1,140 @@
+"""A real run by the product's own command, disturbed from outside until the last fault is done."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStarted,
+)
+from steadytrain.components.train.agent.processes import end_processes
+from steadytrain.components.train.recovery.times import Span, Times
+
+from support.disturbances import Disturbance, Scene, memory_short
+from support.times import told_spans
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault: what, in which attempt, and how many seconds after the start."""
+
+    name: str
+    attempt: int
+    after: float
+
+
+class Soak:
+    """Lets one fault follow another while the training makes progress between them.
+
+    Args:
+        every: seconds from one fault to the next, at the least.
+        pace: file that keeps the steps slow; it goes with the last fault.
+    """
+
+    def __init__(self, scene: Scene, plan: Sequence[Disturbance], every: float, pace: Path) -> None:
+        self.scene, self.plan, self.every, self.pace = scene, list(plan), every, pace
+        self.struck: list[Struck] = []
+        self._follower = Follower(scene.workspace.events)
+        self._ready, self._saved, self._needed = 0, 0, 0
+
+    def run(self, deadline_seconds: float) -> int:
+        """The exit status of the command that has ended by itself; nothing of it is left then."""
+        began = last = time.monotonic()
+        self.scene.program.start()
+        try:
+            while (status := self.scene.program.status) is None:
+                assert time.monotonic() - began < deadline_seconds, "it takes too long"
+                time.sleep(_POLL_SECONDS)
+                self._look()
+                if self.plan and time.monotonic() - last >= self.every and self._under_way:
+                    last = time.monotonic()
+                    self._strike(last - began)
+            return status
+        finally:
+            self.scene.program.kill()
+            end_processes(self.scene.workspace.attempts)
+
+    @property
+    def _under_way(self) -> bool:
+        """Whether the attempt that runs has saved further than any before it."""
+        return self._ready == self.scene.attempt and self._saved > self._needed
+
+    def _look(self) -> None:
+        for event in self._follower.new():
+            if isinstance(event, AttemptStarted):
+                self.scene.attempt = event.attempt
+            elif isinstance(event, TrainingStarted):
+                self._ready = event.attempt
+            elif isinstance(event, CheckpointSaved) and event.attempt == self.scene.attempt:
+                self._saved = max(self._saved, event.step)
+        if self._under_way and self.scene.memory.limit:
+            for rank in range(self.scene.ranks):
+                self.scene.memory.keep(self.scene.pid(rank))
+
+    def _strike(self, after: float) -> None:
+        disturbance, attempt = self.plan.pop(0), self.scene.attempt
+        name = disturbance.__name__.replace("_", " ")
+        print(f"{after:6.0f} s  attempt {attempt}, saved at step {self._saved}: {name}", flush=True)
+        self._needed = self._saved
+        disturbance(self.scene)
+        self.struck.append(Struck(name, attempt, after))
+        if not self.plan:
+            self.pace.unlink()
+
+
+def schedule(
+    draw: random.Random, kinds: Sequence[Disturbance], count: int, *, memory: int = 0
+) -> list[Disturbance]:
+    """All kinds in turn, each round in an order of its own; `memory` shortages evenly between."""
+    plan: list[Disturbance] = []
+    while len(plan) < count - memory:
+        plan += draw.sample(kinds, len(kinds))
+    del plan[count - memory :]
+    for number in range(memory):
+        plan.insert((number * count + count // 2) // max(memory, 1), memory_short)
+    return plan
+
+
+def table(scene: Scene, struck: Sequence[Struck]) -> str:
+    """The faults, what each cost by the ledger's times, and what the run's time went into.
+
+    A fault costs the work that is lost with its attempt, the wait, and the start of the next.
+    """
+    cut = told_spans(scene.workspace)
+    rows = [(fault, _cost(cut, fault.attempt)) for fault in struck if "tracking" not in fault.name]
+    head = f"{'at':>7}  {'attempt':>7}  {'fault':<20} {'lost':>7} {'waiting':>7} {'restart':>7}"
+    lines = [head]
+    for fault, cost in rows:
+        lines.append(
+            f"{fault.after:6.0f}s  {fault.attempt:>7}  {fault.name:<20} "
+            f"{cost.lost:6.1f}s {cost.waiting:6.1f}s {cost.restarting:6.1f}s"
+        )
+    for name in dict.fromkeys(fault.name for fault in struck):
+        costs = [cost.wall for fault, cost in rows if fault.name == name]
+        times = sum(fault.name == name for fault in struck)
+        told = f"median {statistics.median(costs):.1f} s" if costs else "no attempt ended by it"
+        lines.append(f"{name}: {times} times, {told}")
+    times = Times.of(cut)
+    shares = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in asdict(times).items())
+    lines.append(f"{times.wall:.0f} s: {shares}")
+    lines.append(f"goodput: {times.goodput:.1%} with {len(struck)} faults")
+    return "\n".join(lines)
+
+
+def _cost(cut: Sequence[Span], attempt: int) -> Times:
+    return Times.of(
+        span
+        for span in cut
+        if (span.attempt == attempt and span.kind == "lost")
+        or (span.attempt == attempt + 1 and span.kind in ("waiting", "restarting"))
+    )
