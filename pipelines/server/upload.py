@@ -67,9 +67,9 @@ def look_up(server: Server, path: Path) -> Version:
     name, pipeline, tasks = _described(path)
     found = _find_pipeline(server, pipeline)
     version = _version(server, found.pipeline_id, name) if found else None
-    pipeline_id = found.pipeline_id if found else ""
-    version_id = version.pipeline_version_id if version else ""
-    return Version(pipeline, name, pipeline_id, version_id, uploaded=False, steps=tasks)
+    if version is None:
+        return Version(pipeline, name, "", "", False, tasks)
+    return Version(pipeline, name, found.pipeline_id, version.pipeline_version_id, False, tasks)
 
 
 def experiment_id(server: Server, name: str) -> str:
