@@ -1,1 +1,17 @@
 """Authoring and running pipelines: what to run. Never imports torch."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steadytrain.pipelines.server.submission import submit
+
+__all__ = ["submit"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late: the command imports this package for each of its answers.
+    if name == "submit":
+        from steadytrain.pipelines.server.submission import submit
+
+        return submit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

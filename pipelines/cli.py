@@ -12,8 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.pipelines import recovery_commands
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, RunName
+from steadytrain.pipelines import (
+    recovery_commands,
+    schedule_commands,
+    submit_command,
+    trigger_commands,
+)
+from steadytrain.pipelines.options import (
+    DEFAULT_OUTPUT,
+    Output,
+    Overrides,
+    Pipeline,
+    RunName,
+    Source,
+)
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -29,12 +41,6 @@ app = typer.Typer(
     "could not: `steadytrain explain RUN` tells why and what to do, `steadytrain resume RUN` "
     "goes on from its newest checkpoint.",
 )
-
-Source = Annotated[str, typer.Argument(help="A preset's name or the path of a YAML file.")]
-Overrides = Annotated[
-    list[str],
-    typer.Option("--set", metavar="FIELD=VALUE", help="For example training.max_steps=100."),
-]
 
 
 @app.command()
@@ -120,11 +126,26 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 @app.command("compile")
 def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
+    pipeline: Pipeline = "finetune",
 ) -> None:
-    """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is."""
+    """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is.
+
+    What would break on a server is refused, and what is unwise there is told, each with its
+    place and a remedy: retries that end before the task does, images without a version, KFP's
+    cache, secrets in parameters, tasks without limits.
+    """
     from steadytrain.pipelines.compile import compile_pipeline
 
-    typer.echo(f"wrote {compile_pipeline(output)}")
+    path = compile_pipeline(
+        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline
+    )
+    typer.echo(f"wrote {path}")
+
+
+app.command()(submit_command.submit)
+app.command()(trigger_commands.trigger)
+app.command()(trigger_commands.watch)
+app.add_typer(schedule_commands.app, name="schedule")
 
 
 @app.command()

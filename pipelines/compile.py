@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import importlib
+import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
+
+from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
+
+Pipeline = Literal["finetune", "retrain"]
 
 
-def compile_pipeline(path: Path) -> Path:
-    """Writes the compiled main DAG; identical bytes from run to run.
+def compile_pipeline(
+    path: Path,
+    tell: Callable[[Finding], object] = lambda _: None,
+    *,
+    pipeline: Pipeline = "finetune",
+) -> Path:
+    """Writes a compiled DAG; identical bytes from run to run.
 
     Args:
         path: the YAML file to write; its folder is made.
+        tell: gets what is unwise on a server, though nothing breaks.
+        pipeline: the main DAG, or the one that looks for new data first.
+
+    Raises:
+        UnsafePipeline: it would break on a server; nothing is written.
     """
     # kfp takes 1.5 s to import, and asks about a decorator's return types.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from kfp import compiler
 
-        from steadytrain.pipelines.finetune import finetune
+        dag = getattr(importlib.import_module(f"steadytrain.pipelines.{pipeline}"), pipeline)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    compiler.Compiler().compile(finetune, str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(dag, str(compiled))
+        for finding in checked(compiled):
+            tell(finding)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(compiled.read_bytes())
     return path
+
+
+def checked(path: Path) -> list[Finding]:
+    """What is unwise in a compiled file.
+
+    Raises:
+        BadInput: it is no compiled pipeline.
+        UnsafePipeline: it would break on a server.
+    """
+    findings = lint(*read_pipeline(path))
+    if any(finding.unsafe for finding in findings):
+        raise UnsafePipeline(findings)
+    return findings

@@ -1,5 +1,6 @@
 """The main DAG: preprocess, train, evaluate and gate, register, promote; then the report."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
@@ -9,12 +10,28 @@ from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.register.component import promote, register
 from steadytrain.components.report.component import report
 from steadytrain.components.train.component import train
+from steadytrain.pipelines.resources import limit
 
 
-def _shown(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
+def step(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
+    """A task as every one of ours is: with limits, a title, and without KFP's cache."""
     # KFP's cache decides before our code runs and knows neither data nor age;
     # reuse is our own (components/shared/reuse.py).
-    return task.set_display_name(title).set_caching_options(False)
+    return limit(task).set_display_name(title).set_caching_options(False)
+
+
+def train_and_judge(parameters: Mapping[str, Any]) -> None:
+    """The steps from the data to the champion, in the context of a pipeline."""
+    prepared = step(preprocess(**parameters), "Preprocess")
+    resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
+    trained = step(train(resolved=resolved, data=data), "Train")
+    judged = step(
+        evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
+        "Evaluate and gate",
+    )
+    registered = step(register(resolved=resolved, decision=judged.outputs["decision"]), "Register")
+    with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
+        step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
 
 
 @dsl.pipeline(
@@ -41,7 +58,8 @@ def finetune(
         config: Name of a preset (causal-lm, chat, sequence-classification), or a whole
             configuration as YAML text.
         run: Identity of the run; the same name continues the same run. Empty: derived from
-            the configuration.
+            the configuration. An asterisk in it becomes the beginning of KFP's own run id: a
+            new run each time, for a schedule.
         output: Folder of a mounted volume for data, checkpoints and reports.
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
@@ -60,18 +78,8 @@ def finetune(
         "learning_rate": learning_rate,
         "num_train_epochs": num_train_epochs,
         "overrides": overrides,
+        "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
-    closing = _shown(report(**parameters), "Report")
+    closing = step(report(**parameters), "Report")
     with dsl.ExitHandler(closing, name="Train, judge, register"):
-        prepared = _shown(preprocess(**parameters), "Preprocess")
-        resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
-        trained = _shown(train(resolved=resolved, data=data), "Train")
-        judged = _shown(
-            evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
-            "Evaluate and gate",
-        )
-        registered = _shown(
-            register(resolved=resolved, decision=judged.outputs["decision"]), "Register"
-        )
-        with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
-            _shown(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
+        train_and_judge(parameters)

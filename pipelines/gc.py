@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import outcome
-from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.lock import holder, run_lock
-from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.runs import find_run
 
 if TYPE_CHECKING:
-    from steadytrain.components.train.checkpoint import Checkpoint
+    from steadytrain.components.train.checkpoint import Checkpoint, Lineage
 
-_REMOVED = ".partial-removed-"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
     """
     ended = [facts for facts in _runs(output) if _ended(facts.workspace, idle_seconds)]
     for facts in ended:
-        for folder in _superfluous(facts):
-            what = f"checkpoint {folder.name} of {facts.workspace.run_id}"
-            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            yield Litter(what, size, facts.workspace, idle_seconds, _remover(folder))
+        try:
+            yield from _checkpoints(facts, idle_seconds)
+        except (StorageError, BadInput) as error:
+            _log.warning("checkpoints of %s stay: %s", facts.workspace.run_id, error)
     for facts in ended:
         yield from _version(facts, idle_seconds)
 
@@ -89,19 +90,38 @@ def _idle(workspace: Workspace, seconds: float) -> bool:
     return max(signs, default=0.0) <= time.time() - seconds
 
 
-def _superfluous(facts: Facts) -> list[Path]:
-    """Checkpoint folders that nobody will read again, torn and damaged ones among them."""
+def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
+    from steadytrain.components.train.checkpoint import checkpoints_of
+
+    config, workspace = find_run(facts.workspace.output, facts.workspace.run_id)
+    storage = open_storage(checkpoints_of(config))
+    # Elsewhere a run of that name may save, of which nothing is known here but what it writes.
+    own = config.recovery.checkpoints is None
+    idle = partial(_unwritten, storage, 0.0 if own else idle_seconds)
+    if not idle():
+        return
+    for folder in _superfluous(storage, facts):
+        what = f"checkpoint {folder} of {workspace.run_id}"
+        take = partial(_clear, storage, folder, idle)
+        yield Litter(what, storage.weigh(folder).bytes, workspace, idle_seconds, take)
+
+
+def _superfluous(storage: Storage, facts: Facts) -> list[str]:
+    """Folders of checkpoints that nobody will read again, torn and damaged ones among them."""
+    from steadytrain.components.train.checkpoint import Lineage
+    from steadytrain.components.train.checkpoint.checkpoint import PREFIX
     from steadytrain.components.train.checkpoint.store import committed
 
-    folders = [path for path in sorted(facts.workspace.checkpoints.glob("*")) if path.is_dir()]
+    folders = [name for name in storage.folders() if name.startswith(PREFIX)]
     if _has_its_model(facts):
         return folders
-    whole = committed(facts.workspace.checkpoints)
-    verified = next((item for item in reversed(whole) if _is_whole(item)), None)
+    whole = committed(storage.uri)
+    lineage = Lineage.of(facts.history.supervisor)
+    verified = next((item for item in reversed(whole) if _is_whole(item, lineage)), None)
     if verified is None:
         return []
-    needed = {Path(str(item)) for item in whole if item.step >= verified.step} | {_best(facts)}
-    return [path for path in folders if path not in needed]
+    needed = {item.name for item in whole if item.step >= verified.step} | {_best(facts)}
+    return [name for name in folders if name not in needed]
 
 
 def _has_its_model(facts: Facts) -> bool:
@@ -110,31 +130,38 @@ def _has_its_model(facts: Facts) -> bool:
     return done and outcome(facts).state == "finished"
 
 
-def _is_whole(checkpoint: Checkpoint) -> bool:
+def _is_whole(checkpoint: Checkpoint, lineage: Lineage) -> bool:
     from steadytrain.components.train.checkpoint import CheckpointDamaged
 
     try:
+        lineage.check(checkpoint)
         checkpoint.verify()
     except CheckpointDamaged:
         return False
     return True
 
 
-def _best(facts: Facts) -> Path | None:
-    """The checkpoint of the best validation so far, which would leave the training."""
+def _best(facts: Facts) -> str:
+    """Name of the checkpoint of the best validation so far, which would leave the training."""
+    from steadytrain.components.train.checkpoint.checkpoint import PREFIX
+
     steps = [event.step for event in facts.of(Validated) if event.best]
-    return facts.workspace.checkpoints / f"step-{steps[-1]:08d}" if steps else None
+    return f"{PREFIX}{steps[-1]:08d}" if steps else ""
 
 
-def _remover(folder: Path) -> Callable[[], bool]:
-    def remove() -> bool:
-        # It stops counting before its first file goes.
-        doomed = folder.with_name(f"{_REMOVED}{folder.name.removeprefix(_REMOVED)}")
-        folder.replace(doomed)
-        shutil.rmtree(doomed)
-        return True
+def _unwritten(storage: Storage, seconds: float) -> bool:
+    return storage.weigh().newest <= time.time() - seconds
 
-    return remove
+
+def _clear(storage: Storage, folder: str, idle: Callable[[], bool]) -> bool:
+    from steadytrain.components.train.checkpoint.manifest import COMMIT
+
+    if not idle():
+        return False
+    # It stops counting before its first file goes.
+    storage.delete(f"{folder}/{COMMIT}")
+    storage.clear(folder)
+    return True
 
 
 def _version(facts: Facts, idle_seconds: float) -> Iterator[Litter]:

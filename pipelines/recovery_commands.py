@@ -62,7 +62,8 @@ def gc(
     once more, then begins at step 0. Of a run that can be resumed all go but the newest verified
     one, newer ones, and the best. A model version goes where its run registered it as candidate,
     it never was champion, and no alias names it now. Left alone: runs at work, runs with a sign
-    of life of late, champions past and present.
+    of life of late, also where their checkpoints lie elsewhere (recovery.checkpoints), champions
+    past and present.
     """
     from steadytrain.components.report.words import size
     from steadytrain.pipelines.gc import litter

@@ -16,6 +16,7 @@ def preprocess(
     learning_rate: float,
     num_train_epochs: float,
     overrides: dict,  # type: ignore[type-arg]  # KFP knows no dict[str, Any]
+    job: str,
     resolved: dsl.Output[dsl.Artifact],
     data: dsl.Output[dsl.Dataset],
     data_card: dsl.Output[dsl.HTML],
@@ -35,6 +36,7 @@ def preprocess(
             "learning_rate": learning_rate,
             "num_train_epochs": num_train_epochs,
             "overrides": overrides,
+            "job": job,
         },
         resolved=resolved,
         data=data,

@@ -46,20 +46,22 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
         )
     model, inputs = find_model(config), find_inputs(config.data)
     store = ReuseStore(current.workspace, STEP, DataRecord)
-    key = _key(config, model, inputs)
+    digest = inputs.digest()
+    key = _key(config, model, digest)
     found = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if found is not None:
         current.reused = True
         return found
     record = _build(config, model, inputs, current)
+    record = record.model_copy(update={"inputs_digest": digest})
     folder = current.workspace.data(record.fingerprint)
     store.remember(key, record, sorted(path for path in folder.rglob("*") if path.is_file()))
     return record
 
 
-def _key(config: RunConfig, model: Model, inputs: Inputs) -> str:
+def _key(config: RunConfig, model: Model, inputs_digest: str) -> str:
     return step_key(
-        inputs.digest(),
+        inputs_digest,
         config.data.model_dump(mode="json", exclude={"source"}),
         model.tokenizer_digest() or config.model.vocab_size,
         rooms=DATA_CODE,

@@ -23,6 +23,7 @@ SPLIT, LABELS, TASK = (
     "steadytrain.task",
 )
 RUN, WEIGHTS = "steadytrain.pipeline_run", "steadytrain.weights_digest"
+INPUTS = "steadytrain.inputs_digest"
 
 
 def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dict[str, str]:
@@ -32,6 +33,7 @@ def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dic
         WEIGHTS: train.weights_digest,
         **comparable_tags(config, data),
         "steadytrain.data_fingerprint": data.fingerprint,
+        INPUTS: data.inputs_digest,
         "steadytrain.config_digest": config.digest(),
         "steadytrain.code_version": f"{installed_version('steadytrain')}+{code_digest()[:12]}",
         "steadytrain.parent_model": config.model.base or "none (from scratch)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kfp import dsl
@@ -19,9 +20,16 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
-    """Writes the report, closes the run's tracking, and calls the webhook where there is one."""
+    """Writes the report, closes the run's tracking, and calls the webhook where there is one.
+
+    Of a run that nothing has begun, since there was nothing new, there is nothing to tell.
+    """
     config = from_parameters(**parameters)
+    workspace = Workspace.of(config)
+    if not workspace.events.exists():
+        Path(page.path).write_text("<p>No step of the run has begun.</p>", encoding="utf-8")
+        return
     try:
         shutil.copyfile(run(config), page.path)
     finally:
-        notify(Workspace.of(config))
+        notify(workspace)

@@ -16,6 +16,7 @@ def report(
     learning_rate: float,
     num_train_epochs: float,
     overrides: dict,  # type: ignore[type-arg]  # KFP knows no dict[str, Any]
+    job: str,
     page: dsl.Output[dsl.HTML],
 ) -> None:
     """Writes one page that tells what happened, on success and on failure."""
@@ -32,6 +33,7 @@ def report(
             "learning_rate": learning_rate,
             "num_train_epochs": num_train_epochs,
             "overrides": overrides,
+            "job": job,
         },
         page=page,
     )

@@ -74,6 +74,21 @@ class TrackingError(SteadytrainError):
     """The tracking server cannot be used."""
 
 
+class ServerError(SteadytrainError):
+    """The pipeline server cannot be used, or refused something.
+
+    Attributes:
+        passing: whether it may go by itself, as a connection that broke.
+        status: of the HTTP answer; 0 where there was none.
+    """
+
+    status = 0
+
+    def __init__(self, message: str, *, remedy: str = "", passing: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        self.passing = passing
+
+
 class TrainingFailed(SteadytrainError):
     """Every attempt that the policy allowed has failed.
 

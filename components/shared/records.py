@@ -83,6 +83,7 @@ class DataRecord(Record):
         that equal records are on equal sides.
     tokenizer: folder, relative to `folder`; "" where the task has none.
     labels: classes in the order of their indices; empty for language models.
+    inputs_digest: digest over what was read, as it was stored; "" where it is not known.
     """
 
     folder: str
@@ -94,6 +95,7 @@ class DataRecord(Record):
     sequence_length: int = 0
     tokenizer: str = ""
     labels: list[str] = []
+    inputs_digest: str = ""
 
     def path(self, name: str) -> Path:
         """Absolute path of something in the data folder."""

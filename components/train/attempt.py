@@ -41,7 +41,9 @@ class AttemptSpec(Record):
         there is one.
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
+    snapshot: whether checkpoints are copied to host memory, to be written beside the training.
     generation: of the supervisor's lease; where a higher one is found, its word is void.
+    checkpoints: labels of those that there were when it took the run over; None: not told.
     """
 
     attempt: int
@@ -52,11 +54,13 @@ class AttemptSpec(Record):
     gradient_accumulation_steps: int
     resume_from: str = ""
     gradient_checkpointing: bool = False
+    snapshot: bool = True
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
     seconds_between_failures: float = 14_400.0
     checkpoint_seconds: tuple[float, float] | None = None
     generation: int = 0
+    checkpoints: list[str] | None = None
 
 
 class AttemptResult(Record):

@@ -2,10 +2,13 @@
 
 A row of numbered objects, each created only where absent, so that of all who ask
 for the next number one gets it. The highest number holds the run; it is the
-generation that fences the ledger and the checkpoints against those before it. The
-holder renews its object. Whoever sees it unchanged for the whole time of a lease,
-by a clock of its own, may take the next number. An agent gives up after half of
-that time and takes its ranks down within the other half: two never train at once.
+generation that fences the ledger and the checkpoints against those before it. A look
+at the lease before each write spares trouble; what is written too late all the same
+is known by its generation, and left out by whoever reads (recovery/ledger.py,
+checkpoint/lineage.py). The holder renews its object. Whoever sees it unchanged for
+the whole time of a lease, by a clock of its own, may take the next number. An agent
+gives up after half of that time and takes its ranks down within the other half: two
+never train at once.
 """
 
 from __future__ import annotations

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, DecisionMade
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+    TrainingStep,
+)
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.limited_group import limited_group
-from support.training import Bench, events_of, language_rows, losses_of, write_data
+from support.training import (
+    Bench,
+    events_of,
+    language_rows,
+    losses_of,
+    weights_digest,
+    write_data,
+)
 
 LENGTH, VOCABULARY = 384, 16_000
-MODEL = {
+LIGHT = {
     "model_type": "llama",
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": 512,
-    "vocab_size": VOCABULARY,
 }
+HEAVY = {**LIGHT, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 5}
 LARGER = 8
 
 
@@ -45,42 +58,91 @@ def data(tmp_path):
     return write_data(tmp_path / "data", rows, [], sequence_length=LENGTH)
 
 
-@pytest.mark.slow
-def test_the_kernel_kills_a_rank_and_the_run_goes_on_with_a_smaller_micro_batch(tmp_path, data):
-    def run(name, micro, *, share=0.0):
-        """One run in a group whose limit lies by that share of the logits above the first's."""
+@pytest.fixture
+def train(tmp_path):
+    """A run in a group with a limit; gives its workspace."""
+
+    def run(name, data, group, model, *, sinks=(), **training):
         bench = Bench.make(
             tmp_path / "output",
             data,
             run=name,
-            model={"config": MODEL},
-            training={
-                "max_steps": 2,
-                "global_batch_size": LARGER,
-                "micro_batch_size": micro,
-                "logging_steps": 1,
-            },
+            model={"config": model},
+            training={"global_batch_size": LARGER, "logging_steps": 1, **training},
             compute={"device": "cpu", "threads_per_rank": 1},
             recovery={"backoff_seconds": 0, "breaker_reset_seconds": 0},
         )
-        with limited_group() as group:
-            if share:
-                group.limit(peaks[0] + int(share * LARGER / 2 * LENGTH * VOCABULARY * 4))
-            outcome = Supervisor(bench.config, data, Grouped(bench.config.compute, group)).run()
-            peaks.append(group.peak)
+        launcher = Grouped(bench.config.compute, group)
+        outcome = Supervisor(bench.config, data, launcher, sinks=sinks).run()
         assert outcome.succeeded, outcome
         return bench.workspace
 
-    peaks: list[int] = []
-    half = run("half", LARGER // 2)
-    # Twice the micro-batch needs at least one more set of logits than the smaller one has.
-    short = run("short", LARGER, share=0.8)
+    return run
+
+
+class Weighs:
+    """What a group holds while a run has a snapshot in memory."""
+
+    def __init__(self, group):
+        self.group, self.saved, self.held = group, False, []
+
+    def emit(self, event):
+        self.saved |= isinstance(event, CheckpointSaved)
+        if self.saved and isinstance(event, TrainingStep):
+            self.held.append(self.group.anonymous)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.slow
+def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_path, train):
+    """Weights w, gradients w, AdamW's moments 2 w, and the snapshot 3 w.
+
+    What is held between two steps with a snapshot is more than what a step needs without
+    one, and less than a step needs with it.
+    """
+    data = write_data(tmp_path / "data", language_rows(24), [])
+    recipe = {"max_steps": 6, "micro_batch_size": LARGER, "save_steps": 2}
+    with limited_group() as group:
+        weighs = Weighs(group)
+        plenty = train("plenty", data, group, HEAVY, sinks=[weighs], **recipe)
+    with limited_group() as group:
+        group.limit(min(weighs.held))
+        short = train("short", data, group, HEAVY, **recipe)
+
+    killed, ended = events_of(short, AttemptEnded)
+    assert (killed.failure_class, ended.outcome) == ("host_oom", "finished")
+    assert "control group" in killed.message
+    (decision,) = events_of(short, DecisionMade)
+    assert decision.rung == "no snapshot in host memory"
+    begun = events_of(short, AttemptStarted)
+    assert [(item.snapshot, item.micro_batch_size) for item in begun] == [(True, 8), (False, 8)]
+    in_place = [item for item in events_of(short, CheckpointSaved) if item.attempt == 2]
+    assert {item.step for item in in_place} >= {4, 6}
+    # Training stood still while they were written.
+    assert all(item.seconds > item.writing_seconds / 2 for item in in_place)
+    assert weights_digest(short) == weights_digest(plenty)
+
+
+@pytest.mark.soak
+def test_the_kernel_kills_a_rank_until_its_micro_batch_is_small_enough(data, train):
+    model = {**LIGHT, "vocab_size": VOCABULARY}
+    with limited_group() as group:
+        half = train("half", data, group, model, max_steps=2, micro_batch_size=LARGER // 2)
+        peak = group.peak
+    with limited_group() as group:
+        # Twice the micro-batch needs at least one more set of logits than the smaller one has.
+        group.limit(peak + int(0.8 * LARGER / 2 * LENGTH * VOCABULARY * 4))
+        short = train("short", data, group, model, max_steps=2, micro_batch_size=LARGER)
 
     begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [LARGER, LARGER // 2]
-    ended = events_of(short, AttemptEnded)[0]
-    assert ended.failure_class == "host_oom"
-    assert "control group" in ended.message
-    (decision,) = events_of(short, DecisionMade)
-    assert (decision.action, decision.rung) == ("retry_changed", "smaller micro-batch")
+    assert [item.micro_batch_size for item in begun] == [LARGER, LARGER, LARGER // 2]
+    assert [item.failure_class for item in events_of(short, AttemptEnded)] == [
+        "host_oom",
+        "host_oom",
+        "",
+    ]
+    rungs = [decision.rung for decision in events_of(short, DecisionMade)]
+    assert rungs == ["no snapshot in host memory", "smaller micro-batch"]
     assert losses_of(short) == pytest.approx(losses_of(half), rel=1e-6)

@@ -207,8 +207,9 @@ class BreaksStorage:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_s3_in_every_trouble_while_a_run_keeps_its_checkpoints_there(
-    make_bench, undisturbed, monkeypatch
+    make_bench, undisturbed, monkeypatch, ranks
 ):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
@@ -219,6 +220,7 @@ def test_s3_in_every_trouble_while_a_run_keeps_its_checkpoints_there(
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.uri)
         run = make_bench(
             "on-s3",
+            ranks=ranks,
             training={**RECIPE, "save_steps": 30},
             recovery={"checkpoints": "s3://bucket/runs", "backoff_seconds": 0},
         )
@@ -227,5 +229,5 @@ def test_s3_in_every_trouble_while_a_run_keeps_its_checkpoints_there(
         assert outcome.outcome == "finished"
         assert breaks.killed
         assert {"500", "503", "reset", "lose", "truncate", "hang"} <= proxy.done
-    assert weights_digest(run.workspace) == undisturbed(1)
+    assert weights_digest(run.workspace) == undisturbed(ranks)
     assert events_of(run.workspace, AttemptStarted)[-1].resumed_from_step >= 90

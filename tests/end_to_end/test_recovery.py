@@ -33,6 +33,7 @@ from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     GPT2,
     Bench,
+    contradict,
     events_of,
     language_rows,
     losses_of,
@@ -204,8 +205,39 @@ def test_a_batch_that_makes_it_diverge_is_left_out(bench, tmp_path, ranks):
     finite_checkpoints(run.workspace)
 
 
-def test_what_diverges_again_goes_slower_and_stops_at_the_third_time(bench, tmp_path):
-    run = bench("hopeless", data=poisoned_data(tmp_path / "data", range(6, 12)))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_batch_that_makes_the_loss_spike_is_left_out(bench, tmp_path, ranks):
+    size, guilty, steps = 4, 30, 40
+    rows = language_rows(steps * size + size)
+    contradict(rows, guilty, size=size)
+    run = bench(
+        "spiking",
+        ranks=ranks,
+        data=write_data(tmp_path / "data", rows, []),
+        training={
+            "global_batch_size": size,
+            "max_steps": steps,
+            "learning_rate": 2e-2,
+            "lr_scheduler_type": "constant",
+            "save_steps": 8,
+            "logging_steps": 1,
+        },
+        recovery={**AT_ONCE, "spike_window": 20},
+    )
+    outcome = train(run)
+    assert (outcome.outcome, outcome.attempts, outcome.step) == ("finished", 2, steps)
+    (decision,) = events_of(run.workspace, DecisionMade)
+    assert (decision.failure_class, decision.skipped_batch) == ("divergence", guilty)
+    told = AttemptFolder(run.workspace.attempts / "0001").errors()
+    assert [(error.kind, error.step) for error in told] == [("Diverged", guilty)] * ranks
+    assert all("a spike: above" in error.message for error in told)
+    assert events_of(run.workspace, AttemptStarted)[1].resumed_from_step == 24
+    assert max(losses_of(run.workspace).values()) < 2 * losses_of(run.workspace)[1]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_what_diverges_again_goes_slower_and_stops_at_the_third_time(bench, tmp_path, ranks):
+    run = bench("hopeless", ranks=ranks, data=poisoned_data(tmp_path / "data", range(6, 12)))
     outcome = train(run)
     assert (outcome.outcome, outcome.attempts) == ("failed", 3)
     skipped, slower, stopped = events_of(run.workspace, DecisionMade)
@@ -258,7 +290,7 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
 ):
     seed = int(os.environ.get("STEADYTRAIN_SEED", time.time_ns() % 2**32))
     print(f"STEADYTRAIN_SEED={seed}")
-    draw, last = random.Random(seed), 20 * kills
+    draw, last, interval = random.Random(seed), 20 * kills, 5
     settings = {
         "model": {"config": DROPOUT},
         "training": {
@@ -266,7 +298,7 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
             "global_batch_size": 8,
             "micro_batch_size": 8 // ranks // accumulation,
             "max_steps": last + AFTER_THE_LAST,
-            "save_steps": 5,
+            "save_steps": interval,
             "eval_steps": 50,
         },
         "recovery": LENIENT,
@@ -280,6 +312,10 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
     assert (outcome.outcome, outcome.attempts) == ("finished", kills + 1), outcome
     assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
     assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
+    # Of the work before a kill one interval is lost, and another where a write was in flight.
+    reached = {event.attempt: event.step for event in events_of(killed.workspace, TrainingStep)}
+    for begun in events_of(killed.workspace, AttemptStarted)[1:]:
+        assert reached.get(begun.attempt - 1, 0) - (begun.resumed_from_step or 0) <= 2 * interval
 
 
 WIDE = {

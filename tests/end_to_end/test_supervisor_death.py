@@ -11,15 +11,25 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.errors import RunBusy
-from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    SupervisorStarted,
+)
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.checkpoint import checkpoints_of
 from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.lease import Row, hold
 from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.command import wait_for
+from support.forked import ForkedLauncher
+from support.proxy import proxy_to
+from support.s3 import make_bucket, moto_server
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
 RECIPE = {
@@ -45,14 +55,14 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
 
-    def make(run, task):
+    def make(run, task, *, ranks=1, training=RECIPE, **recovery):
         return Bench.make(
             tmp_path / "output",
             data.model_copy(update={"task": task}),
             run=run,
-            training=RECIPE,
-            compute={"device": "cpu", "threads_per_rank": 1},
-            recovery={"lease_seconds": 8, "backoff_seconds": 0},
+            training=training,
+            compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
+            recovery={"lease_seconds": 8, "backoff_seconds": 0, **recovery},
         )
 
     return make
@@ -93,9 +103,83 @@ def test_a_rank_of_a_supervisor_that_was_succeeded_commits_nothing(bench):
     assert not run.workspace.model.exists()
 
 
+class LetsOn:
+    """Lets a request that is under way in the network arrive when the next supervisor begins."""
+
+    def __init__(self, proxy, path):
+        self.proxy, self.path = proxy, path
+
+    def emit(self, event):
+        if isinstance(event, AttemptStarted):
+            self.proxy.let_on.set()
+            wait_for(lambda: f"PUT {self.path}" in self.proxy.answered)
+
+    def close(self):
+        pass
+
+
+def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(bench, monkeypatch):
+    """The rank has looked at the lease and sent its COMMIT; then rank and supervisor die."""
+    training = {**RECIPE, "max_steps": 12, "save_total_limit": 9}
+    late = "/bucket/runs/run/step-00000008/COMMIT"
+    with moto_server() as port, proxy_to(port) as proxy:
+        make_bucket(port, "bucket")
+        there = {
+            "AWS_ENDPOINT_URL_S3": proxy.uri,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        for name, value in there.items():
+            monkeypatch.setenv(name, value)
+        run = bench("run", "causal_lm", training=training, checkpoints="s3://bucket/runs")
+        address, launcher = checkpoints_of(run.config), ForkedLauncher(**there)
+        proxy.concerns = lambda method, path: (method, path) == ("PUT", late)
+        proxy.queued.append("late")
+
+        ledger = Ledger(LocalStorage(run.workspace.ledger), run_id="run")
+        with hold(LocalStorage(run.workspace.lease), run_id="run", seconds=60) as ledger.lease:
+            ledger.record(SupervisorStarted(generation=1, pid=1, host="gone", checkpoints=[]))
+            folder = AttemptFolder(run.attempt())
+            spec = AttemptSpec.load(folder.spec)
+            spec.model_copy(update={"generation": 1, "checkpoints": []}).save(folder.spec)
+            with launcher.start(folder):
+                wait_for(lambda: "late" in proxy.done)
+        assert [item.step for item in committed(address)] == [4]
+
+        sinks = [LetsOn(proxy, late)]
+        assert Supervisor(run.config, run.data, launcher, sinks=sinks).run().succeeded
+        found = {item.step: item.manifest.generation for item in committed(address)}
+        assert found == {4: 1, 8: 2, 12: 2}
+        told = AttemptFolder(run.workspace.attempts / "0001").log(0).read_text()
+        assert "step-00000008 was committed by generation 1 of the run's supervisors" in told
+    undisturbed = bench("undisturbed", "causal_lm", training=training)
+    assert Supervisor(undisturbed.config, undisturbed.data, ForkedLauncher()).run().succeeded
+    assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
+
+
 @pytest.mark.slow
-def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise):
-    undisturbed, run = bench("undisturbed", "causal_lm"), bench("run", "support.faults:Slow")
+def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise):
+    run = bench("run", "support.faults:Slow", ranks=2)
+    undisturbed = bench("undisturbed", "causal_lm", ranks=2)
+    killed = supervise(run)
+    wait_for(lambda: checkpoints(run, 1))
+    killed.kill()
+    killed.wait()
+    wait_for(lambda: not processes_of(run.workspace.attempts), 20)
+
+    quick = run.data.model_copy(update={"task": "causal_lm"})
+    for one, attempts in ((run, 2), (undisturbed, 1)):
+        outcome = Supervisor(one.config, quick, ForkedLauncher(2)).run()
+        assert (outcome.outcome, outcome.attempts) == ("finished", attempts)
+    assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise, ranks):
+    undisturbed = bench("undisturbed", "causal_lm", ranks=ranks)
+    run = bench("run", "support.faults:Slow", ranks=ranks)
     workspace = run.workspace
     assert step.run(undisturbed.config, undisturbed.data).succeeded
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import torch
 
-from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint import CheckpointStore
 from steadytrain.components.train.checkpoint.manifest import Manifest
 from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut
@@ -39,9 +38,9 @@ def save(
     return store.commit(step, name, world_size, state, given_up=threading.Event())
 
 
-def save_checkpoint(workspace: Workspace, step: int) -> None:
+def save_checkpoint(address: str, step: int) -> None:
     """A committed checkpoint of one tensor."""
-    store = CheckpointStore(workspace.checkpoints, keep=99)
+    store = CheckpointStore(address, keep=99)
     save(store, step, parts={"model": {"weight": torch.full((64,), float(step))}})
 
 

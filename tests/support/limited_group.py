@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,14 @@ class Group:
         """Bytes that its processes had at most."""
         name = "memory.peak" if self.second else "memory.max_usage_in_bytes"
         return int((self.path / name).read_text())
+
+    @property
+    def anonymous(self) -> int:
+        """Bytes that its processes have now and that are in no file."""
+        name = "anon" if self.second else "rss"
+        found = re.search(rf"^{name} (\d+)$", (self.path / "memory.stat").read_text(), re.MULTILINE)
+        assert found
+        return int(found[1])
 
     def inside(self, command: list[str]) -> list[str]:
         """A command that runs, and starts all else, in the group."""

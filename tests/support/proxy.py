@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Fault = Literal["forward", "lose", "reset", "hang", "403", "500", "503", "truncate"]
+Fault = Literal["forward", "lose", "late", "reset", "hang", "403", "500", "503", "truncate"]
 """What becomes of a request:
 
-forward: the server's answer; lose: the server does it, and its answer is lost;
+forward: the server's answer; late: the same, but not before `let_on` is set;
+lose: the server does it, and its answer is lost;
 reset: the connection is reset unread; hang: no answer before the test ends;
 403, 500, 503: refused with that status, as S3 does (503 is SlowDown, to be asked again in an hour);
 truncate: half of the answer's body, then the connection is reset.
@@ -31,7 +32,7 @@ class Proxy:
         usual: what becomes of a request for which no fault was queued.
         hidden: headers, in lower case, of which the server is not told.
         queued: faults for the next requests that `concerns` picks, in their order.
-        seen: "METHOD path" of every request.
+        seen, answered: "METHOD path" of every request, and of those that the server has answered.
         done: what has become of any of them.
     """
 
@@ -42,8 +43,9 @@ class Proxy:
         self.concerns: Callable[[str, str], bool] = lambda _method, _path: True
         self.hidden: set[str] = set()
         self.seen: list[str] = []
+        self.answered: list[str] = []
         self.done: set[Fault] = set()
-        self.ended = threading.Event()
+        self.ended, self.let_on = threading.Event(), threading.Event()
         self._turn = threading.Lock()
         self._server = ThreadingHTTPServer(
             ("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self})
@@ -66,6 +68,7 @@ class Proxy:
 
     def close(self) -> None:
         self.ended.set()
+        self.let_on.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -104,7 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("403", "500", "503"):
             self._refuse(int(fault))
             return
+        if fault == "late":
+            self.proxy.let_on.wait()
         status, headers, content = self._forward(body)
+        self.proxy.answered.append(f"{self.command} {self.path}")
         if fault == "lose":
             self._reset()
             return

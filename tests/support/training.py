@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
+from safetensors.torch import load_file
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.digest import file_digest
@@ -20,6 +22,7 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.plan.batch import plan_batch
 
@@ -99,6 +102,13 @@ def language_rows(count: int, *, seed: int = 0, longest: int = 48) -> list[dict[
         )
         for _ in range(count)
     ]
+
+
+def contradict(rows: Sequence[dict[str, Any]], batch: int, *, size: int) -> None:
+    """Makes a global batch of `size` the opposite of what is learned until it comes."""
+    for index in RowOrder(len(rows), seed=42).take(batch * size, size):
+        length = len(rows[index]["input_ids"])
+        rows[index]["input_ids"] = [2 + (-31 * place) % (VOCABULARY - 2) for place in range(length)]
 
 
 def class_rows(count: int, *, classes: int = 3, seed: int = 0) -> list[dict[str, Any]]:
@@ -268,3 +278,13 @@ def losses_of(workspace: Workspace) -> dict[int, float]:
 
 def weights_digest(workspace: Workspace) -> str:
     return file_digest(workspace.model / "model.safetensors")
+
+
+def result_of(bench: Bench, number: int = 1) -> AttemptResult:
+    """What rank 0 told at the end of a training in this process."""
+    return AttemptResult.load(AttemptFolder(bench.workspace.attempts / str(number)).result)
+
+
+def exported(bench: Bench) -> dict[str, torch.Tensor]:
+    """The weights of the model that the run has exported, by name."""
+    return load_file(bench.workspace.model / "model.safetensors")

@@ -26,14 +26,19 @@ FIELDS = {
 """Parameter of the pipeline: field of the configuration."""
 
 
+EACH = "*"
+"""In the parameter `run`: another run each time that the pipeline runs."""
+
+
 def from_parameters(
-    *, config: str, overrides: Mapping[str, Any], **named: str | float
+    *, config: str, overrides: Mapping[str, Any], job: str = "", **named: str | float
 ) -> RunConfig:
     """The configuration that a pipeline's parameters state.
 
     Args:
         config: a preset's name, a path, or YAML text.
         overrides: fields by dotted name, such as {"training.max_steps": 100}.
+        job: KFP's id of its run, whose beginning takes the place of EACH in `run`.
         named: values of FIELDS; "" and 0 stand for "as the configuration says".
 
     Raises:
@@ -45,6 +50,8 @@ def from_parameters(
             f"overrides = {json.dumps(overrides)[:80]} is not a mapping",
             remedy='give JSON such as {"training.max_steps": 100}',
         )
+    if "run" in named:
+        named["run"] = str(named["run"]).replace(EACH, job[:8])
     given: dict[str, Any] = {
         FIELDS[name]: value for name, value in named.items() if value not in ("", 0)
     }

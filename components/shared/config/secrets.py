@@ -39,12 +39,17 @@ def redact(text: str) -> str:
     return _VALUE.sub(PLACEHOLDER, text)
 
 
+def names_a_secret(key: str) -> bool:
+    """Whether a field or parameter of this name holds a secret."""
+    return bool(_KEY.search(key))
+
+
 def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
     """Each place of a nested configuration that holds a secret; its value is not repeated."""
     if isinstance(content, dict):
         for key, value in content.items():
             inner = f"{field}.{key}" if field else str(key)
-            if _KEY.search(str(key)) and isinstance(value, str) and value:
+            if names_a_secret(str(key)) and isinstance(value, str) and value:
                 yield _problem(inner)
             else:
                 yield from find_secrets(value, inner)

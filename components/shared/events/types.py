@@ -73,12 +73,18 @@ class WorkProgress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorStarted(Event):
-    """A supervisor has taken the run: what those of lower generations write from now on is void."""
+    """A supervisor has taken the run: what those of lower generations write from now on is void.
+
+    checkpoints: labels of those that there were; None: not told.
+    settings: what it works by, sections of the configuration as plain data; empty: not told.
+    """
 
     name: ClassVar[str] = "supervisor_started"
     generation: int
     pid: int
     host: str
+    checkpoints: list[str] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +93,7 @@ class AttemptStarted(Event):
 
     inputs: digest of what decides the result (data, model, training).
     device: name of what the ranks compute on, "cpu" for a processor; "" where it was not looked up.
+    snapshot: whether checkpoints are copied to host memory before they are written.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -98,6 +105,7 @@ class AttemptStarted(Event):
     inputs: str = ""
     gradient_checkpointing: bool = False
     device: str = ""
+    snapshot: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +132,8 @@ class DecisionMade(Event):
     """The supervisor decided what follows a failed attempt.
 
     attempt: the one that failed; 0 for what an earlier run has taught this one.
-    micro_batch_size, gradient_checkpointing: what all later attempts are held to, where it changes.
+    micro_batch_size, gradient_checkpointing, snapshot: what all later attempts are held to, where
+        it changes.
     rung: of the ladder for running out of memory, where that was the answer.
     skipped_batch: a global batch that is left out from then on, by its place in the order.
     learning_rate_scale: factor on the schedule's rates, from then on and beside earlier ones.
@@ -138,6 +147,7 @@ class DecisionMade(Event):
     delay_seconds: float = 0.0
     micro_batch_size: int | None = None
     gradient_checkpointing: bool = False
+    snapshot: bool = True
     rung: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES = 8 << 20
 """What is read or written of a large object at a time."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Bytes of some objects, and when the newest was written, in seconds since the epoch.
+
+    newest: by the clock of the server; 0 where there is no object.
+    """
+
+    bytes: int = 0
+    newest: float = 0.0
 
 
 class Storage(Protocol):
@@ -50,6 +62,9 @@ class Storage(Protocol):
 
     def folders(self) -> Sequence[str]:
         """Names, sorted, of the folders directly below; those too that hold unfinished writes."""
+
+    def weigh(self, folder: str = "") -> Weight:
+        """What all objects below a folder come to; without a name, all there are."""
 
     def delete(self, name: str) -> None:
         """Removes the object for good; nothing happens where there is none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 
 _TEMPORARY = ".partial-"
 
@@ -73,6 +73,13 @@ class LocalStorage:
         with local_errors("list", self.folder), contextlib.suppress(FileNotFoundError):
             return sorted(path.name for path in self.folder.iterdir() if path.is_dir())
         return []
+
+    def weigh(self, folder: str = "") -> Weight:
+        with local_errors("list", self.folder / folder):
+            found = [path.stat() for path in (self.folder / folder).rglob("*") if path.is_file()]
+        return Weight(
+            sum(item.st_size for item in found), max((item.st_mtime for item in found), default=0.0)
+        )
 
     def delete(self, name: str) -> None:
         path = self.folder / name

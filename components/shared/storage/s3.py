@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
 
 if TYPE_CHECKING:
@@ -49,11 +49,15 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing tells of an object: `tag` changes with its content."""
+    """What a listing tells of an object.
+
+    tag: changes with its content; written: when, in seconds since the epoch.
+    """
 
     name: str
     size: int
     tag: str
+    written: float
 
 
 class S3Storage:
@@ -151,11 +155,22 @@ class S3Storage:
             )
             found = [item for page in pages for item in page.get("Contents", [])]
         objects = (
-            ObjectInfo(item["Key"][self._cut :], item["Size"], item["ETag"])
+            ObjectInfo(
+                item["Key"][self._cut :],
+                item["Size"],
+                item["ETag"],
+                item["LastModified"].timestamp(),
+            )
             for item in found
             if not item["Key"].endswith("/")
         )
         return sorted(objects, key=lambda item: item.name)
+
+    def weigh(self, folder: str = "") -> Weight:
+        found = self.describe(f"{folder}/" if folder else "")
+        return Weight(
+            sum(item.size for item in found), max((item.written for item in found), default=0.0)
+        )
 
     def delete(self, name: str) -> None:
         with self._named(name):

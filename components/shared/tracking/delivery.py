@@ -18,17 +18,12 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.notes import attempt_note
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.spool import Spool
-from steadytrain.components.shared.tracking.values import (
-    MAX_METRICS_A_CALL,
-    flatten,
-    in_parts,
-    key,
-    value,
-)
+from steadytrain.components.shared.tracking.values import flatten, key, value
 from steadytrain.components.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -61,7 +56,7 @@ class Delivery:
     def __init__(self, tracking: Tracking, workspace: Workspace, parent: str) -> None:
         self.tracking, self.workspace, self.parent = tracking, workspace, parent
         self.client = tracking.client
-        self.spool = Spool(workspace, parent)
+        self.spool, self.batches = Spool(workspace, parent), Batches(tracking, workspace, parent)
         self._runs: dict[int, str] = {}
         self._certain = False
 
@@ -101,8 +96,7 @@ class Delivery:
 
         run_id = self._run_of(attempt, start=events[0].time)
         params = [Param(name, text) for event in events for name, text in _params(event)]
-        if params:
-            self.client.log_batch(run_id, params=params)
+        self.batches.send(run_id, params=params)
         metrics = [
             Metric(key(name), number, _milliseconds(event.time), event.step)
             for event in events
@@ -111,8 +105,7 @@ class Delivery:
         ]
         if metrics and not self._certain:
             metrics = self._lacking(run_id, metrics)
-        for part in in_parts(metrics, MAX_METRICS_A_CALL):
-            self.client.log_batch(run_id, metrics=part)
+        self.batches.send(run_id, metrics=metrics)
         for event in events:
             if isinstance(event, AttemptEnded):
                 self._end(run_id, event)
@@ -148,7 +141,7 @@ class Delivery:
             "remedy": event.remedy,
         }
         tags = [RunTag(f"steadytrain.{name}", value(text)) for name, text in told.items() if text]
-        self.client.log_batch(run_id, tags=tags)
+        self.batches.send(run_id, tags=tags)
         self.client.set_terminated(run_id, _STATUS[event.outcome], _milliseconds(event.time))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, TrackingError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
+from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     brisk,
@@ -50,8 +50,8 @@ def finish_run(
         delivery.catch_up()
         delivery.end_open_attempts()
         delete_doubles(tracking, workspace)
-        _log_results(tracking.client, run_id, workspace)
-        _log_metrics(tracking.client, run_id, spent, moment)
+        _log_results(delivery.batches, run_id, workspace)
+        _log_metrics(delivery.batches, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
 
     return _told(config, workspace, finish)
@@ -93,7 +93,7 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
     return False
 
 
-def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
+def _log_results(batches: Batches, run_id: str, workspace: Workspace) -> None:
     """The test side's metrics, on the run itself, where a list of runs shows them."""
     path = workspace.record("evaluate")
     if not path.is_file():
@@ -102,15 +102,15 @@ def _log_results(client: Any, run_id: str, workspace: Workspace) -> None:
     values = {f"test_{name}": interval.value for name, interval in record.metrics.items()}
     values |= {f"baseline_{name}": number for name, number in record.baselines.items()}
     # The record's own time: sent again, they are the same points.
-    _log_metrics(client, run_id, values, path.stat().st_mtime)
+    _log_metrics(batches, run_id, values, path.stat().st_mtime)
 
 
-def _log_metrics(client: Any, run_id: str, values: Mapping[str, float], moment: float) -> None:
+def _log_metrics(batches: Batches, run_id: str, values: Mapping[str, float], moment: float) -> None:
     from mlflow.entities import Metric
 
     time = int(moment * 1000)
     metrics = [Metric(key(name), number, time, 0) for name, number in values.items()]
-    client.log_batch(run_id, metrics=metrics)
+    batches.send(run_id, metrics=metrics)
 
 
 def _artifacts(workspace: Workspace) -> Iterator[tuple[Path, str]]:

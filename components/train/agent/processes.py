@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,11 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
             main = psutil.Process(root)
             found.update([main, *main.children(recursive=True)])
     return [process for process in found if alive(process)]
+
+
+def unreaped(process: subprocess.Popen[bytes]) -> int | None:
+    """A child's process id while it cannot be another's; None once it has been waited for."""
+    return process.pid if process.poll() is None else None
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

@@ -15,7 +15,13 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.train.agent.processes import MARK, alive, end_processes, kill
+from steadytrain.components.train.agent.processes import (
+    MARK,
+    alive,
+    end_processes,
+    kill,
+    unreaped,
+)
 from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0
@@ -96,7 +102,7 @@ class Ranks:
 
     def kill(self) -> None:
         """Ends every process of the node but this one, those that left its tree too."""
-        end_processes(self.folder, self.process.pid)
+        end_processes(self.folder, root=unreaped(self.process))
         self.process.wait()
 
     def _end_stragglers(self) -> None:

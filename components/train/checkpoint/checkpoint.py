@@ -18,7 +18,7 @@ from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
     FIRST_MANIFEST,
-    SCHEMA_VERSION,
+    READABLE,
     Manifest,
 )
 
@@ -62,6 +62,15 @@ class Checkpoint:
         return self.storage.exists(COMMIT)
 
     @cached_property
+    def label(self) -> str:
+        """Its name and which commit it is; another one of the same step has another label.
+
+        Raises:
+            CheckpointDamaged: it is not committed.
+        """
+        return f"{self.name} {hashlib.sha256(self._read(COMMIT)).hexdigest()[:12]}"
+
+    @cached_property
     def manifest(self) -> Manifest:
         """The manifest that was committed.
 
@@ -81,10 +90,10 @@ class Checkpoint:
             raise self._damaged(name, "its digest is not the committed one")
         # Only what has the right digest can be taken at its word.
         version = json.loads(content).get("schema_version")
-        if version != SCHEMA_VERSION:
+        if version not in READABLE:
             raise BadInput(
                 f"checkpoint {self.address} has schema version {version}; this steadytrain reads "
-                f"{SCHEMA_VERSION}",
+                f"{' and '.join(map(str, READABLE))}",
                 remedy="go on with the version that wrote it, or give this run another name",
             )
         try:

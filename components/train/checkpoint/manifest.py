@@ -21,7 +21,9 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 COMMIT, DAMAGED = "COMMIT", "DAMAGED"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
+READABLE: Final = (2, SCHEMA_VERSION)
+"""Versions that can be read; in 2 no checkpoint bore a generation."""
 FIRST_MANIFEST = "manifest.json"
 """Name of the manifest in schema version 1, whose COMMIT held a digest only."""
 
@@ -72,11 +74,13 @@ class Manifest(_Plain):
     """All of a checkpoint but the manifest and the commit themselves.
 
     name: of the manifest's own file.
+    generation: of the supervisor that it was written for; 0 without one.
     state: name of the file with what all ranks share.
     ranks: names of the files with the ranks' records, in the order of the ranks.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2, 3] = SCHEMA_VERSION
+    generation: int = 0
     name: str
     step: int
     world_size: int

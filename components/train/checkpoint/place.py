@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.checkpoint.lineage import Lineage
 from steadytrain.components.train.checkpoint.retention import Retention
 from steadytrain.components.train.checkpoint.store import CheckpointStore
 
@@ -18,12 +19,16 @@ def checkpoints_of(config: RunConfig) -> str:
     return f"{place.rstrip('/')}/{config.run_id}"
 
 
-def open_store(config: RunConfig, fence: Callable[[], None] = lambda: None) -> CheckpointStore:
+def open_store(
+    config: RunConfig,
+    fence: Callable[[], None] = lambda: None,
+    lineage: Lineage = Lineage(),  # noqa: B008  immutable
+) -> CheckpointStore:
     """The store of a run's checkpoints.
 
     Args:
-        fence: as for `CheckpointStore`.
+        fence, lineage: as for `CheckpointStore`.
     """
     training = config.training
     retention = Retention(training.save_total_limit, training.save_keep_every)
-    return CheckpointStore(checkpoints_of(config), keep=retention, fence=fence)
+    return CheckpointStore(checkpoints_of(config), keep=retention, fence=fence, lineage=lineage)

@@ -19,7 +19,13 @@ from typing import Any
 
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.snapshot import HostMemory, Snapshot, Tensors, cut
+from steadytrain.components.train.checkpoint.snapshot import (
+    HostMemory,
+    Snapshot,
+    Tensors,
+    cut,
+    in_place,
+)
 from steadytrain.components.train.checkpoint.store import OTHER_RANKS_SECONDS, CheckpointStore
 
 _WAIT_SECONDS = 1.0
@@ -87,6 +93,8 @@ class Saver:
         gather: the items of all ranks' lists, in one list, on each rank.
         on_saved: called on rank 0, from another thread, after a checkpoint is committed.
         on_wait: called each second while training waits for a write.
+        snapshot: whether training goes on with a copy in host memory; otherwise nothing is
+            copied, and it waits until the tensors are written from where they are.
     """
 
     def __init__(
@@ -98,10 +106,11 @@ class Saver:
         gather: Gather,
         on_saved: Callable[[Saved], None],
         on_wait: Callable[[], None] = lambda: None,
+        snapshot: bool = True,
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.gather, self.on_saved, self.on_wait = gather, on_saved, on_wait
-        self.memory = HostMemory()
+        self.snapshot, self.memory = snapshot, HostMemory()
         if rank == 0:
             store.begin()
         self._name: str = gather([uuid.uuid4().hex[:12]])[0]
@@ -116,23 +125,27 @@ class Saver:
     def save(self, step: int, best_step: int, take: Callable[[], State]) -> None:
         """Takes a snapshot and begins to write it; nothing where the step has its checkpoint.
 
+        Without snapshots it is committed when this returns.
+
         Args:
             best_step: step of the best model so far; its checkpoint stays.
             take: gives the state, where it is needed.
 
         Raises:
-            NonFiniteState, StorageError: the save before this one failed, on whichever rank.
+            NonFiniteState, StorageError: the save before this one failed, on whichever rank;
+                without snapshots this one.
         """
         if step == self._last_step:
             return
         self.settle()
         self._last_step = step
-        if self.gather([self.rank == 0 and self.store.path(step).is_committed()])[0]:
+        if self.gather([self.rank == 0 and self.store.has(step)])[0]:
             return
         began = time.monotonic()
         state = take()
+        take_part = self.memory.take if self.snapshot else in_place
         snapshots = [
-            self.memory.take(part, self._cut(part, tensors, state.on_first))
+            take_part(part, self._cut(part, tensors, state.on_first))
             for part, tensors in state.parts.items()
         ]
         # As text, since the training goes on changing the data.
@@ -143,6 +156,8 @@ class Saver:
         threading.Thread(
             target=self._work, args=(self._save,), name=f"checkpoint-{step}", daemon=True
         ).start()
+        if not self.snapshot:
+            self.settle()
 
     def settle(self) -> None:
         """Waits for the write in flight; afterwards it is committed, as all ranks know.

@@ -1,17 +1,19 @@
 """This rank's slices of the training state, copied to host memory at one moment.
 
 The copy is all that the training thread waits for. The memory is page-locked
-where there is a GPU, and used again by the next snapshot.
+where there is a GPU, and used again by the next snapshot. Where the host has none to
+spare there is no copy: then training waits until all is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
 from steadytrain.components.train.loop.errors import NonFiniteState
 
 Tensors = Mapping[str, torch.Tensor]
@@ -33,11 +35,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Pieces of one part ("model", "optimizer") whose values lie one behind another in `memory`."""
+    """Pieces of one part ("model", "optimizer"), in the order in which they are written.
+
+    memory: bytes where their values lie one behind another; None where they were not copied.
+    """
 
     part: str
     pieces: Sequence[Piece]
-    memory: torch.Tensor
+    memory: torch.Tensor | None = None
+
+    def content(self) -> Iterator[Buffer]:
+        """The bytes of all pieces, some megabytes at a time."""
+        own = (_flat(piece.values) for piece in self.pieces)
+        for flat in own if self.memory is None else [self.memory]:
+            for start in range(0, len(flat), CHUNK_BYTES):
+                yield flat[start : start + CHUNK_BYTES].cpu().numpy().data
 
     def check(self, step: int) -> None:
         """Refuses what no training can go on from.
@@ -89,11 +101,8 @@ class HostMemory:
         self._kept: dict[str, torch.Tensor] = {}
 
     def take(self, part: str, pieces: Sequence[Piece]) -> Snapshot:
-        """Copies the pieces; what was taken of this part before is overwritten.
-
-        Wide types come first, so that every tensor is aligned without a gap.
-        """
-        ordered = sorted(pieces, key=lambda piece: (-piece.values.element_size(), piece.name))
+        """Copies the pieces; what was taken of this part before is overwritten."""
+        ordered = _aligned(pieces)
         memory = self._memory(part, sum(piece.bytes for piece in ordered))
         copied, start = [], 0
         for piece in ordered:
@@ -112,6 +121,20 @@ class HostMemory:
             pinned = size > 0 and torch.cuda.is_available()
             kept = self._kept[part] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return kept
+
+
+def in_place(part: str, pieces: Sequence[Piece]) -> Snapshot:
+    """Nothing is copied: the tensors must not change before they are written."""
+    return Snapshot(part, _aligned(pieces))
+
+
+def _aligned(pieces: Sequence[Piece]) -> list[Piece]:
+    """Wide types come first, so that every tensor is aligned without a gap."""
+    return sorted(pieces, key=lambda piece: (-piece.values.element_size(), piece.name))
+
+
+def _flat(values: torch.Tensor) -> torch.Tensor:
+    return values.reshape(-1).view(torch.uint8)
 
 
 def _whole(name: str, tensor: torch.Tensor) -> Piece:

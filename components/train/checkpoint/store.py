@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -17,6 +18,7 @@ from steadytrain.components.train.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointDamaged,
 )
+from steadytrain.components.train.checkpoint.lineage import Lineage
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
     DAMAGED,
@@ -29,6 +31,8 @@ from steadytrain.components.train.checkpoint.manifest import (
 from steadytrain.components.train.checkpoint.retention import Retention
 
 if TYPE_CHECKING:
+    import torch
+
     from steadytrain.components.train.checkpoint.snapshot import Snapshot
 
 OTHER_RANKS_SECONDS = 900.0
@@ -38,10 +42,11 @@ _POLL_SECONDS = (0.01, 1.0)
 _log = logging.getLogger(__name__)
 
 
-def newest(address: str | Path) -> Checkpoint | None:
-    """The newest checkpoint that was committed and is found whole, or None.
+def newest(address: str | Path, lineage: Lineage = Lineage()) -> Checkpoint | None:  # noqa: B008
+    """The newest checkpoint that counts and is found whole, or None.
 
-    A damaged one is named in the log and set aside, so that it never counts again.
+    A damaged one, or one committed too late, is named in the log and set aside, so that it
+    never counts again.
 
     Raises:
         BadInput: another version of steadytrain wrote it.
@@ -49,13 +54,24 @@ def newest(address: str | Path) -> Checkpoint | None:
     """
     for checkpoint in reversed(committed(address)):
         try:
+            lineage.check(checkpoint)
             checkpoint.verify()
         except CheckpointDamaged as error:
-            _log.warning("%s", error)
-            _set_aside(checkpoint, error.message)
+            _set_aside(checkpoint, error)
         else:
             return checkpoint
     return None
+
+
+def survey(address: str | Path, lineage: Lineage) -> list[str]:
+    """Labels of all checkpoints that count, for the ledger of who takes the run over."""
+    labels = []
+    for checkpoint in committed(address):
+        # Where it does not count, or cannot be read, that is told when a checkpoint is needed.
+        with contextlib.suppress(CheckpointDamaged):
+            lineage.check(checkpoint)
+            labels.append(checkpoint.label)
+    return labels
 
 
 def committed(address: str | Path) -> list[Checkpoint]:
@@ -70,6 +86,7 @@ class CheckpointStore:
         keep: checkpoints that stay; a number: that many of the newest.
         fence: called directly before a checkpoint is committed; raises where this
             process may no longer write to the run.
+        lineage: whose checkpoints count, and the generation that new ones bear.
     """
 
     def __init__(
@@ -78,13 +95,36 @@ class CheckpointStore:
         *,
         keep: int | Retention,
         fence: Callable[[], None] = lambda: None,
+        lineage: Lineage = Lineage(),  # noqa: B008  immutable
     ) -> None:
         self.storage = open_storage(str(address))
         self.retention = Retention(keep) if isinstance(keep, int) else keep
-        self.fence = fence
+        self.fence, self.lineage = fence, lineage
+        self._counted: set[int] = set()
 
     def path(self, step: int) -> Checkpoint:
         return _checkpoint(self.storage, f"{PREFIX}{step:08d}")
+
+    def has(self, step: int) -> bool:
+        """Whether a step has a checkpoint that counts; one that does not is set aside."""
+        checkpoint = self.path(step)
+        if not checkpoint.is_committed():
+            return False
+        try:
+            self.lineage.check(checkpoint)
+        except CheckpointDamaged as error:
+            _set_aside(checkpoint, error)
+            return False
+        return True
+
+    def load(self, step: int, part: str) -> dict[str, torch.Tensor]:
+        """The tensors of a part, of a checkpoint that counts.
+
+        Raises:
+            CheckpointDamaged: there is none, or it is not as it was written.
+        """
+        self.lineage.check(self.path(step))
+        return self.path(step).tensors(part)
 
     def write_rank(
         self,
@@ -158,6 +198,7 @@ class CheckpointStore:
             name=f"{save}-manifest.json",
             state=f"{save}-state.json",
             ranks=[_rank_record(save, rank) for rank in range(world_size)],
+            generation=self.lineage.generation,
         )
         content = manifest.model_dump_json().encode()
         storage.write(manifest.name, content)
@@ -173,28 +214,52 @@ class CheckpointStore:
     def retain(self, kept: Manifest, best_step: int) -> None:
         """Removes what the retention does not keep, and what killed saves have left.
 
+        First it lists, then it looks at the lease, then it removes: where the run is still
+        this process's, whoever takes it over finds the checkpoint that was just committed,
+        and nothing of its own is on the list.
+
         Args:
             kept: of the checkpoint that was just committed; no other save is under way.
+
+        Raises:
+            RunBusy: by the fence, where another supervisor has taken the run over.
         """
         storage = self.path(kept.step).storage
-        for name in set(storage.list()) - kept.names:
+        extra, left = set(storage.list()) - kept.names, self._left()
+        steps = [item.step for item in _committed(self.storage) if self._counts(item)]
+        self.fence()
+        for name in extra:
             storage.delete(name)
-        steps = [checkpoint.step for checkpoint in _committed(self.storage)]
         for step in self.retention.superfluous(steps, best=best_step):
             self.path(step).storage.delete(COMMIT)
-        self._clear()
+            left.append(self.path(step).name)
+        for folder in left:
+            self.storage.clear(folder)
 
     def begin(self) -> None:
         """Removes what killed saves have left; no save is under way."""
+        left = self._left()
         self.fence()
-        self._clear()
+        for folder in left:
+            self.storage.clear(folder)
 
-    def _clear(self) -> None:
+    def _left(self) -> list[str]:
+        """Folders without a commit, what was set aside left out."""
         marks = [name.partition("/") for name in self.storage.list(PREFIX)]
         marked = {folder for folder, _, name in marks if name in (COMMIT, DAMAGED)}
-        for folder in self.storage.folders():
-            if folder.startswith(PREFIX) and folder not in marked:
-                self.storage.clear(folder)
+        return [
+            folder
+            for folder in self.storage.folders()
+            if folder.startswith(PREFIX) and folder not in marked
+        ]
+
+    def _counts(self, checkpoint: Checkpoint) -> bool:
+        """Whether it was committed in time; read once, since nobody commits a step again."""
+        if checkpoint.step not in self._counted:
+            with contextlib.suppress(CheckpointDamaged):
+                self.lineage.check(checkpoint)
+                self._counted.add(checkpoint.step)
+        return checkpoint.step in self._counted
 
 
 def _committed(storage: Storage) -> list[Checkpoint]:
@@ -207,8 +272,9 @@ def _checkpoint(storage: Storage, name: str) -> Checkpoint:
     return Checkpoint(own.uri, own)
 
 
-def _set_aside(checkpoint: Checkpoint, why: str) -> None:
-    checkpoint.storage.write(DAMAGED, f"{time.time():.0f} {why}\n".encode())
+def _set_aside(checkpoint: Checkpoint, why: CheckpointDamaged) -> None:
+    _log.warning("%s", why)
+    checkpoint.storage.write(DAMAGED, f"{time.time():.0f} {why.message}\n".encode())
     checkpoint.storage.delete(COMMIT)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
+from steadytrain.components.shared.storage.base import Buffer
 from steadytrain.components.train.checkpoint.manifest import FileEntry, Slice, TensorEntry
 from steadytrain.components.train.checkpoint.snapshot import Snapshot
 
@@ -65,9 +65,7 @@ def encode(snapshot: Snapshot) -> Iterator[Buffer]:
     # Padded, so that the tensors are aligned.
     text += b" " * (-len(text) % _LENGTH_BYTES)
     yield len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    content = snapshot.memory.numpy().data
-    for place in range(0, len(content), CHUNK_BYTES):
-        yield content[place : place + CHUNK_BYTES]
+    yield from snapshot.content()
 
 
 def entries(snapshot: Snapshot, file: str) -> list[TensorEntry]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from steadytrain.components.shared.config import ComputeConfig
-from steadytrain.components.train.agent.processes import MARK, end_processes
+from steadytrain.components.train.agent.processes import MARK, end_processes, unreaped
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.agent import AgentAttempt
 
@@ -48,7 +48,7 @@ class ProcessLauncher:
         try:
             yield AgentAttempt(folder, gone=lambda _: process.poll() is not None)
         finally:
-            end_processes(folder.path, process.pid)
+            end_processes(folder.path, root=unreaped(process))
             process.wait()
 
     def _command(self, folder: AttemptFolder) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,8 +13,13 @@ from steadytrain.components.shared.storage.local import sync_file, sync_folder
 from steadytrain.components.tasks.base import Task
 
 
-def export_model(task: Task, module: torch.nn.Module, target: Path) -> None:
+def export_model(
+    task: Task, module: torch.nn.Module, target: Path, fence: Callable[[], None] = lambda: None
+) -> None:
     """Writes the model to `target`, whole or not at all; an older one is replaced.
+
+    Args:
+        fence: called directly before it is; raises where this process may no longer do that.
 
     Raises:
         StorageError: it could not be written.
@@ -26,6 +32,7 @@ def export_model(task: Task, module: torch.nn.Module, target: Path) -> None:
         partial.mkdir(parents=True)
         task.export(module, partial)
         _sync(partial)
+        fence()
         if target.exists():
             target.replace(replaced)
         partial.replace(target)

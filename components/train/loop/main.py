@@ -51,7 +51,7 @@ class Rank:
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.storage import LocalStorage
         from steadytrain.components.shared.workspace import Workspace
-        from steadytrain.components.train.checkpoint import Checkpoint, open_store
+        from steadytrain.components.train.checkpoint import Checkpoint, Lineage, open_store
         from steadytrain.components.train.checkpoint.cadence import Cadence
         from steadytrain.components.train.lease import Row
         from steadytrain.components.train.loop.optim import set_rate
@@ -76,10 +76,11 @@ class Rank:
         fence = partial(Row(LocalStorage(workspace.lease)).fence, spec.generation)
         self.training = Training(
             parts,
-            open_store(config, fence),
+            open_store(config, fence, Lineage(spec.generation, spec.checkpoints)),
             Reporter(stream, spec.attempt),
             self.requests,
             cadence if by_time and self.number == 0 else None,
+            snapshot=spec.snapshot,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))

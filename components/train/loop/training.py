@@ -54,6 +54,7 @@ class Training:
 
     Args:
         cadence: rank 0's, where checkpoints come by time and not by `save_steps`.
+        snapshot: as for `Saver`.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class Training:
         reporter: Reporter,
         requests: StopRequests,
         cadence: Cadence | None = None,
+        *,
+        snapshot: bool = True,
     ) -> None:
         self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
@@ -75,6 +78,7 @@ class Training:
             gather=gather_object,
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
+            snapshot=snapshot,
         )
 
     def run(self) -> AttemptOutcome:
@@ -231,12 +235,11 @@ class Training:
         chosen = self.best()
         if chosen.step != self.progress.step:
             try:
-                tensors = self.store.path(chosen.step).tensors("model")
-                restore_model(self.parts.module, tensors)
+                restore_model(self.parts.module, self.store.load(chosen.step, "model"))
             except CheckpointDamaged as error:
                 self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
                 chosen = self._last()
-        export_model(self.parts.task, self.parts.module, target)
+        export_model(self.parts.task, self.parts.module, target, self.store.fence)
         return chosen
 
     def best(self) -> Chosen:

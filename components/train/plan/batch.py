@@ -16,19 +16,23 @@ class BatchPlan:
     """How a global batch is worked off: micro-batch x accumulation x world size.
 
     gradient_checkpointing: whether activations are recomputed in backward.
+    snapshot: whether a checkpoint is copied to host memory before it is written.
     """
 
     micro_batch_size: int
     gradient_accumulation_steps: int
     world_size: int
     gradient_checkpointing: bool = False
+    snapshot: bool = True
 
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
 
-    def within(self, micro_batch_size: int, *, gradient_checkpointing: bool = False) -> BatchPlan:
-        """The same global batch in a micro-batch no larger than that, or recomputed as well."""
+    def within(
+        self, micro_batch_size: int, *, gradient_checkpointing: bool = False, snapshot: bool = True
+    ) -> BatchPlan:
+        """The same global batch with no more memory: a smaller micro-batch, or with less kept."""
         share = self.micro_batch_size * self.gradient_accumulation_steps
         micro = _largest_divisor(share, min(micro_batch_size, self.micro_batch_size))
         return replace(
@@ -36,11 +40,14 @@ class BatchPlan:
             micro_batch_size=micro,
             gradient_accumulation_steps=share // micro,
             gradient_checkpointing=self.gradient_checkpointing or gradient_checkpointing,
+            snapshot=self.snapshot and snapshot,
         )
 
     def __str__(self) -> str:
-        recomputing = ", activation checkpointing" if self.gradient_checkpointing else ""
-        return f"{self.micro_batch_size} x {self.gradient_accumulation_steps}{recomputing}"
+        told = [f"{self.micro_batch_size} x {self.gradient_accumulation_steps}"]
+        told += ["activation checkpointing"] if self.gradient_checkpointing else []
+        told += [] if self.snapshot else ["no snapshot in host memory"]
+        return ", ".join(told)
 
 
 def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None) -> BatchPlan:

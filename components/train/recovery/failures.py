@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -184,10 +184,7 @@ def classify(
         logs: the end of each rank's output.
     """
     suspects = [*map(_reported, errors)]
-    reported = {error.rank for error in errors}
-    suspects += _fallen(
-        {rank: status for rank, status in exits.items() if rank not in reported}, logs
-    )
+    suspects += _fallen(exits, logs, reported={error.rank for error in errors})
     if not suspects:
         return _failure(FailureClass.UNKNOWN, 0, "the ranks left no result and no error")
     roots = [suspect for suspect in suspects if suspect.failure_class not in _ECHOES]
@@ -215,15 +212,20 @@ def _reported(error: RankError) -> Failure:
     )
 
 
-def _fallen(exits: Mapping[int, int], logs: Mapping[int, str]) -> Iterator[Failure]:
-    """Ranks that died without a report, or were taken down because another one had."""
+def _fallen(
+    exits: Mapping[int, int], logs: Mapping[int, str], *, reported: Collection[int]
+) -> Iterator[Failure]:
+    """Ranks that died without a report; not those that were taken down because another had failed.
+
+    Such a rank may be the only one without a report: it still waited for the one that failed.
+    """
     first = True
     for rank, status in exits.items():
         if status == 0:
             continue
         killed_after = status < 0 and not first
         first = False
-        if not killed_after:
+        if rank not in reported and not killed_after:
             yield _from_exit(rank, status, logs.get(rank, ""))
 
 

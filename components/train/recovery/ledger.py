@@ -61,6 +61,7 @@ class AttemptHistory:
             started.gradient_accumulation_steps,
             started.world_size,
             started.gradient_checkpointing,
+            started.snapshot,
         )
 
     @property
@@ -75,11 +76,13 @@ class History:
     """What the ledger tells, attempts and decisions in their order.
 
     generation: of the last supervisor that wrote.
+    supervisor: the last one that took the run over.
     """
 
     attempts: list[AttemptHistory] = field(default_factory=list)
     decisions: list[DecisionMade] = field(default_factory=list)
     generation: int = 0
+    supervisor: SupervisorStarted | None = None
 
     @property
     def next_attempt(self) -> int:
@@ -92,7 +95,7 @@ class History:
 
     @property
     def limit(self) -> DecisionMade | None:
-        """The decision whose micro-batch and activation checkpointing hold from now on."""
+        """The decision whose micro-batch, activation checkpointing and snapshot hold on."""
         limits = [item for item in self.decisions if item.micro_batch_size is not None]
         return limits[-1] if limits else None
 
@@ -186,7 +189,9 @@ class Ledger:
             if generation < history.generation:
                 continue
             history.generation = generation
-            if isinstance(event, DecisionMade):
+            if isinstance(event, SupervisorStarted):
+                history.supervisor = event
+            elif isinstance(event, DecisionMade):
                 history.decisions.append(event)
             elif isinstance(event, AttemptStarted):
                 attempts[event.attempt] = AttemptHistory(event)

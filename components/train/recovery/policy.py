@@ -2,6 +2,8 @@
 
 - What would come again (a user's bug, bad data) stops at once.
 - Memory that runs out is answered by the ladder, whose rungs cost nothing of any budget.
+  At its foot the run stops, but for the host's memory beside a GPU, of which others may
+  have taken too much: that is retried.
 - A divergence goes back to the newest checkpoint: the first time without the batch at
   which it came, the second time with lower learning rates, a third time it stops.
 - All else is retried, by class of failure so many times in a row without a new
@@ -23,7 +25,12 @@ from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.plan.batch import batch_at
 from steadytrain.components.train.plan.memory import advice
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.ladder import next_rung, what_came_of_it
+from steadytrain.components.train.recovery.ladder import (
+    HOST_LADDER,
+    ladder_for,
+    next_rung,
+    what_came_of_it,
+)
 from steadytrain.components.train.recovery.ledger import History
 
 _JITTER_SHARE = 0.25
@@ -37,8 +44,8 @@ class Decision:
     action: retry as it is, retry changed, or stop.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
-    micro_batch_size, gradient_checkpointing: what a changed retry and all later attempts
-        run with at most and at least; the global batch stays.
+    micro_batch_size, gradient_checkpointing, snapshot: what a changed retry and all later
+        attempts run with at most and at least; the global batch stays.
     rung: of the ladder, where that was the answer.
     skipped_batch, learning_rate_scale: the answers to a divergence.
     """
@@ -48,6 +55,7 @@ class Decision:
     delay_seconds: float = 0.0
     micro_batch_size: int | None = None
     gradient_checkpointing: bool = False
+    snapshot: bool = True
     rung: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
@@ -69,23 +77,26 @@ def decide(
         return Decision("stop", f"{kind} would come again")
     if kind is FailureClass.DIVERGENCE:
         return _steady(history, failure)
-    if _asks_for_less_memory(history, failure):
-        return _lower(history, failure)
-    return _retry(history, kind, settings, run_id)
+    lowered = _lower(history, failure) if _is_short_of_memory(failure) else None
+    return lowered or _retry(history, kind, settings, run_id)
 
 
-def _asks_for_less_memory(history: History, failure: Failure) -> bool:
-    """On a CPU host and device have the same memory; a smaller micro-batch helps both."""
-    if failure.failure_class is FailureClass.HOST_OOM:
-        return history.attempts[-1].started.device == "cpu" and not failure.unexplained
-    return failure.failure_class is FailureClass.GPU_OOM
+def _is_short_of_memory(failure: Failure) -> bool:
+    """A rank that was killed, and nothing tells why, may have had enough of it."""
+    kind = failure.failure_class
+    return kind is FailureClass.GPU_OOM or (
+        kind is FailureClass.HOST_OOM and not failure.unexplained
+    )
 
 
-def _lower(history: History, failure: Failure) -> Decision:
+def _lower(history: History, failure: Failure) -> Decision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    found = next_rung(plan)
+    ladder = ladder_for(kind, history.attempts[-1].started.device)
+    found = next_rung(plan, ladder)
     if found is None:
-        told = [*what_came_of_it(history), advice(failure.memory_needed)]
+        if ladder is HOST_LADDER:
+            return None
+        told = [*what_came_of_it(history, ladder), advice(failure.memory_needed)]
         tried = "; ".join(filter(None, told))
         return Decision("stop", f"{kind}, and no rung of the ladder is left. {tried}")
     rung, lowered = found
@@ -95,6 +106,7 @@ def _lower(history: History, failure: Failure) -> Decision:
         f"batch stays {plan.global_batch_size}",
         micro_batch_size=lowered.micro_batch_size,
         gradient_checkpointing=lowered.gradient_checkpointing,
+        snapshot=lowered.snapshot,
         rung=rung.name,
     )
 

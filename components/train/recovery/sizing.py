@@ -30,7 +30,9 @@ class Sizing:
         if limit is None or limit.micro_batch_size is None:
             return plan
         return plan.within(
-            limit.micro_batch_size, gradient_checkpointing=limit.gradient_checkpointing
+            limit.micro_batch_size,
+            gradient_checkpointing=limit.gradient_checkpointing,
+            snapshot=limit.snapshot,
         )
 
     def learned(self) -> DecisionMade | None:
@@ -57,12 +59,15 @@ class Sizing:
         )
 
     def remember(self, history: History) -> None:
-        """Keeps a smaller plan, that has trained, for later runs."""
-        limit = history.limit
-        if limit is not None and limit.micro_batch_size is not None:
+        """Keeps a smaller plan, that has trained, for later runs.
+
+        That there was no room for a snapshot is not kept: it says nothing of the device.
+        """
+        learned = replace(self.plan(history), snapshot=True)
+        if learned != self._configured:
             Learned(
-                micro_batch_size=limit.micro_batch_size,
-                gradient_checkpointing=limit.gradient_checkpointing,
+                micro_batch_size=learned.micro_batch_size,
+                gradient_checkpointing=learned.gradient_checkpointing,
             ).save(self._path)
 
     @property

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Sink, read_events
 from steadytrain.components.shared.events.types import (
@@ -38,6 +38,13 @@ from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.ledger import History, Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.policy import Decision, decide
+from steadytrain.components.train.recovery.settings import (
+    MAY_DIFFER,
+    accepted,
+    inputs_digest,
+    refused,
+    settings,
+)
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
 from steadytrain.components.train.recovery.sizing import Sizing
 from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
@@ -45,17 +52,6 @@ from steadytrain.components.train.recovery.watch import Watch
 
 OnValidation = Callable[[Validated], bool]
 Decide = Callable[[History, Failure], Decision]
-
-# How the work is cut and what is told of it; none of it decides what is learned.
-_NEUTRAL = (
-    "micro_batch_size",
-    "gradient_checkpointing",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "save_total_limit",
-    "save_keep_every",
-)
 
 
 @dataclass
@@ -78,6 +74,7 @@ class Supervisor:
     ledger: Ledger = field(init=False)
     lease: Lease = field(init=False)
     sizing: Sizing = field(init=False)
+    _changed: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
@@ -128,12 +125,19 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Takes over from earlier supervisors, and puts down what the ranks will read."""
-        self._refuse_other_inputs(self.ledger.history())
+        from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, survey
+
+        before, now = self.ledger.history(), settings(self.config, self.data)
+        self._refuse_other_inputs(before, now)
+        if before.supervisor and before.attempts:
+            self._changed = accepted(before.supervisor.settings, now)
         self.ledger.record(
             SupervisorStarted(
                 generation=self.lease.generation,
                 pid=self.lease.holder.pid,
                 host=self.lease.holder.host,
+                checkpoints=survey(checkpoints_of(self.config), Lineage.of(before.supervisor)),
+                settings=now,
             )
         )
         # Read again: from here on nobody else changes it.
@@ -144,15 +148,19 @@ class Supervisor:
         )
         self.data.save(self.workspace.record("preprocess"))
 
-    def _refuse_other_inputs(self, history: History) -> None:
+    def _refuse_other_inputs(self, history: History, now: Mapping[str, Any]) -> None:
         begun = history.attempts[-1].started.inputs if history.attempts else None
-        if begun not in (None, inputs_digest(self.config, self.data)):
-            raise BadInput(
-                f"run {self.workspace.run_id!r} in {self.workspace.output} was begun with other "
-                "data, model or training, and cannot be continued with these",
-                remedy="give this run another name (run: ...), or take the configuration that it "
-                f"was begun with; or remove {self.workspace.folder}",
-            )
+        if begun in (None, inputs_digest(self.config, self.data)):
+            return
+        before = history.supervisor.settings if history.supervisor else {}
+        changed = ": ".join(["", "; ".join(refused(before, now))]) if before else ""
+        raise BadInput(
+            f"run {self.workspace.run_id!r} in {self.workspace.output} was begun with other "
+            f"data, model or training, and cannot be continued with these{changed}",
+            remedy="give this run another name (run: ...), or take the configuration that it "
+            f"was begun with, in which these may differ: {MAY_DIFFER}; or remove "
+            f"{self.workspace.folder}",
+        )
 
     def _end_lost_attempts(self, history: History) -> None:
         """An attempt without an end: its supervisor died. Its ranks die with it; see to that."""
@@ -185,11 +193,14 @@ class Supervisor:
     def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
         """One attempt, from the newest checkpoint to the decision on what follows it."""
         history = self.ledger.history()
-        number = history.next_attempt
+        number, taken = history.next_attempt, history.supervisor
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.config)
+        resume_from, resumed_step = _newest_checkpoint(self.config, taken)
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
+            if self._changed:
+                watch.tell(Warned(stage="train", message=self._changed))
+                self._changed = ""
             batch = self._plan(watch)
             spec = AttemptSpec(
                 attempt=number,
@@ -199,12 +210,14 @@ class Supervisor:
                 micro_batch_size=batch.micro_batch_size,
                 gradient_accumulation_steps=batch.gradient_accumulation_steps,
                 gradient_checkpointing=batch.gradient_checkpointing,
+                snapshot=batch.snapshot,
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
                 seconds_between_failures=self._between_failures(history),
                 checkpoint_seconds=history.checkpoint_seconds,
                 generation=self.lease.generation,
+                checkpoints=taken.checkpoints if taken else None,
             )
             # First: from then on the attempt's number is ours, whoever else there is.
             watch.tell(
@@ -214,6 +227,7 @@ class Supervisor:
                     micro_batch_size=batch.micro_batch_size,
                     gradient_accumulation_steps=batch.gradient_accumulation_steps,
                     gradient_checkpointing=batch.gradient_checkpointing,
+                    snapshot=batch.snapshot,
                     resumed_from_step=resumed_step,
                     inputs=inputs_digest(self.config, self.data),
                     device=self.device,
@@ -266,6 +280,7 @@ class Supervisor:
                 delay_seconds=decision.delay_seconds,
                 micro_batch_size=decision.micro_batch_size,
                 gradient_checkpointing=decision.gradient_checkpointing,
+                snapshot=decision.snapshot,
                 rung=decision.rung,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
@@ -274,16 +289,12 @@ class Supervisor:
         return decision
 
 
-def inputs_digest(config: RunConfig, data: DataRecord) -> str:
-    """Digest of all that decides the weights that training ends with."""
-    training = config.training.model_dump(mode="json", exclude=set(_NEUTRAL))
-    return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
+def _newest_checkpoint(
+    config: RunConfig, taken: SupervisorStarted | None
+) -> tuple[str, int | None]:
+    from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, newest
 
-
-def _newest_checkpoint(config: RunConfig) -> tuple[str, int | None]:
-    from steadytrain.components.train.checkpoint import checkpoints_of, newest
-
-    found = newest(checkpoints_of(config))
+    found = newest(checkpoints_of(config), Lineage.of(taken))
     return (str(found), found.step) if found else ("", None)
 
 

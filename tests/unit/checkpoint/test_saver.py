@@ -83,8 +83,9 @@ def folder(tmp_path):
     return tmp_path / "checkpoints"
 
 
+@pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_ranks_save_and_only_then_is_it_told(folder, size):
+def test_all_ranks_save_and_only_then_is_it_told(folder, size, snapshot):
     world, told = World(size), []
 
     def work(rank):
@@ -95,9 +96,11 @@ def test_all_ranks_save_and_only_then_is_it_told(folder, size):
             world_size=size,
             gather=world.gather,
             on_saved=lambda saved: told.append((saved, saved.checkpoint.is_committed())),
+            snapshot=snapshot,
         )
         for step in (1, 2, 3):
             own.save(step, 0, lambda step=step: state(float(step)))
+            assert snapshot or own.store.has(step)
             own.save(step, 0, lambda: pytest.fail("this step is being saved already"))
         own.settle()
 
@@ -259,6 +262,31 @@ def test_a_second_save_waits_for_the_first_and_its_wait_is_told(folder, slow, al
     assert [saved.checkpoint.step for saved in told] == [1, 2]
     assert told[0].blocking_seconds > 0.1
     assert newest(folder).state() == {"value": 2.0}
+
+
+def test_without_a_snapshot_training_waits_and_nothing_is_copied(folder, slow, alone):
+    waited, live = threading.Event(), state()
+
+    def waits():
+        waited.set()
+        slow.let_on.set()
+
+    own = Saver(
+        CheckpointStore(folder, keep=2),
+        rank=0,
+        world_size=1,
+        gather=alone.gather,
+        on_saved=lambda saved: None,
+        on_wait=waits,
+        snapshot=False,
+    )
+    own.save(1, 0, lambda: live)
+    assert waited.is_set()
+    assert newest(folder).step == 1
+    live.parts["model"]["weight"].fill_(float("nan"))
+    with pytest.raises(NonFiniteState, match="model/weight"):
+        own.save(2, 0, lambda: live)
+    assert newest(folder).step == 1
 
 
 def test_a_failed_training_gives_the_write_in_flight_its_time(folder, slow, alone):

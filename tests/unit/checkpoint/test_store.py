@@ -25,6 +25,7 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.manifest import COMMIT, DAMAGED
 from steadytrain.components.train.checkpoint.retention import Retention
+from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, in_place
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,
@@ -33,6 +34,7 @@ from steadytrain.components.train.checkpoint.state import (
     restore_optimizer,
 )
 from steadytrain.components.train.checkpoint.store import committed
+from steadytrain.components.train.checkpoint.tensor_file import encode
 
 from support.checkpoints import PARTS, same, save, shifted
 from support.training import LLAMA, VOCABULARY
@@ -94,6 +96,16 @@ def test_the_files_are_what_safetensors_reads(folder):
     read = {name.removeprefix("model/"): item for name, item in load_file(file).items()}
     assert same(read, {name: item.contiguous() for name, item in tensors.items()})
     assert same(newest(folder).tensors("model"), tensors)
+
+
+def test_what_is_written_in_place_is_what_a_copy_would_be():
+    generator = torch.Generator().manual_seed(0)
+    tensors = {"wide": torch.rand(3, 5, generator=generator).T, "one": torch.tensor(2.5)}
+    tensors |= {"half": torch.ones(7).bfloat16(), "flags": torch.ones(3).bool()}
+    tensors |= {"empty": torch.empty(0, 3), "large": torch.rand(3_000_000, generator=generator)}
+    pieces = cut(tensors, 0, 1)
+    whole = b"".join(encode(HostMemory().take("model", pieces)))
+    assert b"".join(encode(in_place("model", pieces))) == whole
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
@@ -234,7 +246,7 @@ def test_other_versions_are_refused_by_name(folder):
     digest = hashlib.sha256((old / "manifest.json").read_bytes()).hexdigest()
     (old / COMMIT).write_text(digest)
 
-    with pytest.raises(BadInput, match="schema version 1; this steadytrain reads 2"):
+    with pytest.raises(BadInput, match="schema version 1; this steadytrain reads 2 and 3"):
         newest(folder)
     (old / "manifest.json").write_text(json.dumps({"schema_version": 7, "step": 1}))
     assert newest(folder) is None

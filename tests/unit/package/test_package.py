@@ -34,8 +34,10 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines",
         "steadytrain.pipelines.cli",
         "steadytrain.pipelines.finetune",
+        "steadytrain.pipelines.retrain",
         "steadytrain.pipelines.local",
         "steadytrain.pipelines.compile",
+        "steadytrain.pipelines.server.triggers",
         "steadytrain.components.preprocess.step",
     ],
 )

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.train.checkpoint import checkpoints_of
 
 from support.checkpoints import save_checkpoint
 from support.written_run import Writer
@@ -17,13 +18,13 @@ from support.written_run import Writer
 def make_run(tmp_path):
     """A run that was told of long ago."""
 
-    def make(name="tiny", *, saved=(), best=None, output=tmp_path / "output"):
+    def make(name="tiny", *, saved=(), best=None, output=tmp_path / "output", **sections):
         content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
-        content |= {"name": "tiny", "run": name, "output": str(output)}
+        content |= {"name": "tiny", "run": name, "output": str(output), **sections}
         run = Writer(from_mapping(content))
         run.begin("train")
         for step in saved:
-            save_checkpoint(run.workspace, step)
+            save_checkpoint(checkpoints_of(run.config), step)
             run.validated(step, best=step == best)
         return run
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import time
+
+import boto3
 import pytest
+from moto import mock_aws
 from typer.testing import CliRunner
 
 from steadytrain.components.report.words import size
+from steadytrain.components.shared.events.types import SupervisorStarted
 from steadytrain.components.shared.lock import run_lock
-from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.checkpoint import newest
+from steadytrain.components.shared.storage import LocalStorage, open_storage
+from steadytrain.components.train.checkpoint import (
+    CheckpointStore,
+    Lineage,
+    checkpoints_of,
+    newest,
+    survey,
+)
 from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import litter
+
+from support.checkpoints import save
 
 HOUR = 3600.0
 
@@ -136,3 +149,91 @@ def test_folders_that_are_no_runs_are_passed_over(make_run, tmp_path):
     run = make_run()
     (tmp_path / "output" / "runs" / "empty").mkdir()
     assert "nothing to remove" in gc(run, "--idle-hours", "0")
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        yield client
+
+
+ON_S3 = {"recovery": {"checkpoints": "s3://bucket/some"}}
+
+
+def stored(run):
+    return list(open_storage(checkpoints_of(run.config)).folders())
+
+
+def test_on_s3_the_newest_and_the_best_stay_and_all_else_goes(make_run, bucket):
+    """Torn ones too, and what an upload that was killed has left."""
+    run = make_run(saved=(10, 20, 30, 40), best=20, **ON_S3)
+    place = "some/tiny/step-000000"
+    bucket.delete_object(Bucket="bucket", Key=f"{place}30/COMMIT")
+    bucket.create_multipart_upload(Bucket="bucket", Key=f"{place}35/x.safetensors")
+    bucket.put_object(Bucket="bucket", Key="some/other/step-00000010/COMMIT", Body=b"")
+    run.fail("train", "TrainingFailed", "broken")
+
+    told = gc(run, "--dry-run", "--idle-hours", "0")
+    held = sum(item["Size"] for item in _objects(bucket, f"{place}10/"))
+    assert f"would remove checkpoint step-00000010 of tiny, {size(held)}" in told
+    assert len(stored(run)) == 5
+
+    assert gc(run, "--idle-hours", "0").count("removed checkpoint") == 3
+    assert stored(run) == ["step-00000020", "step-00000040"]
+    assert newest(checkpoints_of(run.config)).step == 40
+    assert "Uploads" not in bucket.list_multipart_uploads(Bucket="bucket")
+    assert _objects(bucket, "some/other/")
+    assert "nothing to remove" in gc(run, "--idle-hours", "0")
+
+
+def test_on_s3_all_of_a_finished_run_go(make_run, bucket):
+    run = make_run(saved=(10, 20), **ON_S3)
+    finish(run)
+    assert gc(run, "--idle-hours", "0").count("removed checkpoint") == 2
+    assert stored(run) == []
+
+
+def test_what_was_written_elsewhere_of_late_is_left_alone(make_run, age, bucket, monkeypatch):
+    """A run of the same name in another folder, on another machine, saves there."""
+    run = make_run(saved=(10, 20), **ON_S3)
+    age(run)
+    assert "nothing to remove" in gc(run)
+    later = time.time() + 25 * HOUR
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: later)
+        (found,) = litter(run.workspace.output, idle_seconds=24 * HOUR)
+    assert not found.remove()
+    assert len(stored(run)) == 2
+
+
+def test_a_run_whose_place_cannot_be_reached_holds_up_no_other(make_run, age, bucket, caplog):
+    run = make_run("lost", saved=(10,), recovery={"checkpoints": "s3://bucket/some"})
+    other = make_run("other", saved=(10, 20))
+    for one in (run, other):
+        age(one)
+    for item in _objects(bucket, ""):
+        bucket.delete_object(Bucket="bucket", Key=item["Key"])
+    bucket.delete_bucket(Bucket="bucket")
+    assert "removed checkpoint step-00000010 of other" in gc(other)
+    assert "checkpoints of lost stay" in caplog.text
+    assert "NoSuchBucket" in caplog.text
+
+
+def test_a_commit_that_came_too_late_is_no_reason_to_remove_good_ones(make_run, age):
+    run = make_run(saved=(10, 20))
+    found = survey(checkpoints_of(run.config), Lineage())
+    run.ledger.record(SupervisorStarted(generation=2, pid=1, host="here", checkpoints=found))
+    late = CheckpointStore(run.workspace.checkpoints, keep=9, lineage=Lineage(generation=1))
+    save(late, 30)
+    age(run)
+    gc(run)
+    assert steps(run) == ["step-00000020", "step-00000030"]
+
+
+def _objects(client, prefix):
+    return client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from moto import mock_aws
 
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage
+from steadytrain.components.shared.storage.base import Weight
 
 from support.s3 import make_bucket
 
@@ -106,6 +108,23 @@ def test_a_folder_is_cleared_and_no_other(storage):
 
     assert storage.list() == ["beside", "other/a"]
     assert storage.folders() == ["other"]
+
+
+def test_what_a_folder_comes_to(storage):
+    began = time.time()
+    assert storage.weigh() == Weight()
+    storage.write("a/one", b"123")
+    storage.write("a/b/two", b"4567")
+    storage.write("ab/three", b"8")
+    assert [storage.weigh(folder).bytes for folder in ("a", "a/b", "ab", "c", "")] == [
+        7,
+        4,
+        1,
+        0,
+        8,
+    ]
+    # The server's clock has whole seconds.
+    assert began - 1 < storage.weigh("a").newest <= time.time() + 1
 
 
 def test_below_a_prefix(storage):

@@ -10,11 +10,10 @@ import pytest
 
 from steadytrain.components.shared.events.types import TrainingDiverged
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.loop.errors import Diverged
 from steadytrain.components.train.loop.spikes import highest_normal_loss
 
-from support.training import VOCABULARY, Bench, events_of, language_rows, write_data
+from support.training import Bench, contradict, events_of, language_rows, write_data
 
 RULE = {"threshold": 6.0, "window": 128}
 
@@ -79,11 +78,7 @@ STEPS, GUILTY, BATCH = 60, 40, 4
 def poisoned(tmp_path):
     """A run whose global batch 40 holds what contradicts all that was learned until then."""
     rows = language_rows(STEPS * BATCH)
-    for index in RowOrder(len(rows), seed=42).take(GUILTY * BATCH, BATCH):
-        ids = rows[index]["input_ids"]
-        rows[index]["input_ids"] = [
-            2 + (-31 * place) % (VOCABULARY - 2) for place in range(len(ids))
-        ]
+    contradict(rows, GUILTY, size=BATCH)
     data = write_data(tmp_path / "data", rows, [])
 
     def make(name, **recovery):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     GradientOverflow,
@@ -17,23 +17,15 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
     Validated,
-    Warned,
 )
-from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
+from steadytrain.components.train.lease import hold
 from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.loop.main import Rank
 
-from support.training import GPT2, events_of, losses_of, weights_digest
-
-
-def result_of(bench, number=1):
-    folder = bench.workspace.folder / "attempts" / str(number)
-    return AttemptResult.load(AttemptFolder(folder).result)
-
-
-def exported(bench):
-    return load_file(bench.workspace.model / "model.safetensors")
+from support.training import GPT2, events_of, exported, losses_of, result_of, weights_digest
 
 
 def test_a_training_reports_what_it_does(make_bench):
@@ -126,105 +118,6 @@ def test_deterministic_mode_trains(make_bench):
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-OVERFITS = {
-    "max_steps": 40,
-    "learning_rate": 0.05,
-    "lr_scheduler_type": "constant",
-    "eval_steps": 2,
-    "save_steps": 50,
-    "save_total_limit": 1,
-}
-
-
-def test_the_best_model_is_kept_and_exported(make_bench):
-    bench = make_bench(rows=4, training=OVERFITS)
-
-    bench.train_here()
-
-    result = result_of(bench)
-    scores = {event.step: event.metrics["loss"] for event in events_of(bench.workspace, Validated)}
-    assert result.best_step == min(scores, key=scores.__getitem__) < 40
-    assert result.best_score == min(scores.values())
-    kept = {path.name for path in committed(bench.workspace.checkpoints)}
-    assert kept == {f"step-{result.best_step:08d}", "step-00000040"}
-    best = (
-        CheckpointStore(bench.workspace.checkpoints, keep=9).path(result.best_step).tensors("model")
-    )
-    assert all(torch.equal(best[name], value) for name, value in exported(bench).items())
-
-
-def test_the_last_model_is_exported_where_that_is_wanted(make_bench):
-    bench = make_bench(rows=4, training={**OVERFITS, "load_best_model_at_end": False})
-
-    bench.train_here()
-
-    result = result_of(bench)
-    assert result.best_step == 40
-    assert result.best_score == events_of(bench.workspace, Validated)[-1].metrics["loss"]
-    last = CheckpointStore(bench.workspace.checkpoints, keep=9).path(40).tensors("model")
-    assert all(torch.equal(last[name], value) for name, value in exported(bench).items())
-
-
-def test_a_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench, monkeypatch):
-    bench = make_bench(rows=4, training=OVERFITS)
-    from steadytrain.components.train.loop.training import Training
-
-    run = Training.run
-
-    def run_then_damage(self):
-        outcome = run(self)
-        folder = self.store.path(self.progress.best_step).storage.folder
-        (best,) = folder.glob("*.model.safetensors")
-        best.write_bytes(best.read_bytes()[:-1])
-        return outcome
-
-    monkeypatch.setattr(Training, "run", run_then_damage)
-
-    bench.train_here()
-
-    assert "model.safetensors" in events_of(bench.workspace, Warned)[0].message
-    assert result_of(bench).best_step == 40
-
-
-def test_early_stopping_ends_with_the_best_model(make_bench):
-    bench = make_bench(rows=4, training={**OVERFITS, "early_stopping_patience": 3})
-
-    training = bench.train_here()
-
-    result = result_of(bench)
-    assert result.outcome == "early_stopped"
-    assert result.best_step == result.step - 6 == training.progress.best_step
-    assert (bench.workspace.model / "config.json").is_file()
-
-
-def test_without_validation_the_last_loss_is_the_score(make_bench):
-    bench = make_bench(held_out=0)
-
-    bench.train_here()
-
-    result = result_of(bench)
-    assert (result.metric, result.best_step) == ("training_loss", 6)
-    assert result.best_score == pytest.approx(losses_of(bench.workspace)[6])
-
-
-@pytest.mark.parametrize(
-    ("settings", "chosen"),
-    [
-        ({"metric_for_best_model": "eval_perplexity", "greater_is_better": False}, "perplexity"),
-        ({"greater_is_better": True}, "loss"),
-    ],
-)
-def test_another_metric_may_choose_the_best_model(make_bench, settings, chosen):
-    bench = make_bench(training=settings)
-
-    bench.train_here()
-
-    scores = {event.step: event.metrics[chosen] for event in events_of(bench.workspace, Validated)}
-    pick = max if settings["greater_is_better"] else min
-    assert result_of(bench).metric == chosen
-    assert result_of(bench).best_step == pick(scores, key=scores.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +243,25 @@ def test_a_second_export_replaces_the_first(make_bench):
     assert not list(bench.workspace.folder.glob(".*model*"))
 
 
+def test_a_model_whose_run_is_taken_over_while_it_is_written_stays_out(make_bench, monkeypatch):
+    from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+
+    bench, export = make_bench(), CausalLanguageModel.export
+    bench.train_here()
+    (bench.workspace.model / "put in place by another").touch()
+    with contextlib.ExitStack() as supervisors:
+
+        def takes_long(self, model, folder):
+            export(self, model, folder)
+            leases = LocalStorage(bench.workspace.lease)
+            supervisors.enter_context(hold(leases, run_id="run", seconds=60))
+
+        monkeypatch.setattr(CausalLanguageModel, "export", takes_long)
+        with pytest.raises(RunBusy, match="taken over"):
+            bench.train_here(2, resume_from=bench.workspace.checkpoints / "step-00000003")
+    assert (bench.workspace.model / "put in place by another").exists()
+
+
 def test_a_rank_without_its_specification_says_so(tmp_path):
     with pytest.raises(BadInput, match=r"spec\.json"):
         Rank(AttemptFolder(tmp_path)).run()
@@ -381,7 +293,7 @@ def test_the_plan_can_ask_for_activation_checkpointing(make_bench):
     bench = make_bench()
     rank = Rank(AttemptFolder(changed_spec(bench.attempt(), gradient_checkpointing=True)))
     rank.run()
-    assert rank.training.parts.module.is_gradient_checkpointing
+    assert rank.training.parts.module.is_activation_checkpointing
 
 
 def test_where_the_plan_asks_for_it_and_the_model_has_none_memory_is_the_cause(make_bench):

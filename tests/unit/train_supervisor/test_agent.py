@@ -149,5 +149,37 @@ def test_where_the_kernel_counts(tmp_path, membership, file):
     assert oom_kills(tmp_path, tmp_path / "membership") == 3
 
 
+# Documentation/admin-guide/cgroup-v2.rst of Linux, "memory.events": a flat-keyed file, which
+# exists on non-root cgroups; its fields count what happens further down too.
+SECOND_VERSION = """\
+low 0
+high 1173
+max 88
+oom {out}
+oom_kill {killed}
+oom_group_kill 0
+sock_throttled 0
+"""
+
+
+def test_the_count_of_control_groups_version_2_as_the_kernel_documents_it(tmp_path):
+    """This machine may have version 1 alone, whose real kill is told above."""
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    own = tmp_path / "kubepods.slice" / "pod1.scope"
+    own.mkdir(parents=True)
+    (tmp_path / "membership").write_text("0::/kubepods.slice/pod1.scope\n")
+    counted = []
+    for out, killed in ((0, 0), (3, 0), (3, 1), (4, 12)):
+        (own / "memory.events").write_text(SECOND_VERSION.format(out=out, killed=killed))
+        counted.append(oom_kills(tmp_path, tmp_path / "membership"))
+    assert counted == [0, 0, 1, 12]
+
+
+def test_the_root_of_control_groups_version_2_counts_nothing(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("memory\n")
+    (tmp_path / "membership").write_text("0::/\n")
+    assert oom_kills(tmp_path, tmp_path / "membership") == 0
+
+
 def test_where_nothing_counts(tmp_path):
     assert oom_kills(tmp_path, tmp_path / "missing") == 0

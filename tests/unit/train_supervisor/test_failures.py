@@ -333,6 +333,14 @@ def test_ranks_that_torchrun_takes_down_are_no_cause():
     assert (failure.failure_class, failure.rank) == ("storage", 1)
 
 
+def test_a_rank_that_was_killed_for_outliving_another_is_no_cause():
+    """Rank 1 meets a network that is gone; rank 0 waits for it until our agent kills it."""
+    told = reported("DistNetworkError", "The client socket has timed out after 60000ms", rank=1)
+    failure = classify([told], {1: 1, 0: -9}, {})
+    assert (failure.failure_class, failure.rank) == ("network", 1)
+    assert classify([told], {0: -9, 1: 1}, {}).failure_class == "host_oom"
+
+
 def test_of_echoes_alone_the_earliest_counts():
     errors = [
         reported("RuntimeError", "Connection reset by peer", rank=1, time=1.0),

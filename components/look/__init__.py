@@ -1,0 +1,1 @@
+"""Is there anything new to learn? The first step of retraining."""

@@ -1,0 +1,78 @@
+"""What of a run's configuration may change when it is continued, and what may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.records import DataRecord
+
+NEUTRAL = (
+    "micro_batch_size",
+    "gradient_checkpointing",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "save_total_limit",
+    "save_keep_every",
+)
+"""Fields of `training` that say how the work is cut and what is told of it; none of them decides
+what is learned."""
+
+FREE_SECTIONS = ("compute", "recovery")
+"""All of these may change: where it is trained, and what happens when something breaks."""
+
+_REORDERING = {
+    "training.micro_batch_size",
+    "training.gradient_checkpointing",
+    "compute.device",
+    "compute.nproc_per_node",
+    "compute.threads_per_rank",
+}
+MAY_DIFFER = (
+    f"{', '.join(f'training.{name}' for name in NEUTRAL)}, and all of {' and '.join(FREE_SECTIONS)}"
+)
+
+
+def inputs_digest(config: RunConfig, data: DataRecord) -> str:
+    """Digest of all that decides the weights that training ends with."""
+    training = config.training.model_dump(mode="json", exclude=set(NEUTRAL))
+    return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
+
+
+def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
+    """What a supervisor works by, as plain data: sections and their fields."""
+    content = config.model_dump(mode="json", include={"model", "training", *FREE_SECTIONS})
+    return {"data": {"fingerprint": data.fingerprint}, **content}
+
+
+def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Changes with which a run cannot be continued: field, value then and value now."""
+    return [f"{name} {told}" for name, told in _changes(before, now) if not _may_differ(name)]
+
+
+def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What has changed and may, in words; "" where nothing has."""
+    changes = {name: told for name, told in _changes(before, now) if _may_differ(name)}
+    if not changes:
+        return ""
+    said = f"goes on with other settings than before: {', '.join(map(' '.join, changes.items()))}"
+    if changes.keys() & _REORDERING:
+        said += "; sums are added up in another order, so that weights agree, but not to the bit"
+    return said
+
+
+def _may_differ(name: str) -> bool:
+    section, _, field = name.partition(".")
+    return section in FREE_SECTIONS or (section == "training" and field in NEUTRAL)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Fields that both know, and tell differently."""
+    for section in (name for name in now if name in before):
+        for name in (name for name in now[section] if name in before[section]):
+            old, new = before[section][name], now[section][name]
+            if old != new:
+                yield f"{section}.{name}", f"{old!r} -> {new!r}"

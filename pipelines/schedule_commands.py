@@ -1,0 +1,154 @@
+"""`steadytrain schedule`: recurring runs on a Kubeflow server, declared in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steadytrain.pipelines.options import Host, Namespace
+
+if TYPE_CHECKING:
+    from steadytrain.pipelines.server.schedules import Change
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Recurring runs on a Kubeflow server, declared in a YAML file.\n\n"
+    "A file has a name, and owns the schedules on the server that bear it: `apply` creates, "
+    "replaces and removes those, and touches no other. Credentials come from the environment, "
+    "as for `steadytrain submit`.",
+)
+
+File = Annotated[Path, typer.Argument(help="The YAML file of schedules.")]
+Schedule = Annotated[str, typer.Argument(metavar="NAME", help="A schedule's NAME, or SET/NAME.")]
+
+_MARKS = {"create": "+", "replace": "~", "delete": "-", "keep": " "}
+
+
+@app.command()
+def apply(
+    file: File,
+    host: Host = "",
+    namespace: Namespace = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="As `diff`; exit 0.")] = False,
+) -> None:
+    """Make the server's schedules as a file says.
+
+    For example:
+
+    \b
+        name: nightly
+        experiment: retraining
+        schedules:
+        - name: support-bot
+          config: chat
+          overrides: {output: /mnt/shared, data.source: [s3://bucket/tickets]}
+          cron: "30 3 * * MON-FRI"
+          time_zone: Europe/Berlin
+          daylight_saving: standard
+        - name: classifier
+          config: classifier.yaml
+          interval: 6h
+          catch_up: false
+          max_concurrency: 1
+
+    Safe to repeat: what is as declared is left alone. One that differs is replaced, the new one
+    first; one that was paused stays so. Each time is a run of its own, which ends early where
+    there are no new data, unless `pipeline: finetune` says to train each time.
+    """  # noqa: D301  the backspace keeps the example's lines
+    from steadytrain.pipelines.server.applying import Declaration
+    from steadytrain.pipelines.server.applying import apply as applied
+    from steadytrain.pipelines.server.connection import connect
+
+    declaration = Declaration.read(file)
+    server = connect(host, namespace)
+    if dry_run:
+        _show(declaration.plan(server, uploading=False))
+        return
+    changes = applied(server, declaration)
+    done = {"create": "created", "replace": "replaced", "delete": "deleted", "keep": "left alone"}
+    for change in changes:
+        typer.echo(f"{done[change.action]} {declaration.file.name}/{change.name}")
+
+
+@app.command()
+def diff(file: File, host: Host = "", namespace: Namespace = "") -> None:
+    """Show what `apply` would change; exit with 1 where that is something."""
+    from steadytrain.pipelines.server.applying import Declaration
+    from steadytrain.pipelines.server.connection import connect
+
+    declaration = Declaration.read(file)
+    changes = declaration.plan(connect(host, namespace), uploading=False)
+    _show(changes)
+    if any(change.action != "keep" for change in changes):
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_(host: Host = "", namespace: Namespace = "") -> None:
+    """List the schedules on the server that were applied from files."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from steadytrain.pipelines.server.connection import connect
+    from steadytrain.pipelines.server.differences import told
+    from steadytrain.pipelines.server.schedules import present
+
+    table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
+    for item in present(connect(host, namespace)):
+        state = "on" if item.enabled else "paused"
+        since = f"{item.item.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(f"{item.group}/{item.name}", told(item)["when"], state, since)
+    if not table.row_count:
+        typer.echo("none of ours on the server")
+        return
+    Console().print(table)
+
+
+@app.command()
+def pause(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
+    """Let a schedule start no more runs, until it is resumed; runs at work go on."""
+    _switch(name, host, namespace, on=False)
+    typer.echo(f"paused {name}")
+
+
+@app.command()
+def resume(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
+    """Let a paused schedule go on. With catch_up it first runs what it has missed."""
+    _switch(name, host, namespace, on=True)
+    typer.echo(f"resumed {name}")
+
+
+@app.command()
+def delete(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
+    """Delete a schedule from the server; runs at work go on.
+
+    `apply` would create it again as long as its file declares it.
+    """
+    from steadytrain.pipelines.server import schedules
+    from steadytrain.pipelines.server.connection import connect
+
+    server = connect(host, namespace)
+    for item in schedules.find(schedules.present(server), name):
+        schedules.delete(server, item)
+    typer.echo(f"deleted {name}")
+
+
+def _switch(name: str, host: str, namespace: str, *, on: bool) -> None:
+    from steadytrain.pipelines.server import schedules
+    from steadytrain.pipelines.server.connection import connect
+
+    server = connect(host, namespace)
+    for item in schedules.find(schedules.present(server), name):
+        schedules.switch(server, item, on=on)
+
+
+def _show(changes: list[Change]) -> None:
+    from steadytrain.pipelines.server.differences import differences
+
+    for change in changes:
+        typer.echo(f"{_MARKS[change.action]} {change.name}: {change.action}")
+        if change.action in ("create", "replace"):
+            typer.echo("".join(f"    {line}\n" for line in differences(change)), nl=False)

@@ -1,0 +1,1 @@
+"""Pipelines on a Kubeflow server: uploaded, run, followed, scheduled. Needs no torch."""

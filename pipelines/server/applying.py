@@ -1,0 +1,88 @@
+"""From a file of schedules to what is to be done on the server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.config.parameters import EACH
+from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.lint import Finding
+from steadytrain.pipelines.server.connection import Server
+from steadytrain.pipelines.server.declared import ScheduleFile, configuration, read_schedules
+from steadytrain.pipelines.server.schedules import Change, Wanted, carry_out, plan, present
+from steadytrain.pipelines.server.submission import Submission
+from steadytrain.pipelines.server.upload import Version, look_up, upload
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A file of schedules that was found to be right. parameters: by the schedule's name."""
+
+    file: ScheduleFile
+    parameters: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> Declaration:
+        """Reads a file and the configurations that it names.
+
+        Raises:
+            BadInput: with every problem of the file, or of a configuration.
+        """
+        file = read_schedules(path)
+        parameters = {}
+        for schedule in file.schedules:
+            config = Submission.of(configuration(schedule, path.parent)).config
+            # A run for each time: the same name would continue, and find all done.
+            run = f"{schedule.name}-{EACH}"
+            parameters[schedule.name] = {"config": config.to_yaml(), "run": run}
+        return cls(file, parameters)
+
+    def plan(
+        self,
+        server: Server,
+        *,
+        uploading: bool,
+        tell: Callable[[Finding], object] = lambda _: None,
+    ) -> list[Change]:
+        """What is to be done on the server; nothing is done but the upload.
+
+        Args:
+            uploading: whether the pipeline is uploaded where the server does not have it.
+            tell: gets what is unwise in the pipeline.
+        """
+        versions: dict[Pipeline, Version] = {}
+        for name in {schedule.pipeline for schedule in self.file.schedules}:
+            with tempfile.TemporaryDirectory() as folder:
+                path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=name)
+                versions[name] = upload(server, path) if uploading else look_up(server, path)
+        return plan(self._wanted(versions), present(server), self.file.name)
+
+    def _wanted(self, versions: Mapping[Pipeline, Version]) -> list[Wanted]:
+        file = self.file
+        return [
+            Wanted(
+                group=file.name,
+                experiment=file.experiment,
+                declared=item,
+                cron=file.cron(item),
+                parameters=self.parameters[item.name],
+                version=versions[item.pipeline],
+            )
+            for item in file.schedules
+        ]
+
+
+def apply(server: Server, declaration: Declaration) -> list[Change]:
+    """Makes the server's schedules as the file says; safe to repeat.
+
+    Returns:
+        What was done, one entry for each schedule.
+    """
+    changes = declaration.plan(server, uploading=True)
+    for change in changes:
+        carry_out(server, change)
+    return changes

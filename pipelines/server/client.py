@@ -1,0 +1,220 @@
+"""KFP's generated client, with time limits, credentials, and errors that can be acted on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import kfp_server_api
+import urllib3
+from urllib3 import exceptions as failures
+
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import ServerError
+from steadytrain.pipelines.server.connection import (
+    CA_VARIABLE,
+    COOKIE_VARIABLE,
+    TOKEN_VARIABLE,
+)
+
+_SECONDS: Final = (10.0, 60.0)
+"""To connect, and from one byte of an answer to the next."""
+
+_LOGIN = (
+    f"log in with the browser and set {COOKIE_VARIABLE} to the session's cookie (NAME=VALUE), or "
+    f"set {TOKEN_VARIABLE}; from a machine with kubectl, a port-forward avoids the login"
+)
+
+
+class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no types
+    """Every call of the generated classes comes through here."""
+
+    def call_api(self, resource_path: str, method: str, *args: Any, **options: Any) -> Any:
+        """As the generated one's.
+
+        Raises:
+            ServerError: the call failed, or its answer is none of KFP's.
+        """
+        options["_request_timeout"] = options.get("_request_timeout") or _SECONDS
+        with _told(self.configuration.host):
+            answer = super().call_api(resource_path, method, *args, **options)
+        # The generated client takes a page for an object without fields.
+        if "json" not in (self.last_response.getheader("content-type") or ""):
+            raise _error(
+                f"{self.configuration.host} answers with a page instead of data: it wants a login, "
+                "or is not Kubeflow Pipelines",
+                _LOGIN,
+            )
+        return answer
+
+    def health(self) -> Mapping[str, Any]:
+        """What the server says of itself.
+
+        Raises:
+            ServerError: it cannot be reached, is too old, or is none.
+        """
+        try:
+            answer = self._get("/apis/v2beta1/healthz")
+        except ServerError as error:
+            if error.status != 404:
+                raise
+            raise self._too_old_or_none() from None
+        return answer if isinstance(answer, Mapping) else {}
+
+    def _too_old_or_none(self) -> ServerError:
+        host = self.configuration.host
+        try:
+            self._get("/apis/v1beta1/healthz")
+        except ServerError:
+            return _error(
+                f"{host} answers, but has no API of Kubeflow Pipelines (404)",
+                "give the address below which /apis/v2beta1 lies; with full Kubeflow it often "
+                "ends in /pipeline",
+            )
+        return _error(
+            f"{host} is a Kubeflow Pipelines server of version 1, without the API v2beta1",
+            "upgrade it to version 2.0 or later",
+        )
+
+    def _get(self, path: str) -> Any:
+        options = {"response_type": "object", "_return_http_data_only": True}
+        return self.call_api(path, "GET", auth_settings=["Bearer"], **options)
+
+
+def open_client(host: str) -> Client:
+    """A client with the credentials that the environment has for it; nothing is sent yet."""
+    configuration = kfp_server_api.Configuration(host=host)
+    configuration.ssl_ca_cert = os.environ.get(CA_VARIABLE) or None
+    # Nothing that may have reached the server is sent twice; a redirect is a login.
+    configuration.retries = urllib3.Retry(
+        total=2,
+        redirect=False,
+        status_forcelist=(429, 502, 503, 504),
+        raise_on_status=False,
+        backoff_factor=0.5,
+    )
+    _authorize(configuration)
+    return Client(configuration, cookie=os.environ.get(COOKIE_VARIABLE) or None)
+
+
+def _authorize(configuration: kfp_server_api.Configuration) -> None:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    configuration.api_key_prefix["authorization"] = "Bearer"
+    if token:
+        configuration.api_key["authorization"] = token
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from kfp import client
+
+    path = os.environ.get(client.KF_PIPELINES_SA_TOKEN_ENV) or client.KF_PIPELINES_SA_TOKEN_PATH
+    if Path(path).is_file():
+        # Read anew for each call: the kubelet renews it.
+        hook = client.ServiceAccountTokenVolumeCredentials(path).refresh_api_key_hook
+        configuration.refresh_api_key_hook = hook
+        hook(configuration)
+
+
+@contextlib.contextmanager
+def _told(host: str) -> Iterator[None]:
+    """Turns what the network and the server raise into ServerError."""
+    try:
+        yield
+    except kfp_server_api.ApiException as error:
+        raise _refusal(host, error) from None
+    except failures.MaxRetryError as error:
+        raise _broken(host, error.reason or error) from None
+    except failures.HTTPError as error:
+        raise _broken(host, error) from None
+
+
+def _broken(host: str, error: Exception) -> ServerError:
+    """No answer: why, and what helps."""
+    name = urlsplit(host).hostname
+    if isinstance(error, failures.NameResolutionError):
+        return _error(
+            f"{host}: the name {name} cannot be resolved",
+            "check the address; a name in svc.cluster.local exists only in the cluster: use a "
+            "port-forward from outside",
+            passing=True,
+        )
+    if isinstance(error, failures.NewConnectionError):
+        return _error(
+            f"{host}: nobody listens there (connection refused, or no way to it)",
+            "check address and port; if it is a port-forward, start it again",
+            passing=True,
+        )
+    if isinstance(error, failures.TimeoutError):
+        return _error(
+            f"{host}: no answer in time",
+            "a firewall or VPN may be in the way; if it was to start something, look in the UI "
+            "whether it did",
+            passing=True,
+        )
+    if isinstance(error, failures.SSLError):
+        return _error(
+            f"{host}: no secure connection ({_reason(error)})",
+            f"for a certificate of your own authority set {CA_VARIABLE} to its file; for a server "
+            "without TLS write http://",
+        )
+    return _error(
+        f"{host}: the connection broke ({type(error).__name__})",
+        "repeat it; if it was to start something, look in the UI whether it did; an address of "
+        "https wants https://",
+        passing=True,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Of OpenSSL's text the part that people can use."""
+    text = str(error)
+    found = re.search(r"certificate verify failed: ([^(]+?)(?: \(_ssl|$)", text)
+    return found[1] if found else text.split("] ")[-1].split(" (_ssl")[0][:120]
+
+
+def _refusal(host: str, error: kfp_server_api.ApiException) -> ServerError:
+    """An answer that is none of success: what the server says, and what helps."""
+    status, said = int(error.status or 0), _words(error.body)
+    has = "the token or cookie" if _has_credentials() else "a request without token or cookie"
+    message, remedy = f"{host} refuses: {said or error.reason} ({status})", "change what it names"
+    if 300 <= status < 400:
+        message, remedy = f"{host} sends {has} on to another address ({status})", _LOGIN
+    elif status == 401:
+        message, remedy = f"{host} does not accept {has} (401)", f"it may have expired: {_LOGIN}"
+    elif status == 403:
+        message = f"{host} allows this to others only (403): {said or 'no reason given'}"
+        remedy = "check --namespace, and have the right given to you there; or " + _LOGIN
+    elif status >= 500:
+        message = f"{host} fails: {said or error.reason} ({status})"
+        remedy = "look at the log of the ml-pipeline pod; repeat it when the server is well"
+    failed = _error(message, remedy, passing=status in (429, 502, 503, 504))
+    failed.status = status
+    return failed
+
+
+def _words(body: str | None) -> str:
+    """What an error's body says: KFP has three forms of it, and pages of proxies have none."""
+    try:
+        content = json.loads(body or "")
+    except ValueError:
+        plain = (body or "").strip()
+        return "" if plain.startswith("<") else redact(plain[:300])
+    if not isinstance(content, dict):
+        return ""
+    said = content.get("message") or content.get("error") or content.get("error_message") or ""
+    return redact(str(said)[:600])
+
+
+def _has_credentials() -> bool:
+    return bool(os.environ.get(TOKEN_VARIABLE) or os.environ.get(COOKIE_VARIABLE))
+
+
+def _error(message: str, remedy: str, *, passing: bool = False) -> ServerError:
+    return ServerError(redact(message), remedy=remedy, passing=passing)

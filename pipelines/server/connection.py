@@ -1,0 +1,133 @@
+"""One connection to a Kubeflow Pipelines server, and in words why there is none.
+
+The calls are those of KFP's generated client. kfp.Client, which is a shell
+around it, prints, has no time limits, asks a silent server five times with a
+traceback each, keeps a file in the home folder, and takes a login page for an
+empty answer; of it only the credentials are used.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from steadytrain.components.shared.config.secrets import find_secrets, redact
+from steadytrain.components.shared.errors import BadInput
+
+if TYPE_CHECKING:
+    import kfp_server_api
+
+HOST_VARIABLE: Final = "KF_PIPELINES_ENDPOINT"
+UI_VARIABLE: Final = "KF_PIPELINES_UI_ENDPOINT"
+NAMESPACE_VARIABLE: Final = "KFP_NAMESPACE"
+TOKEN_VARIABLE: Final = "KFP_EXISTING_TOKEN"
+COOKIE_VARIABLE: Final = "KFP_COOKIE"
+CA_VARIABLE: Final = "SSL_CERT_FILE"
+IN_CLUSTER: Final = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NO_HOST = (
+    "give --host or set KF_PIPELINES_ENDPOINT; without a public address: "
+    "`kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80`, then "
+    "--host http://127.0.0.1:8080"
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that has answered.
+
+    host: its address, without a slash at the end.
+    namespace: the user's, on a server of many users; else "".
+    ui: where people look at it; "" where the address serves no pages.
+    """
+
+    host: str
+    namespace: str
+    ui: str
+    client: kfp_server_api.ApiClient
+
+    @property
+    def pipelines(self) -> Any:
+        return self._api("PipelineServiceApi")
+
+    @property
+    def uploads(self) -> Any:
+        return self._api("PipelineUploadServiceApi")
+
+    @property
+    def experiments(self) -> Any:
+        return self._api("ExperimentServiceApi")
+
+    @property
+    def runs(self) -> Any:
+        return self._api("RunServiceApi")
+
+    @property
+    def recurring_runs(self) -> Any:
+        return self._api("RecurringRunServiceApi")
+
+    def link(self, kind: str, name: str) -> str:
+        """Where the UI shows something: kind is runs, recurringrun or experiments."""
+        return f"{self.ui}/#/{kind}/details/{name}" if self.ui else ""
+
+    def _api(self, name: str) -> Any:
+        import kfp_server_api
+
+        return getattr(kfp_server_api, name)(self.client)
+
+
+def connect(host: str = "", namespace: str = "") -> Server:
+    """Opens a connection, and makes sure that a KFP server is at its other end.
+
+    A token or cookie comes from the environment (KFP_EXISTING_TOKEN, KFP_COOKIE), or a token
+    from the file that a cluster mounts for pipelines' clients; each is sent and never told.
+
+    Args:
+        host: its address; "": KF_PIPELINES_ENDPOINT, or, in a pod, the service in the cluster.
+        namespace: of a user, on a server of many users; "": KFP_NAMESPACE, or the pod's own.
+
+    Raises:
+        BadInput: no address, or none of http; a namespace is needed and not known.
+        ServerError: no connection, no access, or nothing of KFP's there.
+    """
+    from steadytrain.pipelines.server.client import open_client
+
+    address = _address(host)
+    client = open_client(address)
+    health = client.health()
+    in_cluster = address == IN_CLUSTER
+    ui = os.environ.get(UI_VARIABLE) or ("" if in_cluster else address)
+    many_users = bool(health.get("multi_user"))
+    return Server(address, _namespace(namespace) if many_users else "", ui.rstrip("/"), client)
+
+
+def _address(host: str) -> str:
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    address = host or os.environ.get(HOST_VARIABLE) or (IN_CLUSTER if in_pod else "")
+    if not address:
+        raise BadInput("no address of a Kubeflow Pipelines server", remedy=_NO_HOST)
+    if any(find_secrets(address)):
+        raise BadInput(
+            f"host = {redact(address)!r} holds a password",
+            remedy=f"take it out; a token is taken from {TOKEN_VARIABLE}, a cookie from "
+            f"{COOKIE_VARIABLE}",
+        )
+    if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
+        raise BadInput(f"host = {address!r} is no address of http or https", remedy=_NO_HOST)
+    return address.rstrip("/")
+
+
+def _namespace(namespace: str) -> str:
+    found = namespace or os.environ.get(NAMESPACE_VARIABLE, "")
+    if not found and _POD_NAMESPACE.is_file():
+        found = _POD_NAMESPACE.read_text("utf-8").strip()
+    if not found:
+        raise BadInput(
+            "the server has many users, and no namespace is given",
+            remedy=f"give your profile's, by --namespace or {NAMESPACE_VARIABLE}",
+        )
+    return found

@@ -1,0 +1,212 @@
+"""Recurring runs as a file declares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
+
+from steadytrain.components.shared.config import RunConfig, from_mapping, load
+from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.secrets import find_secrets, redact
+from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.pipelines.compile import Pipeline
+from steadytrain.pipelines.server.cron import Rounding, ahead, in_server_time, six_fields, zone
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SHORTEST_SECONDS = 60
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+
+
+def _known_zone(name: str) -> str:
+    return zone(name).key
+
+
+def _valid_cron(cron: str) -> str:
+    six_fields(cron)
+    return cron
+
+
+def _valid_interval(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*[smhd]", text):
+        raise ValueError("give a whole number and s, m, h or d, such as 6h")
+    if _seconds(text) < _SHORTEST_SECONDS:
+        raise ValueError(f"shorter than {_SHORTEST_SECONDS} s")
+    return text
+
+
+Zone = Annotated[str, AfterValidator(_known_zone)]
+
+
+class Schedule(Section):
+    """One recurring run."""
+
+    name: Name
+    description: str = ""
+    config: str | dict[str, Any] = Field(
+        ..., description="a preset, a file (relative to this one), or the configuration itself"
+    )
+    overrides: dict[str, Any] = Field(default={}, description="such as training.max_steps: 100")
+    pipeline: Pipeline = Field(
+        "retrain",
+        description="retrain ends early where there are no new data; finetune trains each time",
+    )
+    cron: Annotated[str, AfterValidator(_valid_cron)] | None = Field(
+        None, description="minute, hour, day, month, weekday; or six fields, seconds first"
+    )
+    time_zone: Zone | None = Field(None, description="of cron, such as UTC or Europe/Berlin")
+    daylight_saving: Rounding | None = Field(
+        None,
+        description="for a zone that has it: standard keeps to standard time (an hour later by "
+        "the clock in summer), summer to summer time (an hour earlier in winter)",
+    )
+    interval: Annotated[str, AfterValidator(_valid_interval)] | None = Field(
+        None, description="such as 6h, instead of cron; counted from `start` or from creation"
+    )
+    start: AwareDatetime | None = None
+    end: AwareDatetime | None = None
+    catch_up: bool = Field(False, description="run later what was missed, one after the other")
+    max_concurrency: int = Field(1, ge=1, le=10)
+    pipeline_root: str = ""
+    service_account: str = ""
+
+    @model_validator(mode="after")
+    def _one_trigger(self) -> Self:
+        if (self.cron is None) == (self.interval is None):
+            raise at_odds(
+                "cron", self.cron, "either cron or interval says when", "give one of the two"
+            )
+        if (self.cron is None) != (self.time_zone is None):
+            raise at_odds(
+                "time_zone",
+                self.time_zone,
+                "cron needs one, since the server's may be another; an interval has none",
+                "set time_zone, such as UTC" if self.cron else "leave it out",
+            )
+        if self.start and self.end and self.end <= self.start:
+            raise at_odds("end", self.end.isoformat(), "is not after start", "give a later one")
+        return self
+
+    @property
+    def interval_seconds(self) -> int:
+        """0 where cron says when."""
+        return _seconds(self.interval) if self.interval else 0
+
+
+class ScheduleFile(Section):
+    """Schedules that are applied together; a file owns those on the server that bear its name."""
+
+    name: Name = Field(..., description="of the set; a schedule that leaves the file is removed")
+    experiment: str = Field("steadytrain", description="KFP's experiment for the runs")
+    server_time_zone: Zone = Field("UTC", description="in which the server reads cron")
+    schedules: list[Schedule]
+
+    @model_validator(mode="after")
+    def _own_names(self) -> Self:
+        names = [schedule.name for schedule in self.schedules]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise at_odds(
+                    f"schedules.{index}.name", name, "is taken in this file", "give another one"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _sayable_to_the_server(self) -> Self:
+        for index, schedule in enumerate(self.schedules):
+            try:
+                self.cron(schedule)
+            except ValueError as error:
+                saving = "daylight saving" in str(error)
+                raise at_odds(
+                    f"schedules.{index}.{'time_zone' if saving else 'cron'}",
+                    schedule.time_zone if saving else schedule.cron,
+                    str(error),
+                    "say by daylight_saving: standard or summer which time to keep to, or give a "
+                    "zone without it"
+                    if saving
+                    else "split it into several schedules, or state it in the server's zone "
+                    f"{self.server_time_zone}",
+                ) from error
+        return self
+
+    def cron(self, schedule: Schedule) -> str | None:
+        """A schedule's cron in the server's zone, in six fields; None for an interval."""
+        if schedule.cron is None or schedule.time_zone is None:
+            return None
+        here, server = zone(schedule.time_zone), zone(self.server_time_zone)
+        return in_server_time(schedule.cron, ahead(here, server, schedule.daylight_saving))
+
+
+def read_schedules(path: Path) -> ScheduleFile:
+    """Reads a file of schedules.
+
+    Raises:
+        BadInput: there is none, or it is not YAML.
+        ConfigError: with every problem of it.
+    """
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise BadInput(
+            f"{path}: {error.strerror}", remedy="give the path of a YAML file of schedules"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"{path} is not valid YAML: {redact(str(error))}", remedy="mend the line that is named"
+        ) from error
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} holds no mapping", remedy="begin with name: and schedules:")
+    problems = list(find_secrets(content))
+    try:
+        declared = ScheduleFile.model_validate(content)
+    except ValidationError as error:
+        problems += _problems(error)
+    if problems:
+        raise ConfigError(problems)
+    return declared
+
+
+def configuration(schedule: Schedule, folder: Path) -> RunConfig:
+    """What a schedule's runs do.
+
+    Args:
+        folder: that of the file, which paths are relative to.
+
+    Raises:
+        ConfigError: with every problem of the configuration.
+    """
+    source = schedule.config
+    if isinstance(source, dict):
+        source = from_mapping(source).to_yaml()
+    elif (folder / source).is_file():
+        source = str(folder / source)
+    return load(source, schedule.overrides)
+
+
+def _problems(error: ValidationError) -> Iterator[Problem]:
+    for item in error.errors(include_url=False):
+        # A field of several types names the one that was tried last.
+        place = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
+        value = redact(repr(item.get("input")))[:80]
+        message, remedy = item["msg"].removeprefix("Value error, "), "change it"
+        if item["type"] == "at_odds":
+            told = item["ctx"]
+            within = [] if str(told["field"]).startswith("schedules.") else place
+            place, value = [*within, told["field"]], redact(str(told["value"]))
+            message, remedy = told["message"], told["remedy"]
+        elif item["type"] == "missing":
+            value, message, remedy = "(missing)", "is required", f"set {'.'.join(place)}"
+        elif item["type"] == "extra_forbidden":
+            known = Schedule if "schedules" in place else ScheduleFile
+            message, remedy = "no such field", f"one of {', '.join(known.model_fields)}"
+        yield Problem(".".join(place), value, message, remedy)
+
+
+def _seconds(interval: str) -> int:
+    return int(interval[:-1]) * _UNITS[interval[-1]]

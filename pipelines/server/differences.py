@@ -1,0 +1,73 @@
+"""In what a schedule on the server differs from the declared one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from steadytrain.pipelines.server.schedules import Change, Present, Wanted
+
+_LEFT_OPEN: Final = ("pipeline_root", "service_account")
+
+
+def told(item: Present | Wanted) -> dict[str, str]:
+    """What a schedule is, by field, the same for one that is there and one that is wanted."""
+    return _told_wanted(item) if isinstance(item, Wanted) else _told_present(item)
+
+
+def _told_wanted(wanted: Wanted) -> dict[str, str]:
+    declared = wanted.declared
+    return {
+        "when": wanted.cron or f"every {declared.interval_seconds} s",
+        "end": _moment(declared.end),
+        "catch_up": str(declared.catch_up),
+        "max_concurrency": str(declared.max_concurrency),
+        "version": wanted.version.version_id or "to be uploaded",
+        "pipeline_root": declared.pipeline_root,
+        "service_account": declared.service_account,
+        **{f"parameter {key}": str(value) for key, value in wanted.parameters.items()},
+    }
+
+
+def _told_present(present: Present) -> dict[str, str]:
+    item = present.item
+    trigger = item.trigger.cron_schedule or item.trigger.periodic_schedule
+    cron = item.trigger.cron_schedule and item.trigger.cron_schedule.cron
+    parameters = (item.runtime_config and item.runtime_config.parameters) or {}
+    return {
+        "when": cron or f"every {trigger.interval_second} s",
+        "end": _moment(trigger.end_time),
+        "catch_up": str(not item.no_catchup),
+        "max_concurrency": str(item.max_concurrency),
+        "version": str(item.pipeline_version_reference.pipeline_version_id),
+        "pipeline_root": str((item.runtime_config and item.runtime_config.pipeline_root) or ""),
+        "service_account": item.service_account or "",
+        **{f"parameter {key}": str(value) for key, value in parameters.items()},
+    }
+
+
+def differences(change: Change) -> Iterator[str]:
+    """What is different, a line for each field."""
+    old = told(change.surplus[0]) if change.surplus else {}
+    new = told(change.wanted) if change.wanted else {}
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key, ""), new.get(key, "")
+        # What is not declared is as the server has it.
+        if before == after or (new and not after and key in _LEFT_OPEN):
+            continue
+        if "\n" in before + after:
+            yield f"{key}:"
+            yield from _lines(before, after)
+        else:
+            yield f"{key}: {before or '-'} -> {after or '-'}"
+
+
+def _lines(before: str, after: str) -> Iterator[str]:
+    changed = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    yield from (f"  {line}" for line in changed if not line.startswith(("---", "+++", "@@")))
+
+
+def _moment(moment: datetime | None) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if moment else ""

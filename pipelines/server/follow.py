@@ -1,0 +1,106 @@
+"""A run on a server, seen from outside: which steps, in which states, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import ServerError
+from steadytrain.pipelines.server.connection import Server
+
+ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
+"""KFP's own client waits for ever for a run that was cancelled."""
+
+_POLL_SECONDS = 5.0
+_PATIENCE_SECONDS = 600.0
+"""How long a server may be out of reach while a run is followed."""
+
+Steps = dict[str, "Step"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a run. seconds: what it took, or has taken; None before its start."""
+
+    state: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. message: the server's word for it, if it has one."""
+
+    state: str
+    steps: Steps
+    message: str
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state in ("SUCCEEDED", "SKIPPED")
+
+
+def follow(
+    server: Server,
+    run_id: str,
+    names: Collection[str],
+    on_change: Callable[[Steps], object],
+    *,
+    poll_seconds: float = _POLL_SECONDS,
+    patience_seconds: float = _PATIENCE_SECONDS,
+) -> Outcome:
+    """Asks for a run until it has ended.
+
+    Args:
+        names: of the steps that are told of. A step is several nodes to the server: its driver,
+            itself, its executors and their retries; and there are the groups of steps.
+        on_change: gets the steps, in the order of their starts, when a state has changed.
+        patience_seconds: how long a connection that breaks is tried again.
+
+    Raises:
+        ServerError: no connection for longer than that, or none that could come back.
+    """
+    states: dict[str, str] = {}
+    heard = time.monotonic()
+    while True:
+        try:
+            run = server.runs.run_service_get_run(run_id=run_id)
+        except ServerError as error:
+            if not error.passing or time.monotonic() - heard > patience_seconds:
+                raise
+            time.sleep(poll_seconds)
+            continue
+        heard = time.monotonic()
+        steps = _steps(run, names)
+        now = {name: step.state for name, step in steps.items()}
+        if now != states:
+            states = now
+            on_change(steps)
+        if run.state in ENDED:
+            said = run.error.message if run.error else ""
+            return Outcome(str(run.state), steps, redact(said or ""))
+        time.sleep(poll_seconds)
+
+
+def _steps(run: Any, names: Collection[str]) -> Steps:
+    """In the order of their starts."""
+    details = (run.run_details and run.run_details.task_details) or ()
+    shown = [item for item in details if item.display_name in names]
+    return {item.display_name: _step(item) for item in sorted(shown, key=_began)}
+
+
+def _began(task: Any) -> float:
+    return _seconds(task.start_time) or _seconds(task.create_time) or float("inf")
+
+
+def _step(task: Any) -> Step:
+    began = _seconds(task.start_time)
+    end = _seconds(task.end_time) or time.time()
+    return Step(str(task.state or "PENDING"), max(0.0, end - began) if began else None)
+
+
+def _seconds(moment: Any) -> float:
+    """Since 1970, which is also the year that the server gives for a time it has not."""
+    return max(0.0, moment.timestamp()) if moment else 0.0

@@ -1,0 +1,215 @@
+"""Recurring runs on a server, made to be as a file declares them.
+
+KFP cannot change a recurring run, so one that differs is replaced: the new one
+is made first, the old one deleted next. A kill between the two leaves both for
+as long as it takes until somebody applies again, which deletes what is not
+wanted; the other order could leave none. The server refuses what it does not
+like while the old one still runs.
+
+What is ours bears a mark in its description: the set (the file's name), the
+schedule's name, and a digest of all that was declared. Nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+import kfp_server_api
+
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.server.connection import Server
+from steadytrain.pipelines.server.declared import Schedule
+from steadytrain.pipelines.server.upload import Version, experiment_id, pages
+
+_MARK: Final = re.compile(
+    r"\[steadytrain (?P<set>[a-z0-9-]+)/(?P<name>[a-z0-9-]+) (?P<digest>\w+)]\s*$"
+)
+
+Action = Literal["create", "replace", "delete", "keep"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A schedule as it is to be on the server.
+
+    cron: in six fields and the server's zone; None for an interval.
+    parameters: of the pipeline, for each of its runs.
+    """
+
+    group: str
+    experiment: str
+    declared: Schedule
+    cron: str | None
+    parameters: dict[str, Any]
+    version: Version
+
+    @property
+    def digest(self) -> str:
+        """Over all that makes a difference to its runs and their times."""
+        rest = self.declared.model_dump(mode="json", exclude={"config", "overrides"})
+        parts = [self.experiment, rest, self.cron, self.parameters, self.version.name]
+        return value_digest([*parts, self.version.pipeline])[:16]
+
+    @property
+    def description(self) -> str:
+        mark = f"[steadytrain {self.group}/{self.declared.name} {self.digest}]"
+        return f"{self.declared.description}\n{mark}".lstrip()
+
+
+@dataclass(frozen=True)
+class Present:
+    """A recurring run of ours on the server."""
+
+    group: str
+    name: str
+    digest: str
+    item: Any
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.item.status == "ENABLED")
+
+    @property
+    def id(self) -> str:
+        return str(self.item.recurring_run_id)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done about one schedule. surplus: recurring runs that are deleted."""
+
+    action: Action
+    name: str
+    wanted: Wanted | None
+    surplus: tuple[Present, ...] = ()
+    kept: Present | None = None
+
+
+def present(server: Server) -> list[Present]:
+    """Every recurring run on the server that bears our mark."""
+    of = {"namespace": server.namespace} if server.namespace else {}
+    listed = pages(
+        server.recurring_runs.recurring_run_service_list_recurring_runs, "recurring_runs", **of
+    )
+    found = [
+        Present(mark["set"], mark["name"], mark["digest"], item)
+        for item in listed
+        if (mark := _MARK.search(item.description or ""))
+    ]
+    return sorted(found, key=lambda item: (item.group, item.name, str(item.item.created_at)))
+
+
+def plan(wanted: list[Wanted], there: list[Present], group: str) -> list[Change]:
+    """What is to be done so that the server has what is wanted, and of this set nothing else."""
+    mine = [item for item in there if item.group == group]
+    changes = [
+        _change(item, [old for old in mine if old.name == item.declared.name]) for item in wanted
+    ]
+    names = {item.declared.name for item in wanted}
+    for name in sorted({item.name for item in mine} - names):
+        surplus = tuple(item for item in mine if item.name == name)
+        changes.append(Change("delete", name, None, surplus))
+    return changes
+
+
+def _change(wanted: Wanted, there: list[Present]) -> Change:
+    name = wanted.declared.name
+    kept = next((item for item in there if item.digest == wanted.digest), None)
+    surplus = tuple(item for item in there if item is not kept)
+    if kept:
+        return Change("replace" if surplus else "keep", name, wanted, surplus, kept)
+    return Change("replace" if there else "create", name, wanted, surplus)
+
+
+def carry_out(server: Server, change: Change) -> None:
+    """Makes one change; safe to repeat, whatever a kill left over."""
+    if change.wanted and not change.kept:
+        _create(server, change.wanted, change.surplus)
+    for item in change.surplus:
+        delete(server, item)
+
+
+def delete(server: Server, item: Present) -> None:
+    """Deletes a recurring run; runs that it started go on."""
+    server.recurring_runs.recurring_run_service_delete_recurring_run(item.id)
+
+
+def switch(server: Server, item: Present, *, on: bool) -> None:
+    """Resumes or pauses a recurring run."""
+    runs = server.recurring_runs
+    call = (
+        runs.recurring_run_service_enable_recurring_run
+        if on
+        else (runs.recurring_run_service_disable_recurring_run)
+    )
+    call(item.id)
+
+
+def find(there: list[Present], name: str) -> list[Present]:
+    """Those of a name, NAME or SET/NAME; more than one only where a kill left one over.
+
+    Raises:
+        BadInput: there is none, or sets that share the name.
+    """
+    found = [item for item in there if name in (item.name, f"{item.group}/{item.name}")]
+    known = ", ".join(dict.fromkeys(f"{item.group}/{item.name}" for item in there))
+    if not found:
+        raise BadInput(
+            f"schedule {name!r}: not on the server", remedy=f"ours are there: {known or 'none'}"
+        )
+    if len({item.group for item in found}) > 1:
+        raise BadInput(f"schedule {name!r} is in several sets", remedy=f"one of {known}")
+    return found
+
+
+def _create(server: Server, wanted: Wanted, old: tuple[Present, ...]) -> None:
+    # One that was paused stays so.
+    paused = bool(old) and not any(item.enabled for item in old)
+    declared = wanted.declared
+    content = kfp_server_api.V2beta1RecurringRun(
+        display_name=declared.name,
+        description=wanted.description,
+        experiment_id=experiment_id(server, wanted.experiment),
+        pipeline_version_reference=wanted.version.reference,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(
+            parameters=wanted.parameters, pipeline_root=declared.pipeline_root or None
+        ),
+        service_account=declared.service_account or None,
+        max_concurrency=str(declared.max_concurrency),
+        no_catchup=not declared.catch_up,
+        mode="DISABLE" if paused else "ENABLE",
+        trigger=_trigger(wanted, old, datetime.now(UTC)),
+        **({"namespace": server.namespace} if server.namespace else {}),
+    )
+    server.recurring_runs.recurring_run_service_create_recurring_run(recurring_run=content)
+
+
+def _trigger(wanted: Wanted, old: tuple[Present, ...], now: datetime) -> Any:
+    """When it runs, so that making it anew starts nothing by itself.
+
+    A start that is past makes the server run at once what it takes for missed: once without
+    catching up, else everything since. So it is left to a new schedule that is to catch up.
+    """
+    declared, start = wanted.declared, wanted.declared.start
+    end = declared.end.astimezone(UTC) if declared.end else None
+    backfill = declared.catch_up and not old
+    if wanted.cron is not None:
+        if start and start <= now and not backfill:
+            start = None
+        cron = kfp_server_api.V2beta1CronSchedule(cron=wanted.cron, end_time=end)
+        cron.start_time = start.astimezone(UTC) if start else None
+        return kfp_server_api.V2beta1Trigger(cron_schedule=cron)
+    begun = start or (old[0].item.created_at if old else None)
+    if begun and begun <= now and not backfill:
+        # The server runs it first an interval after its start: the beat goes on.
+        beat = timedelta(seconds=declared.interval_seconds)
+        begun += (now - begun) // beat * beat
+    periodic = kfp_server_api.V2beta1PeriodicSchedule(
+        interval_second=str(declared.interval_seconds), end_time=end
+    )
+    periodic.start_time = begun.astimezone(UTC) if begun else None
+    return kfp_server_api.V2beta1Trigger(periodic_schedule=periodic)

@@ -1,0 +1,225 @@
+"""A run for new data, once: whoever asks, on whichever machine, and however often.
+
+What was last started is kept in storage and read and written under a lock. The
+run's name is of the data it is for: one that was started right before a kill is
+found on the server by it, and not started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from steadytrain.components.preprocess.sources import SourceFile, find_files
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
+from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.shared.storage.local import local_errors
+from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.server.connection import Server
+from steadytrain.pipelines.server.follow import ENDED
+from steadytrain.pipelines.server.submission import Submission, start
+from steadytrain.pipelines.server.upload import named, pages, upload
+
+_LOCK_SECONDS: Final = 30.0
+_STATE: Final = "last.json"
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """What is started, and where is kept what was.
+
+    state: a folder or s3:// address that all who trigger this share.
+    """
+
+    submission: Submission
+    pipeline: Pipeline
+    state: str
+
+    @classmethod
+    def of(cls, submission: Submission, pipeline: Pipeline, state: str = "") -> Trigger:
+        """A trigger; its state lies by default in the folder `triggers` of the output.
+
+        Raises:
+            BadInput: the data lie where changes cannot be seen from outside.
+        """
+        config = submission.config
+        for address in config.data.source:
+            if address.startswith("hub:"):
+                raise BadInput(
+                    f"data.source = {address!r}: of a hub's data set no change is seen here",
+                    remedy="watch a folder or an s3:// prefix, or use a schedule",
+                )
+        return cls(submission, pipeline, state or f"{config.output.rstrip('/')}/triggers")
+
+    @property
+    def config(self) -> RunConfig:
+        return self.submission.config
+
+    def seen(self) -> str:
+        """Digest of the data's files, by name, size and time or tag; none of them is read.
+
+        Raises:
+            BadInput: there are none.
+        """
+        data = self.config.data
+        files = [file for address in data.source for file in find_files(address, data.exclude)]
+        return value_digest(sorted(map(_mark, files)))
+
+
+class _Last(BaseModel):
+    """What was last started. run_id: KFP's; "" while it is being started."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    digest: str
+    run: str
+    run_id: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of asking for a run.
+
+    kind: started; known, where these data had their run; busy, where another is at work.
+    """
+
+    kind: Literal["started", "known", "busy"]
+    run: str
+    run_id: str
+    url: str
+
+    def __str__(self) -> str:
+        said = {
+            "started": f"started {self.run}",
+            "known": f"nothing to start: {self.run} was started for these data",
+            "busy": f"nothing started: {self.run} is at work",
+        }
+        return said[self.kind] + (f" ({self.url})" if self.url else "")
+
+
+def trigger(server: Server, what: Trigger) -> Answer:
+    """Starts a run for the data as they are now, unless they had theirs or one is at work.
+
+    Raises:
+        RunBusy: another process is deciding just now, for longer than half a minute.
+        BadInput: there are no data, or the pipeline cannot be used.
+        ServerError: the server cannot be used.
+        StorageError: what was started cannot be read or written.
+    """
+    digest, name = what.seen(), what.config.name
+    with contextlib.ExitStack() as held:
+        with local_errors("use", Path(what.state)):
+            lock = lease(what.state, f"trigger-{name}", wait_seconds=_LOCK_SECONDS)
+            check = held.enter_context(lock)
+        last = _read(what)
+        run = _run_of(server, last) if last else None
+        if last and run:
+            here = Answer("known", last.run, run.run_id, server.link("runs", run.run_id))
+            if last.digest == digest:
+                # Also one that was started right before its trigger was killed.
+                _write(what, last.model_copy(update={"run_id": run.run_id}))
+                return here
+            if run.state not in ENDED:
+                return Answer("busy", here.run, here.run_id, here.url)
+        begun = _Last(digest=digest, run=f"{name}-{digest[:8]}")
+        check()
+        _write(what, begun)
+        run_id = _start(server, what, begun.run)
+        _write(what, begun.model_copy(update={"run_id": run_id}))
+        return Answer("started", begun.run, run_id, server.link("runs", run_id))
+
+
+def watch(
+    server: Server,
+    what: Trigger,
+    *,
+    every_seconds: float,
+    quiet_seconds: float,
+    tell: Callable[[str], object],
+    wait: Callable[[float], bool],
+) -> None:
+    """Looks at the data again and again, and triggers when they have changed and are quiet.
+
+    Args:
+        every_seconds: from one look to the next.
+        quiet_seconds: for how long they must not have changed: an upload may be going on.
+        tell: gets what was started, and what stood in the way.
+        wait: waits so many seconds; True ends the watching.
+    """
+    seen, since, done, told = "", 0.0, "", ""
+    while True:
+        now = time.monotonic()
+        try:
+            digest = what.seen()
+            if digest != seen:
+                seen, since = digest, now
+            if digest != done and now - since >= quiet_seconds:
+                answer = trigger(server, what)
+                done = "" if answer.kind == "busy" else digest
+                message = str(answer)
+            else:
+                message = told
+        except (BadInput, RunBusy, StorageError, ServerError) as error:
+            if isinstance(error, ServerError) and not error.passing:
+                raise
+            message = error.message
+        if message != told:
+            told = message
+            tell(message)
+        if wait(every_seconds):
+            return
+
+
+def _mark(file: SourceFile) -> list[Any]:
+    changed = file.location.stat().st_mtime_ns if isinstance(file.location, Path) else 0
+    return [file.name, file.size, file.tag, changed]
+
+
+def _start(server: Server, what: Trigger, run: str) -> str:
+    config = what.config.model_copy(update={"run": run})
+    submission = dataclasses.replace(what.submission, config=config)
+    with tempfile.TemporaryDirectory() as folder:
+        path = compile_pipeline(Path(folder, "pipeline.yaml"), pipeline=what.pipeline)
+        version = upload(server, path)
+    return start(server, submission, version).run_id
+
+
+def _run_of(server: Server, last: _Last) -> Any:
+    """The run on the server; None where it was never started, or is deleted."""
+    of = {"namespace": server.namespace} if server.namespace else {}
+    runs: Iterator[Any] = pages(
+        server.runs.run_service_list_runs, "runs", filter=named("display_name", last.run), **of
+    )
+    return next(runs, None)
+
+
+def _read(what: Trigger) -> _Last | None:
+    storage = _storage(what)
+    try:
+        return _Last.model_validate_json(storage.read(_STATE))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StorageError(
+            f"{storage.uri}/{_STATE} is not what a trigger writes",
+            remedy="remove it: a run is then started for the data as they are",
+        ) from error
+
+
+def _write(what: Trigger, last: _Last) -> None:
+    _storage(what).write(_STATE, last.model_dump_json().encode())
+
+
+def _storage(what: Trigger) -> Storage:
+    return open_storage(what.state).sub(what.config.name)

@@ -1,0 +1,160 @@
+"""A compiled pipeline on the server: one version for each content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kfp_server_api
+
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import ServerError
+from steadytrain.pipelines.lint import read_pipeline, steps
+from steadytrain.pipelines.server.connection import Server
+
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a pipeline on the server.
+
+    uploaded: whether it was not there before.
+    steps: the tasks in it that run something.
+    """
+
+    pipeline: str
+    name: str
+    pipeline_id: str
+    version_id: str
+    uploaded: bool
+    steps: tuple[str, ...]
+
+    @property
+    def reference(self) -> Any:
+        return kfp_server_api.V2beta1PipelineVersionReference(
+            pipeline_id=self.pipeline_id, pipeline_version_id=self.version_id
+        )
+
+
+def version_name(path: Path) -> str:
+    """The name of a compiled file's version: equal contents have equal names."""
+    return f"sha256-{value_digest(list(read_pipeline(path)))[:16]}"
+
+
+def upload(server: Server, path: Path) -> Version:
+    """Makes sure that the server has this content as a version of the pipeline it names.
+
+    Safe to repeat, also by several at once.
+    """
+    name, pipeline, tasks = _described(path)
+    pipeline_id = _make_pipeline(server, pipeline)
+
+    def make() -> Any:
+        return server.uploads.upload_pipeline_version(
+            str(path), name=name, pipelineid=pipeline_id, description="compiled by steadytrain"
+        )
+
+    version, uploaded = find_or_make(lambda: _version(server, pipeline_id, name), make)
+    return Version(pipeline, name, pipeline_id, version.pipeline_version_id, uploaded, tasks)
+
+
+def look_up(server: Server, path: Path) -> Version:
+    """The version that `upload` would give; without ids where it is not there yet."""
+    name, pipeline, tasks = _described(path)
+    found = _find_pipeline(server, pipeline)
+    version = _version(server, found.pipeline_id, name) if found else None
+    if version is None:
+        return Version(pipeline, name, "", "", False, tasks)
+    return Version(pipeline, name, found.pipeline_id, version.pipeline_version_id, False, tasks)
+
+
+def experiment_id(server: Server, name: str) -> str:
+    """The id of an experiment, which is made where there is none."""
+
+    def find() -> Any:
+        experiments = pages(
+            server.experiments.experiment_service_list_experiments,
+            "experiments",
+            filter=named("display_name", name),
+            **_of(server),
+        )
+        return next(experiments, None)
+
+    def make() -> Any:
+        content = kfp_server_api.V2beta1Experiment(display_name=name, **_of(server))
+        return server.experiments.experiment_service_create_experiment(experiment=content)
+
+    return str(find_or_make(find, make)[0].experiment_id)
+
+
+def _described(path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """The version's name, the pipeline's, and its steps."""
+    spec, _ = read_pipeline(path)
+    return version_name(path), str(spec["pipelineInfo"]["name"]), tuple(steps(spec))
+
+
+def _find_pipeline(server: Server, name: str) -> Any:
+    pipelines = pages(
+        server.pipelines.pipeline_service_list_pipelines,
+        "pipelines",
+        filter=named("name", name),
+        **_of(server),
+    )
+    return next(pipelines, None)
+
+
+def _make_pipeline(server: Server, name: str) -> str:
+    def make() -> Any:
+        # Uploading would make it too, with a first version whose name is not of its content.
+        content = kfp_server_api.V2beta1Pipeline(display_name=name, **_of(server))
+        return server.pipelines.pipeline_service_create_pipeline(pipeline=content)
+
+    return str(find_or_make(lambda: _find_pipeline(server, name), make)[0].pipeline_id)
+
+
+def _version(server: Server, pipeline_id: str, name: str) -> Any:
+    versions = pages(
+        server.pipelines.pipeline_service_list_pipeline_versions,
+        "pipeline_versions",
+        pipeline_id=pipeline_id,
+        filter=named("name", name),
+    )
+    return next(versions, None)
+
+
+def find_or_make(find: Callable[[], Any], make: Callable[[], Any]) -> tuple[Any, bool]:
+    """What is there, or is made; and whether it was made. Others may make it meanwhile."""
+    if found := find():
+        return found, False
+    try:
+        return make(), True
+    except ServerError as error:
+        found = find() if error.status in (400, 409) else None
+        if not found:
+            raise
+        return found, False
+
+
+def pages(call: Callable[..., Any], items: str, **options: Any) -> Iterator[Any]:
+    """Every item of a list call, page after page."""
+    token = ""
+    while True:
+        page = call(page_size=_PAGE, page_token=token, **options)
+        yield from getattr(page, items) or ()
+        token = page.next_page_token or ""
+        if not token:
+            return
+
+
+def named(key: str, value: str) -> str:
+    """A filter for one value of one field."""
+    predicate = {"operation": "EQUALS", "key": key, "string_value": value}
+    return json.dumps({"predicates": [predicate]})
+
+
+def _of(server: Server) -> dict[str, str]:
+    return {"namespace": server.namespace} if server.namespace else {}

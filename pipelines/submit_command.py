@@ -1,0 +1,146 @@
+"""`steadytrain submit`: a run on a Kubeflow server, from the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steadytrain.pipelines.options import Host, Namespace, Overrides, Pipeline, Source
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from steadytrain.pipelines.server.follow import Outcome, Step, Steps
+    from steadytrain.pipelines.server.submission import SubmittedRun
+
+
+def submit(
+    source: Source,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    pipeline: Pipeline = "finetune",
+    host: Host = "",
+    namespace: Namespace = "",
+    experiment: Annotated[
+        str, typer.Option(help="KFP's experiment; by default `tracking.experiment`.")
+    ] = "",
+    pipeline_root: Annotated[
+        str, typer.Option(help="Where KFP keeps artifacts; by default the server's place.")
+    ] = "",
+    service_account: Annotated[
+        str, typer.Option(help="Of the run's pods; by default the server's.")
+    ] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Follow it; exit with its outcome.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent; ask no server.")
+    ] = False,
+) -> None:
+    """Start a run on a Kubeflow server.
+
+    The pipeline is uploaded when its content is new to the server, and the run started in an
+    experiment. Its `output` must be a folder of a volume that every pod mounts.
+
+    Credentials come from the environment only: KFP_EXISTING_TOKEN or KFP_COOKIE (of a login to
+    multi-user Kubeflow); in a pod the token that the cluster mounts is found. From a machine
+    with kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
+    """
+    from steadytrain.pipelines.server import submission
+
+    options = {
+        "experiment": experiment,
+        "pipeline_root": pipeline_root,
+        "service_account": service_account,
+    }
+    if dry_run:
+        planned = submission.Submission.of(source, overrides, **options)
+        typer.echo("\n".join(submission.outline(planned, _warn, pipeline=pipeline)))
+        return
+    run = submission.submit(
+        source,
+        overrides,
+        pipeline=pipeline,
+        host=host,
+        namespace=namespace,
+        tell=_warn,
+        **options,
+    )
+    upload = "uploaded" if run.version.uploaded else "there already"
+    typer.echo(f"pipeline  {run.version.pipeline}, version {run.version.name} ({upload})")
+    typer.echo(f"run       {run.name} ({run.run_id})")
+    if run.url:
+        typer.echo(f"link      {run.url}")
+    if wait:
+        _end(run, _followed(run))
+
+
+def _followed(run: SubmittedRun) -> Outcome:
+    try:
+        with _view() as show:
+            return run.wait(show)
+    except KeyboardInterrupt:
+        typer.echo("the run goes on", err=True)
+        raise typer.Exit(130) from None
+
+
+def _end(run: SubmittedRun, outcome: Outcome) -> None:
+    typer.echo(f"{run.name} {outcome.state.lower()}")
+    if outcome.succeeded:
+        return
+    failed = [name for name, step in outcome.steps.items() if step.state == "FAILED"]
+    if failed:
+        typer.echo(f"failed in {', '.join(failed)}", err=True)
+    if outcome.message:
+        typer.echo(outcome.message, err=True)
+    raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _view() -> Iterator[Callable[[Steps], object]]:
+    """A table that is kept up to date on a terminal, a line for each change elsewhere."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        yield _Lines(console.out)
+        return
+    from rich.live import Live
+
+    with Live(console=console) as live:
+        yield lambda steps: live.update(_table(steps))
+
+
+class _Lines:
+    """Tells each state of each step once."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self.write = write
+        self.told: dict[str, str] = {}
+
+    def __call__(self, steps: Steps) -> None:
+        for name, step in steps.items():
+            if self.told.get(name) != step.state:
+                self.told[name] = step.state
+                self.write(f"{name}: {_state(step)}")
+
+
+def _table(steps: Steps) -> Table:
+    from rich.table import Table
+
+    table = Table("step", "state", box=None, pad_edge=False)
+    for name, step in steps.items():
+        table.add_row(name, _state(step))
+    return table
+
+
+def _state(step: Step) -> str:
+    from steadytrain.components.shared.telling import duration
+
+    ended = step.seconds is not None and step.state not in ("PENDING", "RUNNING")
+    took = f" ({duration(step.seconds)})" if ended and step.seconds is not None else ""
+    return f"{step.state.lower()}{took}"
+
+
+def _warn(finding: object) -> None:
+    typer.echo(str(finding), err=True)

@@ -1,0 +1,198 @@
+"""What breaks on a server is found in the compiled pipeline, with its place and a remedy."""
+
+import warnings
+
+import pytest
+import yaml
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.compile import checked, compile_pipeline
+from steadytrain.pipelines.lint import UnsafePipeline, lint, read_pipeline
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kfp import compiler, dsl, kubernetes
+
+HOUR = 3600
+TOKEN = "hf_" + "a" * 34
+
+
+@dsl.component(base_image="example.test/image:1.0", install_kfp_package=False)
+def work(text: str = "") -> str:
+    return text
+
+
+@dsl.component(base_image="steadytrain/step:1.0", install_kfp_package=False)
+def ours() -> None:
+    from steadytrain.components.report import artifacts  # noqa: F401
+
+
+def image(name):
+    @dsl.component(base_image=name, install_kfp_package=False)
+    def step() -> None:
+        pass
+
+    return step
+
+
+def limited(task):
+    return task.set_cpu_limit("1").set_memory_limit("1Gi")
+
+
+@pytest.fixture
+def findings(tmp_path):
+    """Compiles a pipeline whose body is given, and lints it."""
+
+    def find(body, name="pipeline.yaml"):
+        dsl_pipeline = dsl.pipeline(name="p")(body)
+        compiler.Compiler().compile(dsl_pipeline, str(tmp_path / name))
+        return lint(*read_pipeline(tmp_path / name))
+
+    return find
+
+
+def retried(timeout=None, **retry):
+    def body():
+        task = limited(work()).set_retry(**retry)
+        if timeout:
+            kubernetes.set_timeout(task, timeout)
+
+    return body
+
+
+def loop(nested=False):
+    @dsl.pipeline
+    def inner():
+        limited(work()).set_retry(2, backoff_max_duration="2d")
+
+    def body():
+        with dsl.ParallelFor([1, 2]):
+            if nested:
+                inner()
+            else:
+                limited(work()).set_retry(2, backoff_max_duration="2d")
+
+    return body
+
+
+def of_image(name):
+    return lambda: limited(image(name)()) and None
+
+
+def cached(component, on):
+    return lambda: limited(component()).set_caching_options(on) and None
+
+
+def asks_for_a_token(hf_token: str):
+    limited(work())
+
+
+def brings_a_token(start: str = TOKEN):
+    limited(work())
+
+
+def gives_a_token():
+    limited(work(text=TOKEN))
+
+
+def sets_a_token():
+    limited(work()).set_env_variable("WHERE", "https://me:hunter2@example.test")
+
+
+def unlimited():
+    work().set_memory_limit("1Gi")
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "words", "unsafe"),
+    [
+        (retried(num_retries=2), "task work", "within 3600 s, and has no time-out", True),
+        (retried(num_retries=1, timeout=2 * HOUR), "task work", "is 3600 s", True),
+        (
+            retried(num_retries=3, timeout=HOUR, backoff_max_duration="2h"),
+            "task work",
+            "window for 3 retries is 7200 s",
+            False,
+        ),
+        (
+            retried(num_retries=1, backoff_factor=1.5, backoff_max_duration="2d"),
+            "task work",
+            "factor 1.5",
+            True,
+        ),
+        (loop(), "task for-loop-2 > work", "ignores set_retry", True),
+        (loop(nested=True), "task for-loop-2 > inner > work", "ignores set_retry", True),
+        (of_image("example.test/a:latest"), "task step", "tagged latest", True),
+        (of_image("example.test:5000/a"), "task step", "without a tag", True),
+        (cached(ours, on=True), "task ours", "KFP's cache on", True),
+        (unlimited, "task work", "no limit of CPU:", False),
+        (asks_for_a_token, "parameter hf_token", "holds a secret", True),
+        (brings_a_token, "parameter start", "holds a secret", True),
+        (gives_a_token, "task work", "its input text holds a secret", True),
+        (sets_a_token, "executor exec-work", "WHERE holds a secret", True),
+    ],
+)
+def test_each_trap_is_found_where_it_is(findings, body, place, words, unsafe):
+    (found,) = findings(body)
+    assert (found.place, found.unsafe) == (place, unsafe)
+    assert words in found.message
+    assert found.remedy
+    assert TOKEN not in str(found)
+    assert "hunter2" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        retried(num_retries=2, timeout=HOUR, backoff_max_duration="3h"),
+        retried(num_retries=2, backoff_factor=2, backoff_max_duration="7d"),
+        of_image("example.test:5000/a:1.0"),
+        of_image("example.test/a@sha256:" + "0" * 64),
+        cached(ours, on=False),
+        cached(work, on=True),
+    ],
+)
+def test_what_is_right_is_left_alone(findings, body):
+    assert findings(body) == []
+
+
+@pytest.mark.parametrize("pipeline", ["finetune", "retrain"])
+def test_our_own_pipelines_are_clean(tmp_path, pipeline):
+    told = []
+    path = compile_pipeline(tmp_path / "pipeline.yaml", told.append, pipeline=pipeline)
+    assert told == []
+    assert checked(path) == []
+
+
+def test_the_suggested_window_is_accepted(findings):
+    (found,) = findings(retried(num_retries=2, timeout=3 * HOUR))
+    window = found.remedy.partition("'")[2].partition("'")[0]
+    again = retried(num_retries=2, timeout=3 * HOUR, backoff_max_duration=window)
+    assert findings(again, "again.yaml") == []
+
+
+def test_what_is_unsafe_is_not_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr("steadytrain.pipelines.finetune.finetune", dsl.pipeline(gives_a_token))
+    with pytest.raises(UnsafePipeline, match="its input text holds a secret") as raised:
+        compile_pipeline(tmp_path / "pipeline.yaml")
+    assert raised.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "a: 1", "- 1", "a: [", "pipelineInfo: {}"])
+def test_a_file_that_is_no_pipeline_is_refused(tmp_path, text):
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"file\.yaml"):
+        read_pipeline(path)
+    with pytest.raises(BadInput, match="no such file"):
+        read_pipeline(tmp_path / "none.yaml")
+
+
+def test_every_executor_has_limits(tmp_path):
+    spec, _ = read_pipeline(compile_pipeline(tmp_path / "pipeline.yaml"))
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        resources = executor["container"]["resources"]
+        assert resources["cpuRequest"] <= resources["cpuLimit"], name
+        assert resources["memoryRequest"] < resources["memoryLimit"], name
+    assert yaml.safe_dump(spec)

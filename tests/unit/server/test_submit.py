@@ -1,0 +1,257 @@
+"""A run is submitted, followed and told of; the server is a stub that refuses as KFP does."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+import steadytrain.pipelines
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
+from steadytrain.pipelines import cli, submit_command
+from steadytrain.pipelines.server import follow as following
+from steadytrain.pipelines.server.connection import connect
+from steadytrain.pipelines.server.follow import Step, follow
+from steadytrain.pipelines.server.upload import find_or_make, pages, upload
+
+PLACE = "output=/mnt/shared"
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(following.time, "sleep", lambda _: None)
+
+
+@pytest.fixture
+def submitted(kfp):
+    return steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address)
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.app, [*map(str, arguments)])
+
+
+def test_the_whole_configuration_is_the_runs_only_parameter(kfp, submitted):
+    (run,) = kfp.all("runs")
+    stated = load("causal-lm", [PLACE])
+    given = run["runtime_config"]["parameters"]
+    assert given.keys() == {"config"}
+    assert load(given["config"]).digest() == stated.digest()
+    assert load(given["config"]).run == stated.run_id == run["display_name"]
+    assert submitted.url == f"{kfp.address}/#/runs/details/{run['run_id']}"
+
+
+def test_it_runs_the_uploaded_version_in_the_configured_experiment(kfp, submitted):
+    (experiment,), (version,), (pipeline,) = map(kfp.all, ("experiments", "versions", "pipelines"))
+    (run,) = kfp.all("runs")
+    assert experiment["display_name"] == "steadytrain"
+    assert run["experiment_id"] == experiment["experiment_id"]
+    assert pipeline["display_name"] == "steadytrain-finetune"
+    reference = run["pipeline_version_reference"]
+    assert reference == {key: version[key] for key in ("pipeline_id", "pipeline_version_id")}
+    assert "comp-preprocess" in next(yaml.safe_load_all(version["file"]))["components"]
+
+
+def test_the_same_content_is_uploaded_once(kfp, submitted):
+    again = steadytrain.pipelines.submit("chat", [PLACE], host=kfp.address)
+    assert submitted.version.uploaded
+    assert not again.version.uploaded
+    assert again.version.version_id == submitted.version.version_id
+    assert [len(kfp.all(kind)) for kind in ("pipelines", "versions", "experiments", "runs")] == [
+        1,
+        1,
+        1,
+        2,
+    ]
+
+
+def test_another_content_is_another_version_of_the_same_pipeline(kfp, tmp_path):
+    server, path = connect(kfp.address), tmp_path / "pipeline.yaml"
+    content = {"pipelineInfo": {"name": "p"}, "root": {"dag": {"tasks": {}}}}
+    path.write_text(yaml.safe_dump(content))
+    first = upload(server, path)
+    path.write_text("# only a comment\n" + yaml.safe_dump(content, default_flow_style=True))
+    assert upload(server, path).version_id == first.version_id
+    path.write_text(yaml.safe_dump({**content, "schemaVersion": "2.1.0"}))
+    second = upload(server, path)
+    assert second.uploaded
+    assert (second.pipeline_id, second.name) != (first.pipeline_id, first.name)
+    assert second.pipeline_id == first.pipeline_id
+
+
+def test_one_who_makes_it_at_the_same_time_is_no_failure(kfp, submitted):
+    api = connect(kfp.address).experiments
+    answers = iter([None, "theirs"])  # it is made between our look and our attempt
+    make = functools.partial(
+        api.experiment_service_create_experiment, experiment={"display_name": "steadytrain"}
+    )
+    assert find_or_make(lambda: next(answers), make) == ("theirs", False)
+    with pytest.raises(ServerError, match="already exists"):
+        find_or_make(lambda: None, make)
+
+
+def test_a_refusal_is_told_in_the_servers_words(kfp):
+    with pytest.raises(ServerError, match="length cannot exceed 128") as raised:
+        steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address, experiment="x" * 200)
+    assert raised.value.status == 400
+    assert kfp.all("runs") == []
+
+
+def test_options_reach_the_server(kfp):
+    steadytrain.pipelines.submit(
+        "causal-lm",
+        [PLACE],
+        host=kfp.address,
+        experiment="nightly",
+        pipeline_root="s3://bucket/root",
+        service_account="trainer",
+    )
+    (run,) = kfp.all("runs")
+    assert run["service_account"] == "trainer"
+    assert run["runtime_config"]["pipeline_root"] == "s3://bucket/root"
+    assert kfp.all("experiments")[0]["display_name"] == "nightly"
+
+
+def test_many_users_have_namespaces(kfp):
+    kfp.multi_user = True
+    with pytest.raises(BadInput, match="no namespace is given"):
+        steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address)
+    steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address, namespace="team-a")
+    assert kfp.all("experiments")[0]["namespace"] == "team-a"
+
+
+def test_a_server_of_one_user_is_given_no_namespace(kfp):
+    steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address, namespace="kubeflow")
+    assert "namespace" not in kfp.all("experiments")[0]
+
+
+def test_what_cannot_run_there_is_refused_before_a_connection():
+    with pytest.raises(BadInput, match="pods do not share"):
+        steadytrain.pipelines.submit("causal-lm", host="http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"training\.max_stps"):
+        steadytrain.pipelines.submit("causal-lm", ["training.max_stps=1"])
+    with pytest.raises(ConfigError, match="holds a secret"):
+        steadytrain.pipelines.submit("causal-lm", ["data.source=[https://me:secret@example.test]"])
+
+
+def test_lists_are_read_to_their_end(kfp):
+    server, kfp.page_size = connect(kfp.address), 2
+    for number in range(5):
+        content = {"display_name": f"e{number}"}
+        server.experiments.experiment_service_create_experiment(experiment=content)
+    found = pages(server.experiments.experiment_service_list_experiments, "experiments")
+    assert [item.display_name for item in found] == [f"e{number}" for number in range(5)]
+
+
+SCRIPT = [
+    [("root-driver", "RUNNING")],
+    [("root", "RUNNING"), ("preprocess-driver", "SUCCEEDED"), ("preprocess", "RUNNING")],
+    [("preprocess", "RUNNING"), ("executor", "RUNNING"), ("executor(0)", "FAILED")],
+    [("steadytrain-finetune-x7k2p", "RUNNING"), ("preprocess", "RUNNING")],
+    [("preprocess", "SUCCEEDED"), ("train", "PENDING")],
+]
+
+
+def test_following_tells_each_change_of_a_step(kfp, submitted):
+    kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", "FAILED"), ("run", "FAILED")]]
+    seen = []
+    outcome = submitted.wait(lambda steps: seen.append({k: v.state for k, v in steps.items()}))
+    assert seen == [
+        {"preprocess": "RUNNING"},
+        {"preprocess": "SUCCEEDED", "train": "PENDING"},
+        {"preprocess": "SUCCEEDED", "train": "FAILED"},
+    ]
+    assert not outcome.succeeded
+    assert outcome.steps["preprocess"].seconds == pytest.approx(4)
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"])
+def test_every_end_is_an_end(kfp, submitted, state):
+    kfp.script = [[("run", state)]]
+    outcome = submitted.wait()
+    assert outcome.state == state
+    assert outcome.succeeded == (state in ("SUCCEEDED", "SKIPPED"))
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_again(kfp, submitted):
+    kfp.fail_next = [("GET /apis/v2beta1/runs/", 503)] * 12
+    kfp.script = [[("run", "SUCCEEDED")]]
+    assert submitted.wait().succeeded
+
+
+def test_a_run_that_is_gone_ends_the_following(kfp, submitted):
+    kfp.things["runs"].clear()
+    with pytest.raises(ServerError, match="not found"):
+        submitted.wait()
+
+
+def test_a_server_that_stays_away_ends_the_following(kfp, submitted):
+    kfp.fail_next = [("GET /apis/v2beta1/runs/", 503)] * 12
+    with pytest.raises(ServerError, match="503"):
+        follow(submitted.server, submitted.run_id, (), lambda _: None, patience_seconds=0)
+
+
+def test_the_command_tells_where_it_runs(kfp):
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address)
+    assert done.exit_code == 0
+    (run,) = kfp.all("runs")
+    assert f"{kfp.address}/#/runs/details/{run['run_id']}" in done.stdout
+    assert "(uploaded)" in done.stdout
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("CANCELED", 1)])
+def test_waiting_exits_with_the_runs_outcome(kfp, state, code):
+    kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", state), ("run", state)]]
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
+    assert done.exit_code == code
+    assert done.stdout.count("preprocess: running") == 1
+    assert f"preprocess: succeeded (4.0 s)\ntrain: pending\ntrain: {state.lower()}" in done.stdout
+    assert ("failed in train" in done.stderr) == (state == "FAILED")
+
+
+def test_a_terminal_gets_a_table(monkeypatch):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80)
+    monkeypatch.setattr("rich.console.Console", lambda: console)
+    with submit_command._view() as show:
+        show({"preprocess": Step("SUCCEEDED", 4.0), "train": Step("RUNNING", 2.0)})
+    assert "preprocess" in written.getvalue()
+    assert "succeeded (4.0 s)" in written.getvalue()
+
+
+def test_ctrl_c_leaves_the_run_alone(kfp, submitted, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following.time, "sleep", interrupted)
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
+    assert done.exit_code == 130
+    assert "the run goes on" in done.stderr
+    assert not [path for path in kfp.writes() if "terminate" in path]
+
+
+def test_a_dry_run_asks_no_server(kfp, monkeypatch):
+    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", kfp.address)
+    done = command("submit", "causal-lm", "--set", PLACE, "--experiment", "e", "--dry-run")
+    assert done.exit_code == 0
+    assert kfp.requests == []
+    _, _, shown = done.stdout.partition("config =\n")
+    assert load(shown).digest() == load("causal-lm", [PLACE]).digest()
+
+
+def test_nothing_secret_is_sent_or_shown(kfp, monkeypatch):
+    kfp.token = "header." + "x" * 40
+    monkeypatch.setenv("KFP_EXISTING_TOKEN", kfp.token)
+    monkeypatch.setenv("KFP_COOKIE", "authservice_session=abcdef")
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address)
+    assert done.exit_code == 0
+    assert {header["Cookie"] for header in kfp.headers} == {"authservice_session=abcdef"}
+    kept = json.dumps(kfp.things) + done.output
+    assert kfp.token not in kept
+    assert "abcdef" not in kept

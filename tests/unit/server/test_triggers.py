@@ -1,0 +1,271 @@
+"""New data start a run, once, whoever asks and whatever is killed; a watcher waits for quiet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, ServerError, StorageError
+from steadytrain.pipelines import cli
+from steadytrain.pipelines.server import triggers
+from steadytrain.pipelines.server.connection import connect
+from steadytrain.pipelines.server.submission import Submission
+from steadytrain.pipelines.server.triggers import Trigger, trigger, watch
+
+from support.command import wait_for
+
+
+@pytest.fixture(autouse=True)
+def compiled(request):
+    """Compiling takes a second, and is tested elsewhere."""
+    content = {
+        "pipelineInfo": {"name": "steadytrain-retrain"},
+        "root": {"inputDefinitions": {"parameters": {"config": {"parameterType": "STRING"}}}},
+    }
+
+    def compile_pipeline(path, pipeline):
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triggers, "compile_pipeline", compile_pipeline)
+        yield
+
+
+@pytest.fixture
+def what(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    return made(tmp_path / "data", tmp_path / "output")
+
+
+def made(source, output, **options):
+    content = {"name": "bot", "output": str(output), "data": {"source": [str(source)]}}
+    content["model"] = {"base": "m"}
+    return Trigger.of(Submission.of(yaml.safe_dump(content)), "retrain", **options)
+
+
+def add(what, name="b.txt"):
+    Path(what.config.data.source[0], name).write_text(name)
+
+
+def end_runs(kfp, state="SUCCEEDED"):
+    for run in kfp.all("runs"):
+        run["state"] = state
+
+
+def test_new_data_start_one_run_however_often_it_is_asked(kfp, what):
+    server = connect(kfp.address)
+    first = trigger(server, what)
+    assert first.kind == "started"
+    (run,) = kfp.all("runs")
+    assert (first.run, first.run_id) == (run["display_name"], run["run_id"])
+    assert first.url in str(first)
+    assert load(run["runtime_config"]["parameters"]["config"]).run_id == first.run
+    for state in ("RUNNING", "FAILED", "SUCCEEDED"):
+        end_runs(kfp, state)
+        assert trigger(server, what).kind == "known"
+    assert len(kfp.all("runs")) == 1
+
+
+def test_at_most_one_runs_at_a_time(kfp, what):
+    server = connect(kfp.address)
+    first = trigger(server, what)
+    add(what)
+    busy = trigger(server, what)
+    assert (busy.kind, busy.run) == ("busy", first.run)
+    end_runs(kfp, "FAILED")
+    second = trigger(server, what)
+    assert second.kind == "started"
+    assert second.run != first.run
+    assert len(kfp.all("runs")) == 2
+
+
+def test_of_many_who_ask_at_once_one_starts_it(kfp, what):
+    server = connect(kfp.address)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: trigger(server, what).kind, range(6)))
+    assert sorted(answers) == ["known"] * 5 + ["started"]
+    assert len(kfp.all("runs")) == 1
+
+
+def test_one_killed_after_the_start_does_not_lead_to_a_second(kfp, what, monkeypatch):
+    server, start = connect(kfp.address), triggers.start
+
+    def killed(*arguments):
+        start(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(triggers, "start", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trigger(server, what)
+    monkeypatch.setattr(triggers, "start", start)
+    assert trigger(server, what).kind == "known"
+    assert len(kfp.all("runs")) == 1
+
+
+def test_one_that_could_not_be_started_is_tried_again(kfp, what):
+    server = connect(kfp.address)
+    kfp.fail_next = [("POST /apis/v2beta1/runs", 500)]
+    with pytest.raises(ServerError, match="500"):
+        trigger(server, what)
+    assert trigger(server, what).kind == "started"
+    assert len(kfp.all("runs")) == 1
+
+
+def test_a_run_that_was_deleted_is_started_again(kfp, what):
+    server = connect(kfp.address)
+    trigger(server, what)
+    kfp.things["runs"].clear()
+    assert trigger(server, what).kind == "started"
+
+
+def test_what_was_started_is_kept_in_s3_too(kfp, tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        client.put_object(Bucket="bucket", Key="data/a.txt", Body=b"a")
+        what = made("s3://bucket/data", "/mnt/shared", state="s3://bucket/triggers")
+        server = connect(kfp.address)
+        assert trigger(server, what).kind == "started"
+        assert trigger(server, what).kind == "known"
+        end_runs(kfp)
+        client.put_object(Bucket="bucket", Key="data/a.txt", Body=b"b")
+        assert trigger(server, what).kind == "started"
+        names = [item["Key"] for item in client.list_objects_v2(Bucket="bucket")["Contents"]]
+        assert "triggers/bot/last.json" in names
+
+
+def test_what_cannot_be_watched_or_kept_is_refused(kfp, what, tmp_path):
+    with pytest.raises(BadInput, match="no change is seen"):
+        made("hub:some/data", tmp_path)
+    (tmp_path / "file").write_text("")
+    beside = made(what.config.data.source[0], tmp_path, state=str(tmp_path / "file" / "state"))
+    with pytest.raises(StorageError, match="cannot use"):
+        trigger(connect(kfp.address), beside)
+    (tmp_path / "output" / "triggers" / "bot").mkdir(parents=True)
+    (tmp_path / "output" / "triggers" / "bot" / "last.json").write_text("{}")
+    with pytest.raises(StorageError, match="is not what a trigger writes"):
+        trigger(connect(kfp.address), what)
+
+
+class Clock:
+    """Time that passes only while the watcher waits; each wait does what is next in a plan."""
+
+    def __init__(self, monkeypatch, *plan):
+        self.now, self.plan, self.told = 1000.0, list(plan), []
+        monkeypatch.setattr(triggers.time, "monotonic", lambda: self.now)
+
+    def wait(self, seconds):
+        self.now += seconds
+        if not self.plan:
+            return True
+        self.plan.pop(0)()
+        return False
+
+    def watch(self, server, what):
+        watch(
+            server, what, every_seconds=10, quiet_seconds=30, tell=self.told.append, wait=self.wait
+        )
+
+
+def nothing():
+    pass
+
+
+def test_a_watcher_waits_until_an_upload_is_over(kfp, what, monkeypatch):
+    server, counts = connect(kfp.address), []
+    uploads = [lambda number=number: add(what, f"{number}.txt") for number in range(5)]
+    quiet = [lambda: counts.append(len(kfp.all("runs")))] * 5
+    Clock(monkeypatch, *uploads, *quiet).watch(server, what)
+    assert counts == [0, 0, 0, 1, 1]
+
+
+def test_a_watcher_starts_the_next_run_when_the_one_before_has_ended(kfp, what, monkeypatch):
+    server = connect(kfp.address)
+    plan = [nothing] * 4 + [lambda: add(what)] + [nothing] * 6 + [lambda: end_runs(kfp), nothing]
+    clock = Clock(monkeypatch, *plan)
+    clock.watch(server, what)
+    started, busy, again = clock.told
+    assert started.startswith("started bot-")
+    assert "is at work" in busy
+    assert again.startswith("started bot-")
+    assert len(kfp.all("runs")) == 2
+
+
+def test_a_watcher_outlives_what_passes(kfp, what, monkeypatch):
+    server, first = connect(kfp.address), Path(what.config.data.source[0], "a.txt")
+    first.unlink()
+
+    def broken():
+        first.write_text("a")
+        kfp.fail_next = [("GET /apis/v2beta1/runs", 503)] * 30
+
+    def mended():
+        kfp.fail_next.clear()
+
+    monkeypatch.setattr(triggers.time, "sleep", lambda _: None)
+    (Path(what.state) / "bot").mkdir(parents=True)
+    (Path(what.state) / "bot" / "last.json").write_text('{"digest": "d", "run": "r"}')
+    clock = Clock(monkeypatch, nothing, broken, *[nothing] * 4, mended, nothing)
+    clock.watch(server, what)
+    assert "no file lies there" in clock.told[0]
+    assert any("503" in text for text in clock.told)
+    assert clock.told[-1].startswith("started bot-")
+
+
+def test_a_watcher_without_access_ends(kfp, what, monkeypatch):
+    server = connect(kfp.address)
+    kfp.token = "another"
+    with pytest.raises(ServerError, match="401"):
+        Clock(monkeypatch, *[nothing] * 9).watch(server, what)
+
+
+def test_the_command_triggers(kfp, what, tmp_path):
+    path = tmp_path / "bot.yaml"
+    path.write_text(what.config.to_yaml())
+    line = ["trigger", str(path), "--host", kfp.address, "--experiment", "data"]
+    done = CliRunner().invoke(cli.app, line)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("started bot-")
+    assert "nothing to start" in CliRunner().invoke(cli.app, line).stdout
+    assert kfp.all("experiments")[0]["display_name"] == "data"
+
+
+def test_the_watching_command_starts_a_run_and_ends_on_sigterm(kfp, what, tmp_path):
+    path = tmp_path / "bot.yaml"
+    path.write_text(what.config.to_yaml())
+    line = [sys.executable, "-m", "steadytrain.pipelines.cli", "watch", path, "--every", "1"]
+    watcher = subprocess.Popen(
+        [*line, "--quiet", "0", "--host", kfp.address, "--pipeline", "finetune"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        wait_for(lambda: kfp.all("runs"))
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(watcher.stdout))
+        reader.start()
+        wait_for(lambda: any("started bot-" in line for line in lines))
+        watcher.send_signal(signal.SIGTERM)
+        assert watcher.wait(60) == 0
+        reader.join()
+    finally:
+        watcher.kill()
+    assert lines[0].startswith("watching ")

@@ -1,0 +1,205 @@
+"""What may change when a run is continued, and what may not: every field, by a real ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared.config import (
+    ComputeConfig,
+    ModelConfig,
+    RecoveryConfig,
+    TrainingConfig,
+    from_mapping,
+)
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.settings import MAY_DIFFER
+from steadytrain.components.train.recovery.supervisor import Supervisor
+
+REFUSED = {
+    "model": {
+        "framework": "other",
+        "base": "hub:other",
+        "revision": "main",
+        "config": {"model_type": "gpt2"},
+        "tokenizer": "hub:other",
+        "vocab_size": 9000,
+    },
+    "training": {
+        "global_batch_size": 16,
+        "num_train_epochs": 2.0,
+        "max_steps": 77,
+        "learning_rate": 3e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 0.1,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.5,
+        "adam_beta1": 0.8,
+        "adam_beta2": 0.99,
+        "adam_epsilon": 1e-7,
+        "bf16": True,
+        "fp16": True,
+        "seed": 7,
+        "full_determinism": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": False,
+        "load_best_model_at_end": False,
+        "early_stopping_patience": 3,
+        "early_stopping_threshold": 0.1,
+    },
+}
+ACCEPTED = {
+    "training": {
+        "micro_batch_size": 2,
+        "gradient_checkpointing": True,
+        "logging_steps": 3,
+        "eval_steps": 7,
+        "save_steps": 5,
+        "save_total_limit": 4,
+        "save_keep_every": 10,
+    },
+    "compute": {
+        "nproc_per_node": 2,
+        "threads_per_rank": 3,
+        "price_per_hour": 2.5,
+        "device": "auto",
+    },
+    "recovery": {
+        "reuse_ttl_seconds": 1.0,
+        "checkpoints": "elsewhere",
+        "seconds_between_failures": 7.0,
+        "stop_grace_seconds": 7.0,
+        "max_failures_per_class": 7,
+        "backoff_seconds": 7.0,
+        "backoff_max_seconds": 70.0,
+        "jitter": False,
+        "breaker_failures": 7,
+        "breaker_reset_seconds": 7.0,
+        "hang_timeout_seconds": 7.0,
+        "start_timeout_seconds": 7.0,
+        "lease_seconds": 7.0,
+        "spike_threshold": 7.0,
+        "spike_window": 7,
+    },
+}
+ONE_CHOICE = {"training.optim", "compute.launcher"}
+SECTIONS = {
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "compute": ComputeConfig,
+    "recovery": RecoveryConfig,
+}
+
+
+def fields(table):
+    return [
+        pytest.param(section, name, value, id=f"{section}.{name}")
+        for section, changes in table.items()
+        for name, value in changes.items()
+    ]
+
+
+def test_the_tables_leave_out_no_field():
+    told = {
+        f"{section}.{name}"
+        for table in (REFUSED, ACCEPTED)
+        for section in table
+        for name in table[section]
+    }
+    known = {
+        f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields
+    }
+    assert told | ONE_CHOICE == known
+
+
+@pytest.fixture
+def begun(config, data, launcher):
+    """A run that was begun; gives a supervisor with something changed."""
+    supervisor = Supervisor(config, data, launcher("finish"))
+    supervisor.launcher = NoRanks(supervisor.launcher)
+    with pytest.raises(Reached):
+        supervisor.run()
+
+    def make(section="", name="", value=None, *, fingerprint=data.fingerprint):
+        content = config.model_dump()
+        if section:
+            content[section] = {**content[section], name: value}
+        if (section, name) == ("model", "base"):
+            content["model"]["config"] = {}
+        changed = data.model_copy(update={"fingerprint": fingerprint})
+        other = Supervisor(from_mapping(content), changed, NoRanks(launcher("finish")))
+        assert other.workspace == supervisor.workspace
+        return other
+
+    return make
+
+
+class Reached(Exception):
+    """The ranks would be started now."""
+
+
+class NoRanks:
+    def __init__(self, launcher):
+        self.world_size = launcher.world_size
+
+    def start(self, folder):
+        raise Reached
+
+
+def warned(supervisor):
+    events = read_events(supervisor.workspace.events)
+    return [event.message for event in events if isinstance(event, Warned)]
+
+
+@pytest.mark.parametrize(("section", "name", "value"), fields(REFUSED))
+def test_what_decides_what_is_learned_is_refused_by_name(begun, section, name, value):
+    other = begun(section, name, value)
+    with pytest.raises(BadInput, match="cannot be continued with these: ") as error:
+        other.run()
+    assert f"{section}.{name} " in error.value.message
+    assert f"-> {value!r}" in error.value.message
+    assert error.value.message.count(" -> ") == 1 + (name == "base")
+    assert MAY_DIFFER in error.value.remedy
+
+
+@pytest.mark.parametrize(("section", "name", "value"), fields(ACCEPTED))
+def test_all_else_may_change_and_is_listed(begun, section, name, value):
+    other = begun(section, name, value)
+    with pytest.raises(Reached):
+        other.run()
+    (told,) = warned(other)
+    assert f"{section}.{name} " in told
+    assert f"-> {value!r}" in told
+    assert told.count(" -> ") == 1
+    reorders = name in ("micro_batch_size", "gradient_checkpointing") or (
+        section == "compute" and name != "price_per_hour"
+    )
+    assert ("not to the bit" in told) == reorders
+
+
+def test_other_data_are_refused(begun):
+    with pytest.raises(BadInput, match=r"data\.fingerprint 'f+' -> 'a+'"):
+        begun(fingerprint="a" * 64).run()
+
+
+def test_unchanged_it_goes_on_without_a_word(begun):
+    other = begun()
+    with pytest.raises(Reached):
+        other.run()
+    assert not warned(other)
+
+
+def test_a_ledger_that_tells_no_settings_still_refuses(begun, monkeypatch):
+    history = Ledger.history
+
+    def silent(ledger):
+        found = history(ledger)
+        found.supervisor = None
+        return found
+
+    monkeypatch.setattr(Ledger, "history", silent)
+    with pytest.raises(BadInput) as error:
+        begun("training", "seed", 7).run()
+    assert error.value.message.endswith("cannot be continued with these")
