@@ -276,17 +276,16 @@ def parts_of_a_restart(folder: Path, rows: np.ndarray) -> Iterator[tuple[str, fl
         os.kill(pid, signal.SIGKILL)
         killed.append(time.time())
 
-    processes: dict[str, float] = {}
+    rank: dict[str, float] = {}
 
     def look() -> int:
-        """Notes when the second attempt's processes began."""
-        beat_of = AttemptFolder(bench.workspace.attempts / "0002")
-        for name, path in (("agent", beat_of.agent_heartbeat), ("rank", beat_of.heartbeat(0))):
-            beat = Beat.read(path) if name not in processes else None
-            if beat:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    processes[name] = psutil.Process(beat.pid).create_time()
-                    processes[f"{name} lives"] = path.stat().st_mtime
+        """Notes when the second attempt's rank began, and when it gave its first sign of life."""
+        path = AttemptFolder(bench.workspace.attempts / "0002").heartbeat(0)
+        beat = Beat.read(path) if not rank else None
+        if beat:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                lives = path.stat().st_mtime
+                rank.update(began=psutil.Process(beat.pid).create_time(), lives=lives)
         return told()
 
     told, contender.told = contender.told, look
@@ -299,12 +298,12 @@ def parts_of_a_restart(folder: Path, rows: np.ndarray) -> Iterator[tuple[str, fl
     moments = {
         "found, and the group taken down": (killed[0], ended),
         "decided, and waited (recovery.backoff_seconds)": (ended, begun),
-        "agent: process and its imports": (begun, processes["rank"]),
+        "agent: process and its imports": (begun, rank["began"]),
         "rank: process, until it gives a sign of life": (
-            processes["rank"],
-            processes["rank lives"],
+            rank["began"],
+            rank["lives"],
         ),
-        "rank: imports, model, checkpoint": (processes["rank lives"], ready),
+        "rank: imports, model, checkpoint": (rank["lives"], ready),
         "first step": (ready, first),
         "in all": (killed[0], first),
     }
