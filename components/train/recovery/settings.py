@@ -31,6 +31,7 @@ _REORDERING = {
     "compute.nproc_per_node",
     "compute.threads_per_rank",
 }
+_MEANING = {"data.fingerprint": " (other data, or prepared by another version of steadytrain)"}
 MAY_DIFFER = (
     f"{', '.join(f'training.{name}' for name in NEUTRAL)}, and all of {' and '.join(FREE_SECTIONS)}"
 )
@@ -50,7 +51,8 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Changes with which a run cannot be continued: field, value then and value now."""
-    return [f"{name} {told}" for name, told in _changes(before, now) if not _may_differ(name)]
+    changes = [(name, told) for name, told in _changes(before, now) if not _may_differ(name)]
+    return [f"{name} {told}{_MEANING.get(name, '')}" for name, told in changes]
 
 
 def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
