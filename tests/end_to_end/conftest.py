@@ -1,10 +1,11 @@
-"""The command, in a folder of its own."""
+"""The command in a folder of its own, and data for trainings without it."""
 
 from __future__ import annotations
 
 import pytest
 
 from support.command import Command
+from support.training import language_rows, write_data
 
 _SHARED_RUNS = ("lm", "quiet")
 
@@ -25,3 +26,9 @@ def steadytrain(tmp_path):
 @pytest.fixture(scope="module")
 def shared_steadytrain(tmp_path_factory):
     return Command(tmp_path_factory.mktemp("shared") / "output")
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Prepared rows of a small language."""
+    return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))

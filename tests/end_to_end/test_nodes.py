@@ -10,11 +10,10 @@ import pytest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
-from steadytrain.components.train.recovery.supervisor import Supervisor
 
-from support.forked import ForkedLauncher
+from support.forked import train
 from support.nodes import NodesLauncher
-from support.training import Bench, language_rows, weights_digest, write_data
+from support.training import Bench, weights_digest
 
 RECIPE = {"max_steps": 12, "global_batch_size": 8, "save_steps": 4, "logging_steps": 1}
 
@@ -36,9 +35,7 @@ class KillOnce:
 
 
 @pytest.fixture
-def bench(tmp_path):
-    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
-
+def bench(tmp_path, data):
     def make(run):
         compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1}
         recovery = {"backoff_seconds": 0}
@@ -51,8 +48,7 @@ def bench(tmp_path):
 
 def test_a_rank_of_one_node_is_killed_and_both_go_on_to_the_weights_of_one_node(bench):
     undisturbed, killed = bench("undisturbed"), bench("killed")
-    assert Supervisor(undisturbed.config, undisturbed.data, ForkedLauncher(2)).run().succeeded
-    sinks = [KillOnce(killed.workspace)]
-    outcome = Supervisor(killed.config, killed.data, NodesLauncher(2), sinks=sinks).run()
+    assert train(undisturbed).succeeded
+    outcome = train(killed, launcher=NodesLauncher(2), sinks=[KillOnce(killed.workspace)])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2), outcome
     assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)

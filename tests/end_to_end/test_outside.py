@@ -25,7 +25,7 @@ from support.command import wait_for
 from support.proxy import proxy_to
 from support.s3 import make_bucket, moto_server
 from support.stores import Server, empty_store, free_port, own_environment
-from support.training import Bench, events_of, language_rows, weights_digest, write_data
+from support.training import Bench, events_of, weights_digest
 
 __all__ = ["empty_store", "own_environment"]
 
@@ -44,11 +44,6 @@ SUPERVISED = (
     "from steadytrain.components.train.step import run_stage\n"
     "run_stage(load(sys.argv[1]))\n"
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,10 @@ import pytest
 
 from steadytrain.components.shared.errors import TrainingFailed
 from steadytrain.components.shared.events.types import (
-    AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
     TrainingStep,
-    Warned,
 )
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
@@ -25,10 +23,9 @@ from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
-from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.faults import PoisonedToken
-from support.forked import ForkedLauncher
+from support.forked import ForkedLauncher, train
 from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     GPT2,
@@ -52,11 +49,6 @@ RECIPE = {
 }
 TESTS = Path(__file__).parents[1]
 AT_ONCE = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))
 
 
 @pytest.fixture
@@ -92,11 +84,6 @@ def first(kind):
         return fresh and not seen.add(event.attempt)
 
     return is_first
-
-
-def train(bench, *, launcher=None, **options):
-    launcher = launcher or ForkedLauncher(bench.config.compute.nproc_per_node)
-    return Supervisor(bench.config, bench.data, launcher, **options).run()
 
 
 class LaunchedKills(Kills):
@@ -316,106 +303,3 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
     reached = {event.attempt: event.step for event in events_of(killed.workspace, TrainingStep)}
     for begun in events_of(killed.workspace, AttemptStarted)[1:]:
         assert reached.get(begun.attempt - 1, 0) - (begun.resumed_from_step or 0) <= 2 * interval
-
-
-WIDE = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-    "vocab_size": 16_000,
-}
-LARGE_BATCHES = {"max_steps": 3, "global_batch_size": 8, "logging_steps": 1}
-
-
-@pytest.fixture(scope="module")
-def long_data(tmp_path_factory):
-    """Rows with which the logits of a micro-batch of 8 take some hundred megabytes."""
-    rows = language_rows(24)
-    for row in rows:
-        times = 384 // len(row["input_ids"])
-        for name in ("input_ids", "targets", "lengths"):
-            row[name] = row[name] * times
-    return write_data(tmp_path_factory.mktemp("long"), rows, [], sequence_length=384)
-
-
-def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench, long_data):
-    def run(name, micro, *, limit=0):
-        one = bench(
-            name,
-            data=long_data,
-            model={"config": WIDE},
-            training={**LARGE_BATCHES, "micro_batch_size": micro},
-        )
-        launcher = ForkedLauncher(ADDRESS_SPACE=str(limit))
-        return one.workspace, train(one, launcher=launcher)
-
-    def peak(workspace):
-        return int((workspace.attempts / "0001" / "peak").read_text())
-
-    undisturbed, outcome = run("undisturbed", 8)
-    assert outcome.succeeded
-    half, outcome = run("half", 4)
-    assert outcome.succeeded
-    assert peak(half) < peak(undisturbed)
-    between = (peak(half) + peak(undisturbed)) // 2
-
-    short, outcome = run("short", 8, limit=between)
-    assert outcome.succeeded, outcome
-    begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [8, 4]
-    assert events_of(short, AttemptEnded)[0].failure_class == "gpu_oom"
-    (decision,) = events_of(short, DecisionMade)
-    assert (decision.action, decision.rung) == ("retry_changed", "smaller micro-batch")
-    assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-6)
-
-    later, outcome = run("later", 8, limit=between)
-    assert (outcome.outcome, outcome.attempts) == ("finished", 1)
-    assert events_of(later, AttemptStarted)[0].micro_batch_size == 4
-    (warned,) = events_of(later, Warned)
-    assert "training.micro_batch_size = 8 is an upper bound" in warned.message
-    assert len(events_of(later, TrainingStep)) == 3
-
-
-PHASES = ["forward:0", "backward:1", "optimizer:1"]
-
-
-def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
-    """All ranks leave by themselves and soon; what is learned stays as it was."""
-
-    def run(name, *faults):
-        one = bench(
-            name,
-            ranks=2,
-            data=long_data.model_copy(update={"task": "support.faults:RunsOut"}),
-            model={"config": {**WIDE, "hidden_size": 128}},
-            training={**LARGE_BATCHES, "micro_batch_size": 4, "max_steps": 2},
-        )
-        launcher = ForkedLauncher(2, FAULTS=" ".join(faults))
-        outcome = train(one, launcher=launcher)
-        assert outcome.succeeded, outcome
-        return one.workspace, launcher
-
-    undisturbed, _ = run("undisturbed")
-    short, launcher = run("short", *PHASES)
-    begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [4, 2, 1, 1]
-    assert [item.gradient_checkpointing for item in begun] == [False, False, False, True]
-    ended = events_of(short, AttemptEnded)
-    assert [item.failure_class for item in ended] == ["gpu_oom"] * 3 + [""]
-    assert launcher.exits[:3] == [{0: 1, 1: 1}] * 3, "nobody had to be killed"
-    for number, fault in enumerate(PHASES):
-        errors = AttemptFolder(short.attempts / f"{number + 1:04d}").errors()
-        (root,) = [error for error in errors if "DefaultCPUAllocator" in error.message]
-        assert root.rank == int(fault[-1])
-        assert root.memory_needed > 0
-        assert fault.partition(":")[0] in root.traceback or "loss" in root.traceback
-        assert begun[number + 1].time - root.time < 15
-    assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-6)
-    rates = [
-        {event.step: event.learning_rate for event in events_of(workspace, TrainingStep)}
-        for workspace in (undisturbed, short)
-    ]
-    assert rates[0] == rates[1]

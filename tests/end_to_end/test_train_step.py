@@ -29,7 +29,7 @@ from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
 from support.times import told_spans
-from support.training import Bench, events_of, language_rows, write_data
+from support.training import Bench, events_of
 
 RECIPE = {
     "max_steps": 12,
@@ -42,11 +42,6 @@ RECIPE = {
 }
 # Long enough to be caught in the middle, however fast the machine is.
 ENDLESS = {**RECIPE, "max_steps": 100_000, "lr_scheduler_type": "constant"}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))
 
 
 @pytest.fixture

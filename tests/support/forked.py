@@ -17,16 +17,19 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.launch.base import Launcher
+from steadytrain.components.train.recovery.outcome import Outcome
+from steadytrain.components.train.recovery.supervisor import Supervisor
+
+from support.training import Bench
 
 OUTLIVE_SECONDS = 8.0
 _PRELOAD = [
     "torch",
     "torch.distributed",
-    # What accelerate and transformers import by the way, where it is installed.
-    "deepspeed",
-    "mlflow",
     "transformers.models.llama.modeling_llama",
     "transformers.models.gpt2.modeling_gpt2",
     "steadytrain.components.shared.config",
@@ -142,6 +145,12 @@ class ForkedRanks:
 
     def exits(self) -> Mapping[int, int]:
         return {number: self.ranks[number].exitcode or 0 for number in self.order}
+
+
+def train(bench: Bench, *, launcher: Launcher | None = None, **options: Any) -> Outcome:
+    """A run under the product's supervisor, over forked ranks."""
+    launcher = launcher or ForkedLauncher(bench.config.compute.nproc_per_node)
+    return Supervisor(bench.config, bench.data, launcher, **options).run()
 
 
 def _free_port() -> int:
