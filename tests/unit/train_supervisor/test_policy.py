@@ -327,17 +327,23 @@ def test_any_history(faults, recovery, device):
 class Spent:
     """What a run has used of its budgets since its last new checkpoint, counted without the policy.
 
-    By class; the failure of the attempt that saved is the first one that counts.
+    By class; the failure of the attempt that saved is the first one that counts. That of the
+    breaker's last try, which is allowed whatever a class has left, is the breaker's own.
     """
 
+    APART = frozenset({FailureClass.PREEMPTION, FailureClass.DIVERGENCE})
+
     def __init__(self, recovery):
-        self.recovery, self.failures = recovery, Counter()
+        self.recovery, self.failures, self.last_try = recovery, Counter(), False
 
     def take(self, kind, decision, *, saves):
         if saves:
             self.failures.clear()
+            self.last_try = False
         if not decision.rung:
-            self.failures[kind] += 1
+            breakers_own = self.last_try and kind not in self.APART
+            self.failures["last try" if breakers_own else kind] += 1
+        self.last_try |= "breaker is open" in decision.reason
 
     def left(self, kind):
         """Failures of a class that the run may still have; a divergence's third one stops it."""
@@ -347,8 +353,7 @@ class Spent:
     @property
     def left_to_the_breaker(self):
         """Its last try counted in. A divergence has an end of its own, which comes first."""
-        apart = {FailureClass.PREEMPTION, FailureClass.DIVERGENCE}
-        crashes = sum(self.failures[kind] for kind in set(self.failures) - apart)
+        crashes = sum(self.failures[kind] for kind in set(self.failures) - self.APART)
         return self.recovery.breaker_failures + 1 - crashes
 
 
