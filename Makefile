@@ -16,7 +16,7 @@ test: setup lint package ## Everything that is promised of a change.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal --cov --cov-report= tests/unit
 	$(BIN)/coverage report --include 'components/*' --fail-under 90 --format total
 	# Without coverage, which slows the start of a process by a third.
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadgroup tests/end_to_end
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/end_to_end
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,15 +7,13 @@ import pytest
 from support.command import Command
 from support.training import language_rows, write_data
 
-_SHARED_RUNS = ("lm", "quiet")
+_LONGEST = ("test_presets", "test_bad_input", "test_outside", "test_soak", "test_stop")
 
 
 def pytest_collection_modifyitems(items):
-    """What shares a costly run goes to one worker, and first, since it takes longest."""
-    for item in items:
-        for name in set(_SHARED_RUNS) & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """The files that take longest begin first, so that none of them is left for the end."""
+    order = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def bench(tmp_path, data):
     return make
 
 
+@pytest.mark.soak
 def test_a_rank_of_one_node_is_killed_and_both_go_on_to_the_weights_of_one_node(bench):
     undisturbed, killed = bench("undisturbed"), bench("killed")
     assert train(undisturbed).succeeded
