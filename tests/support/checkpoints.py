@@ -6,12 +6,14 @@ import json
 import threading
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
 from steadytrain.components.train.checkpoint import CheckpointStore
 from steadytrain.components.train.checkpoint.manifest import Manifest
 from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut
+from steadytrain.components.train.checkpoint.store import committed
 
 PARTS = {
     "model": {"weight": torch.arange(12.0).reshape(3, 4), "count": torch.tensor(3)},
@@ -36,6 +38,11 @@ def save(
         store.write_rank(step, name, rank, snapshots, {"rank": rank})
     state = json.dumps({"step": step}).encode()
     return store.commit(step, name, world_size, state, given_up=threading.Event())
+
+
+def names(address: str | Path) -> list[str]:
+    """Of the committed checkpoints, the oldest first."""
+    return [checkpoint.name for checkpoint in committed(address)]
 
 
 def save_checkpoint(address: str, step: int) -> None:

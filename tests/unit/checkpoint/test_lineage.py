@@ -7,9 +7,7 @@ import hashlib
 import json
 import logging
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events.types import SupervisorStarted
@@ -27,19 +25,6 @@ from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.checkpoints import PARTS, same, save, shifted
-
-
-@pytest.fixture(params=["folder", "s3"])
-def address(request, tmp_path, monkeypatch):
-    if request.param == "folder":
-        yield str(tmp_path / "checkpoints")
-        return
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield "s3://bucket/some/run"
 
 
 class Run:

@@ -1,0 +1,167 @@
+"""Damage to a checkpoint is found before it is loaded, and named; the one before is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+
+import pytest
+
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.checkpoint import (
+    CheckpointDamaged,
+    CheckpointStore,
+    newest,
+)
+from steadytrain.components.train.checkpoint.manifest import COMMIT, DAMAGED
+
+from support.checkpoints import names, save, shifted
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove(path):
+    path.unlink()
+
+
+def swap(path):
+    """The same file of the checkpoint before."""
+    (other,) = path.parents[1].glob(f"step-00000001/{_kind(path.name)}")
+    shutil.copyfile(other, path)
+
+
+def _kind(name):
+    """A file's name whichever save it is of, as a pattern."""
+    return name if name == COMMIT else "*-" + name.partition("-")[2]
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "*-rank-0000.model.safetensors",
+        "*-rank-0001.optimizer.safetensors",
+        "*-rank-0001.json",
+        "*-state.json",
+        "*-manifest.json",
+        COMMIT,
+    ],
+)
+def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(
+    folder, caplog, file, damage
+):
+    store = CheckpointStore(folder, keep=2)
+    save(store, 1, world_size=2)
+    save(store, 2, parts=shifted(1), world_size=2)
+    (path,) = (folder / "step-00000002").glob(file)
+    damage(path)
+
+    with caplog.at_level(logging.WARNING):
+        found = newest(folder)
+
+    assert found == store.path(1)
+    assert names(folder) == ["step-00000001"]
+    uncommitted = file == COMMIT and damage is remove
+    # What COMMIT says of the manifest is all that is known of either.
+    named = "step-00000002/" if file == COMMIT else str(path)
+    assert uncommitted or named in caplog.text
+    assert uncommitted or "checkpoint file" in (path.parent / DAMAGED).read_text()
+
+
+def test_what_was_set_aside_stays_until_its_step_is_saved_again(folder):
+    store = CheckpointStore(folder, keep=2)
+    save(store, 1)
+    save(store, 2)
+    flip(next((folder / "step-00000002").glob("*.model.*")))
+    newest(folder)
+    store.retain(save(store, 3), best_step=0)
+    assert (folder / "step-00000002" / DAMAGED).is_file()
+
+    manifest = save(store, 2, parts=shifted(1))
+    store.retain(manifest, best_step=3)
+
+    assert {path.name for path in (folder / "step-00000002").iterdir()} == manifest.names
+
+
+def test_damage_in_an_s3_object_is_found(store, address):
+    if not address.startswith("s3"):
+        return
+    save(store, 1)
+    save(store, 2)
+    storage = store.path(2).storage
+    name = next(name for name in storage.list() if name.endswith(".model.safetensors"))
+    storage.write(name, storage.read(name)[:-1] + b"?")
+
+    assert newest(address) == store.path(1)
+    assert names(address) == ["step-00000001"]
+
+
+def test_a_stale_manifest_is_found_out(folder):
+    """A whole older checkpoint's commit over newer files, and under a newer name."""
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+    save(store, 2)
+    shutil.copyfile(folder / "step-00000001" / COMMIT, folder / "step-00000002" / COMMIT)
+    shutil.copytree(folder / "step-00000001", folder / "step-00000003")
+
+    with pytest.raises(CheckpointDamaged, match=r"manifest\.json: is missing"):
+        store.path(2).verify()
+    with pytest.raises(CheckpointDamaged, match="is of step 1"):
+        store.path(3).verify()
+
+
+def test_other_versions_are_refused_by_name(folder):
+    """The first one's COMMIT was a digest alone; the number counts only under its digest."""
+    store = CheckpointStore(folder, keep=9)
+    old = folder / "step-00000001"
+    old.mkdir(parents=True)
+    (old / "manifest.json").write_text(json.dumps({"schema_version": 1, "step": 1}))
+    digest = hashlib.sha256((old / "manifest.json").read_bytes()).hexdigest()
+    (old / COMMIT).write_text(digest)
+
+    with pytest.raises(BadInput, match="schema version 1; this steadytrain reads 2 and 3"):
+        newest(folder)
+    (old / "manifest.json").write_text(json.dumps({"schema_version": 7, "step": 1}))
+    assert newest(folder) is None
+    save(store, 2)
+    assert newest(folder) == store.path(2)
+
+
+def test_a_folder_that_may_not_be_read_is_no_damage(folder, monkeypatch):
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+
+    def denied(self, name):
+        raise PermissionError(13, "Permission denied")
+        yield
+
+    monkeypatch.setattr(LocalStorage, "read_stream", denied)  # root may read everything
+    with pytest.raises(StorageError, match="cannot be read: Permission denied"):
+        newest(folder)
+    monkeypatch.undo()
+    assert newest(folder) == store.path(1)
+
+
+def test_a_broken_disk_is_damage(folder, monkeypatch):
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+
+    def broken(self, name):
+        raise OSError(5, "Input/output error")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "read_stream", broken)
+        with pytest.raises(CheckpointDamaged, match=r"COMMIT: cannot be read \(Input/output"):
+            store.path(1).verify()
