@@ -24,8 +24,9 @@ from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.steps import StepResult
 
+from support.ports import free_port
 from support.proxy import proxy_to
-from support.stores import Server, empty_store, free_port, own_environment
+from support.stores import Server, empty_store, own_environment
 from support.training import Bench, events_of, language_rows, write_data
 
 __all__ = ["empty_store", "own_environment"]

@@ -24,7 +24,7 @@ from steadytrain.components.train.launch.process import RANK_PROGRAM
 from support.command import wait_for
 from support.proxy import proxy_to
 from support.s3 import make_bucket, moto_server
-from support.stores import Server, empty_store, free_port, own_environment
+from support.stores import empty_store, own_environment, serving
 from support.training import Bench, events_of, weights_digest
 
 __all__ = ["empty_store", "own_environment"]
@@ -71,13 +71,8 @@ def undisturbed(make_bench):
 
 @pytest.fixture
 def server(tmp_path, empty_store):
-    folder = tmp_path / "server"
-    folder.mkdir()
-    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder, free_port())
-    server.start()
-    yield server
-    server.kill()
+    with serving(tmp_path / "server", empty_store) as server:
+        yield server
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from steadytrain.components.train.agent.processes import processes_of
 
 from support.disturbances import DISTURBANCES, Program, Scene
 from support.soak import Soak, schedule, table
-from support.stores import Server, empty_store, free_port, own_environment
+from support.stores import empty_store, own_environment, serving
 from support.times import told_history
 from support.training import (
     GPT2,
@@ -72,13 +72,8 @@ def draw():
 
 @pytest.fixture
 def server(tmp_path, empty_store):
-    folder = tmp_path / "server"
-    folder.mkdir()
-    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder, free_port())
-    server.start()
-    yield server
-    server.kill()
+    with serving(tmp_path / "server", empty_store) as server:
+        yield server
 
 
 @pytest.fixture

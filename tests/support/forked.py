@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import re
 import resource
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
+from support.ports import free_port
 from support.training import Bench
 
 OUTLIVE_SECONDS = 8.0
@@ -106,7 +106,7 @@ class ForkedLauncher:
         alike |= {
             "WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
         }
         return [
             alike | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.world_size)
@@ -151,9 +151,3 @@ def train(bench: Bench, *, launcher: Launcher | None = None, **options: Any) -> 
     """A run under the product's supervisor, over forked ranks."""
     launcher = launcher or ForkedLauncher(bench.config.compute.nproc_per_node)
     return Supervisor(bench.config, bench.data, launcher, **options).run()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

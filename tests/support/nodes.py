@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,8 @@ from steadytrain.components.train.agent.processes import MARK, end_processes
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.agent import AgentAttempt
 from steadytrain.components.train.launch.process import RANK_PROGRAM
+
+from support.ports import free_port
 
 
 class NodesLauncher:
@@ -27,7 +28,7 @@ class NodesLauncher:
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:
-        port = _free_port()
+        port = free_port()
         agents = [self._agent(folder, node, port) for node in range(self.nodes)]
         try:
             yield AgentAttempt(
@@ -53,9 +54,3 @@ class NodesLauncher:
             env={**os.environ, **told},
             start_new_session=True,
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

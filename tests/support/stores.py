@@ -6,17 +6,19 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from steadytrain.components.shared.tracking.connect import import_mlflow
+
+from support.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +34,6 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     import_mlflow().MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -81,3 +77,16 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+
+
+@contextlib.contextmanager
+def serving(folder: Path, store: Path) -> Iterator[Server]:
+    """A server that is up, on a copy of a store."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mlflow.db").write_bytes(store.read_bytes())
+    server = Server(folder, free_port())
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

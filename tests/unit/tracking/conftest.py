@@ -14,8 +14,9 @@ import pytest
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.workspace import Workspace
 
+from support.ports import free_port
 from support.proxy import Proxy, proxy_to
-from support.stores import Server, empty_store, free_port, own_environment
+from support.stores import Server, empty_store, own_environment, serving
 
 __all__ = ["empty_store", "own_environment"]
 
@@ -61,12 +62,8 @@ def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def lasting_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
     """A server that is up, for all tests of a module."""
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder, free_port())
-    server.start()
-    yield server
-    server.kill()
+    with serving(tmp_path_factory.mktemp("server"), empty_store) as server:
+        yield server
 
 
 @pytest.fixture
