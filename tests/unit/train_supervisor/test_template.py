@@ -73,7 +73,14 @@ def test_with_a_second_thread_ranks_are_started_and_not_forked(module, folder):
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True)"
     with module(f"{thread}.start()") as launcher:
         assert run(launcher, folder) == {0: 0}
+    assert "1 other threads" in folder.node(0).log.read_text()
     assert f"COMMAND={sys.executable} {RANK} tell {folder.path}" in folder.log(0).read_text()
+
+
+def test_what_ranks_import_lets_them_be_forked(folder):
+    with ProcessLauncher(ComputeConfig(), [sys.executable, str(RANK), "tell"]) as launcher:
+        assert run(launcher, folder) == {0: 0}
+    assert "agent.template" in folder.log(0).read_text()
 
 
 def test_a_stop_while_it_imports(module, folder):
