@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -22,24 +23,27 @@ RANK = Path(__file__).with_name("rank.py")
 
 @pytest.fixture
 def launcher():
-    def make(how, *, ranks=1, threads=1):
-        compute = ComputeConfig(nproc_per_node=ranks, threads_per_rank=threads)
-        return ProcessLauncher(compute, [sys.executable, str(RANK), how])
+    with contextlib.ExitStack() as made:
 
-    return make
+        def make(how, *, ranks=1, threads=1):
+            compute = ComputeConfig(nproc_per_node=ranks, threads_per_rank=threads)
+            program = [sys.executable, str(RANK), how]
+            return made.enter_context(ProcessLauncher(compute, program, imports=()))
+
+        yield make
 
 
 @pytest.fixture
 def make_folder(tmp_path, config):
     """An attempt's folder that names what to run."""
 
-    def make(**recovery):
-        folder = AttemptFolder(tmp_path / "attempts" / "0001")
+    def make(*, attempt=1, **recovery):
+        folder = AttemptFolder(tmp_path / "attempts" / f"{attempt:04d}")
         settings = config.recovery.model_copy(update=recovery)
         changed = config.model_copy(update={"recovery": settings})
         (tmp_path / "config.yaml").write_text(changed.to_yaml())
         AttemptSpec(
-            attempt=1,
+            attempt=attempt,
             run_id=config.run_id,
             config=str(tmp_path / "config.yaml"),
             data="",

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.workspace import Workspace
@@ -123,8 +125,14 @@ def ignore(folder: AttemptFolder) -> int:
 
 def orphan(folder: AttemptFolder) -> int:
     """Leaves a process behind that has left its tree."""
-    leave = "import os, time; os.fork() and os._exit(0); time.sleep(600)"
-    subprocess.run([sys.executable, "-c", leave], start_new_session=True, check=True)
+    leave = (
+        "import os, sys, time; os.fork() and os._exit(0); "
+        "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    told = folder.path / "orphan"
+    subprocess.run([sys.executable, "-c", leave, told], start_new_session=True, check=True)
+    while not told.exists() or not told.read_text():
+        time.sleep(0.02)
     return finish(folder)
 
 
@@ -148,6 +156,7 @@ def validate(folder: AttemptFolder) -> int:
 def tell(folder: AttemptFolder) -> int:
     for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "MASTER_ADDR"):
         print(f"{name}={os.environ.get(name)}")
+    print(f"COMMAND={' '.join(psutil.Process().cmdline())}")
     return finish(folder)
 
 
