@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from urllib.parse import urlencode
 
@@ -42,8 +43,9 @@ def test_the_dag_runs_in_its_images_and_ends_with_a_champion(walker, cluster, ml
     query = urlencode({"name": "stdlib-lm", "alias": "champion"})
     answer = cluster.ask(mlflow, f"api/2.0/mlflow/registered-models/alias?{query}")
     assert answer["model_version"]["version"] == "1"
-    report = cluster.read(f"{MOUNT_PATH}/runs/whole/report.html")
-    assert "is the champion" in report
+    promoted = json.loads(cluster.read(f"{MOUNT_PATH}/runs/whole/records/promote.json"))
+    assert promoted["champion"]
+    assert "stdlib-lm" in cluster.read(f"{MOUNT_PATH}/runs/whole/report.html")
 
 
 def test_the_report_is_written_where_a_step_failed(walker, cluster):
