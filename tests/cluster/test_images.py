@@ -18,9 +18,16 @@ from support.command import TINY_LM
 
 LOCK = Path(__file__).parents[2] / "requirements.lock"
 MEGABYTE = 1_000_000
-RESTRICTED = (
-    "--rm --network=none --read-only --tmpfs=/tmp:exec,mode=1777 --cap-drop=ALL --user=4711"
-)
+RESTRICTED = [
+    "--rm",
+    "--network=none",
+    "--read-only",
+    "--tmpfs=/tmp:exec,mode=1777",
+    "--cap-drop=ALL",
+    "--user=4711",
+    "--env=HOME=/nonexistent",
+    "--entrypoint=",
+]
 IMAGES = pytest.mark.parametrize("image", [STEP_IMAGE, TRAIN_IMAGE])
 INSTALLED = (
     "import importlib.metadata as m, json; "
@@ -43,22 +50,26 @@ def docker(*arguments):
     return done.stdout
 
 
-def run(image, *command, home="/nonexistent"):
-    options = [*RESTRICTED.split(), f"--env=HOME={home}", "--entrypoint="]
-    return docker("run", *options, image, *command)
+def run(image, *command):
+    return docker("run", *RESTRICTED, image, *command)
 
 
-def tiny(step):
-    sets = " ".join(f"--set '{item}'" for item in (*TINY_LM, "output=/tmp/output"))
+def tiny(step, *more):
+    sets = " ".join(f"--set '{item}'" for item in (*TINY_LM, "output=/tmp/output", *more))
     return f"steadytrain step {step} causal-lm {sets}"
 
 
 def test_the_light_image_preprocesses():
-    assert json.loads(run(STEP_IMAGE, "sh", "-c", tiny("preprocess")))["sides"].keys() == {
-        "train",
-        "validation",
-        "test",
-    }
+    # On a cluster it tracks to a server (test_pipeline.py).
+    command = f"MLFLOW_ALLOW_FILE_STORE=1 {tiny('preprocess', 'tracking.uri=file:/tmp/tracked')}"
+    told = json.loads(run(STEP_IMAGE, "sh", "-c", command))
+    assert told["sides"].keys() == {"train", "validation", "test"}
+
+
+def test_the_light_image_says_that_it_tracks_to_a_server_only():
+    said = run(STEP_IMAGE, "sh", "-c", f"{tiny('preprocess')} 2>&1 || true")
+    assert "SQLAlchemy is not installed" in said
+    assert "the address of an MLflow server" in said
 
 
 def test_the_training_image_trains():
