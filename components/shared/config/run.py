@@ -18,6 +18,7 @@ from steadytrain.components.shared.config.judging import (
     RegistryConfig,
     TrackingConfig,
 )
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.training import (
     ComputeConfig,
     ModelConfig,
@@ -29,6 +30,7 @@ SCHEMA_VERSION: Final = 1
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "run": True,
     "output": True,
+    "pipeline": True,
     "compute": {"price_per_hour"},
 }
 
@@ -57,6 +59,7 @@ class RunConfig(Section):
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
     compute: ComputeConfig = ComputeConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
