@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from steadytrain.components.shared.config.secrets import find_secrets
+from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
 
 from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build, pods
 
@@ -142,6 +143,17 @@ def test_rights_are_named_one_by_one(objects):
         assert "secrets" not in rule["resources"]
 
 
+def test_the_role_is_what_the_doctor_asks_for(standalone):
+    (role,) = (item for item in standalone if item["kind"] == "Role")
+    stated = [
+        Right(group, resource, tuple(rule["verbs"]))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    ]
+    assert tuple(stated) == RIGHTS
+
+
 def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone):
     expected = {
         "standalone": ("pipeline-runner", "kubeflow"),
@@ -155,11 +167,25 @@ def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone
         assert binding["subjects"] == [subject]
 
 
-def test_every_pod_of_ours_is_under_the_policy_that_denies(objects):
-    policies = {item["metadata"]["name"]: item for item in objects if "podSelector" in str(item)}
-    denied = policies["steadytrain-deny"]["spec"]
-    assert denied.keys() == {"podSelector", "policyTypes"}
-    for item in objects:
-        if item["kind"] == "Deployment":
-            labels = item["spec"]["template"]["metadata"]["labels"]
-            assert denied["podSelector"]["matchLabels"].items() <= labels.items()
+def test_every_pod_of_ours_is_under_a_policy_that_denies_both_ways(objects):
+    """What a policy selects may do only what policies allow, in the directions that it names."""
+    deployed = [
+        item["spec"]["template"]["metadata"]["labels"]
+        for item in objects
+        if item["kind"] == "Deployment"
+    ]
+    step = {"app.kubernetes.io/part-of": "steadytrain", "app.kubernetes.io/component": "step"}
+    rank = {"app.kubernetes.io/managed-by": "steadytrain", "steadytrain.io/run": "some"}
+    for labels in [*deployed, step, rank]:
+        selecting = [item for item in objects if selects(item, labels)]
+        assert len(selecting) == 1
+        assert selecting[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def selects(item, labels):
+    if item["kind"] != "NetworkPolicy":
+        return False
+    selector = item["spec"]["podSelector"]
+    wanted = selector.get("matchLabels", {})
+    keys = [one["key"] for one in selector.get("matchExpressions", [])]
+    return wanted.items() <= labels.items() and labels.keys() >= set(keys)

@@ -1,0 +1,75 @@
+"""A namespace of a real cluster for a test's own, with restricted Pod Security."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+needs_cluster = pytest.mark.skipif(
+    not os.environ.get("KUBECONFIG"), reason="needs a cluster, named by KUBECONFIG"
+)
+
+
+def kubectl(*arguments: str | Path, content: str = "", check: bool = True) -> str:
+    """What kubectl prints."""
+    done = subprocess.run(["kubectl", *arguments], input=content, capture_output=True, text=True)
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def own_namespace(name: str) -> Iterator[str]:
+    """A namespace that is gone afterwards, with all in it."""
+    namespace = f"steadytrain-{name}-{secrets.token_hex(3)}"
+    kubectl("create", "namespace", namespace)
+    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    try:
+        yield namespace
+    finally:
+        kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@contextlib.contextmanager
+def volumes_for(claims: Sequence[Any], namespace: str, folder: Path) -> Iterator[None]:
+    """Volumes for claims, in folders of this machine, where the cluster has no storage of its own.
+
+    It takes for granted that such a cluster's node is this machine.
+    """
+    if yaml.safe_load(kubectl("get", "storageclass", "-o", "yaml"))["items"]:
+        yield
+        return
+    volumes = []
+    for claim in claims:
+        name = claim["metadata"]["name"]
+        place = folder / name
+        place.mkdir(parents=True)
+        place.chmod(0o777)
+        volumes.append(_volume(f"{namespace}-{name}", claim, namespace, place))
+    kubectl("apply", "-f", "-", content=yaml.safe_dump_all(volumes))
+    try:
+        yield
+    finally:
+        kubectl("delete", "pv", *(item["metadata"]["name"] for item in volumes), "--wait=false")
+
+
+def _volume(name: str, claim: Any, namespace: str, place: Path) -> Any:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": claim["spec"]["accessModes"],
+            "capacity": claim["spec"]["resources"]["requests"],
+            "claimRef": {"namespace": namespace, "name": claim["metadata"]["name"]},
+            "hostPath": {"path": str(place)},
+            "persistentVolumeReclaimPolicy": "Retain",
+        },
+    }
