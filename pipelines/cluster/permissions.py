@@ -15,10 +15,7 @@ from steadytrain.pipelines.cluster.line import Line, failed, passed
 
 @dataclass(frozen=True)
 class Right:
-    """Verbs on one kind of object.
-
-    resource: in the plural, with a sub-resource behind a slash.
-    """
+    """Verbs on one kind of object; `resource` is its plural."""
 
     group: str
     resource: str
@@ -27,10 +24,9 @@ class Right:
 
 RIGHTS: Final = (
     Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
-    Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "delete")),
+    Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
     Right("kubeflow.org", "pytorchjobs", ("create", "get", "list", "delete")),
-    Right("", "pods", ("get", "list", "watch")),
-    Right("", "pods/log", ("get",)),
+    Right("", "pods", ("get", "list")),
     Right("", "events", ("list",)),
     Right("argoproj.io", "workflows", ("get",)),
 )
@@ -64,14 +60,12 @@ def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
 def _allowed(cluster: Cluster, right: Right, verb: str) -> bool:
     from kubernetes import client
 
-    resource, _, subresource = right.resource.partition("/")
     review = client.V1SelfSubjectAccessReview(
         spec=client.V1SelfSubjectAccessReviewSpec(
             resource_attributes=client.V1ResourceAttributes(
                 namespace=cluster.namespace,
                 group=right.group,
-                resource=resource,
-                subresource=subresource or None,
+                resource=right.resource,
                 verb=verb,
             )
         )
