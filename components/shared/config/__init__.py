@@ -5,6 +5,7 @@ from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,
+    RetrainConfig,
     TrackingConfig,
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
@@ -26,6 +27,7 @@ __all__ = [
     "ModelConfig",
     "RecoveryConfig",
     "RegistryConfig",
+    "RetrainConfig",
     "RunConfig",
     "TrackingConfig",
     "TrainingConfig",

@@ -16,6 +16,7 @@ from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,
+    RetrainConfig,
     TrackingConfig,
 )
 from steadytrain.components.shared.config.training import (
@@ -27,6 +28,7 @@ from steadytrain.components.shared.config.training import (
 
 SCHEMA_VERSION: Final = 1
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
+    "retrain": True,
     "run": True,
     "output": True,
     "compute": {"price_per_hour"},
@@ -62,6 +64,7 @@ class RunConfig(Section):
     gate: GateConfig = GateConfig()
     registry: RegistryConfig = RegistryConfig()
     tracking: TrackingConfig = TrackingConfig()
+    retrain: RetrainConfig = RetrainConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
