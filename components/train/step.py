@@ -104,7 +104,8 @@ def train_with_pytorch(
     sinks: Sequence[Sink],
 ) -> Outcome:
     """Ranks on this machine, watched by the supervisor."""
-    return Supervisor(config, data, ProcessLauncher(config.compute), on_validation, sinks).run()
+    with ProcessLauncher(config.compute) as launcher:
+        return Supervisor(config, data, launcher, on_validation, sinks).run()
 
 
 TRAINERS: dict[str, Trainer] = {"pytorch": train_with_pytorch}
