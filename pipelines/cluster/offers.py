@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from steadytrain.components.shared.attached import NAME
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
 from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
-
-VOLUME: Final = "steadytrain"
-"""The claim of manifests/base/volume.yaml."""
 
 GPU: Final = "nvidia.com/gpu"
 _TRAINER = "trainer.kubeflow.org"
@@ -213,19 +211,19 @@ def check_volume(cluster: Cluster) -> Line:
     topic = "volume"
     try:
         claim = client.CoreV1Api(cluster.api).read_namespaced_persistent_volume_claim(
-            VOLUME, cluster.namespace, _request_timeout=SECONDS
+            NAME, cluster.namespace, _request_timeout=SECONDS
         )
     except client.ApiException as error:
         if status_of(error) == 404:
             return failed(
-                topic, f"{cluster.namespace} has no claim {VOLUME}", "apply manifests/overlays"
+                topic, f"{cluster.namespace} has no claim {NAME}", "apply manifests/overlays"
             )
         if status_of(error) == 403:
             return unasked(topic, reason(error), "ask as one who may read claims")
         raise
     modes = claim.status.access_modes or claim.spec.access_modes
     storage = claim.spec.storage_class_name
-    text = f"{VOLUME}, {', '.join(modes)}, " + (f"class {storage}" if storage else "no class")
+    text = f"{NAME}, {', '.join(modes)}, " + (f"class {storage}" if storage else "no class")
     if claim.status.phase != "Bound":
         return _unbound(cluster, text, storage)
     if "ReadWriteMany" not in modes and _nodes(cluster) != 1:

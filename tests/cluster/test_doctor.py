@@ -7,10 +7,17 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from support.manifests import build
-from support.namespaces import kubectl, needs_cluster, own_namespace, volumes_for
+from support.namespaces import (
+    TEST_IMAGE,
+    apply,
+    in_namespace,
+    kubectl,
+    needs_cluster,
+    own_namespace,
+    volumes_for,
+)
 
 pytestmark = [needs_cluster, pytest.mark.cluster]
 
@@ -33,13 +40,8 @@ def apply_without_mlflow(namespace, scratch):
     """The manifests, but for the server, which has its own test."""
     objects = in_namespace(build("standalone", (), scratch), namespace)
     kept = [item for item in objects if item["kind"] not in ("Deployment", "Service")]
-    kubectl("apply", "-f", "-", content=yaml.safe_dump_all(kept))
+    apply(kept)
     return kept
-
-
-def in_namespace(objects, namespace):
-    text = yaml.safe_dump_all(objects).replace("namespace: kubeflow", f"namespace: {namespace}")
-    return list(yaml.safe_load_all(text))
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,8 @@ def empty():
         yield namespace
 
 
-def test_where_all_is_well_every_right_and_kind_and_the_volume_pass(ready):
-    lines = doctor(ready, "--service-account", ACCOUNT, "--image", "none.test/none:0")
+def test_where_all_is_well_every_line_passes_and_no_pod_stays(ready):
+    lines = doctor(ready, "--service-account", ACCOUNT, "--image", TEST_IMAGE)
     rights = [line for topic, line in lines.items() if topic.startswith("may ")]
     assert rights
     assert {line["state"] for line in rights} == {"pass"}
@@ -70,6 +72,8 @@ def test_where_all_is_well_every_right_and_kind_and_the_volume_pass(ready):
         assert lines[topic]["state"] == "pass", lines[topic]
     assert lines["volume"]["state"] == "pass", lines["volume"]
     assert "ReadWriteMany" in lines["volume"]["text"]
+    assert lines["image"]["state"] == "pass", lines["image"]
+    assert not kubectl("get", "pods", "-n", ready, "-o", "name")
     assert lines["S3"]["state"] == lines["MLflow"]["state"] == "not asked"
 
 

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from steadytrain.components.shared.image import TRAIN_IMAGE
+
+TEST_IMAGE = os.environ.get("STEADYTRAIN_TEST_TRAIN_IMAGE", TRAIN_IMAGE)
+"""Of training; must be on the nodes."""
+
 needs_cluster = pytest.mark.skipif(
     not os.environ.get("KUBECONFIG"), reason="needs a cluster, named by KUBECONFIG"
 )
@@ -58,6 +63,16 @@ def volumes_for(claims: Sequence[Any], namespace: str, folder: Path) -> Iterator
         yield
     finally:
         kubectl("delete", "pv", *(item["metadata"]["name"] for item in volumes), "--wait=false")
+
+
+def in_namespace(objects: Sequence[Any], namespace: str) -> list[Any]:
+    """Objects of the overlay `standalone`, moved to another namespace."""
+    text = yaml.safe_dump_all(objects).replace("namespace: kubeflow", f"namespace: {namespace}")
+    return list(yaml.safe_load_all(text))
+
+
+def apply(objects: Sequence[Any]) -> None:
+    kubectl("apply", "-f", "-", content=yaml.safe_dump_all(objects))
 
 
 def _volume(name: str, claim: Any, namespace: str, place: Path) -> Any:

@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from steadytrain.components.shared.attached import NAME, STEP_LABELS
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
 
@@ -154,6 +155,15 @@ def test_the_role_is_what_the_doctor_asks_for(standalone):
     assert tuple(stated) == RIGHTS
 
 
+def test_the_volume_is_the_one_that_the_pipeline_mounts(objects):
+    claims = {
+        item["metadata"]["name"]: item["spec"]["accessModes"]
+        for item in objects
+        if item["kind"] == "PersistentVolumeClaim"
+    }
+    assert claims[NAME] in (["ReadWriteMany"], ["ReadWriteOnce"])
+
+
 def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone):
     expected = {
         "standalone": ("pipeline-runner", "kubeflow"),
@@ -174,9 +184,8 @@ def test_every_pod_of_ours_is_under_a_policy_that_denies_both_ways(objects):
         for item in objects
         if item["kind"] == "Deployment"
     ]
-    step = {"app.kubernetes.io/part-of": "steadytrain", "app.kubernetes.io/component": "step"}
     rank = {"app.kubernetes.io/managed-by": "steadytrain", "steadytrain.io/run": "some"}
-    for labels in [*deployed, step, rank]:
+    for labels in [*deployed, STEP_LABELS, rank]:
         selecting = [item for item in objects if selects(item, labels)]
         assert len(selecting) == 1
         assert selecting[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
