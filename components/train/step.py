@@ -129,7 +129,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        *(section.model_dump(mode="json", exclude={"price_per_hour"}) for section in sections),
+        *(section.model_dump(mode="json", exclude={"price_per_hour", "pods"}) for section in sections),
         users_code_digest(config.data.task),
         rooms=TRAINING_CODE,
     )
