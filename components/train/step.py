@@ -21,7 +21,7 @@ from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
@@ -103,8 +103,9 @@ def train_with_pytorch(
     on_validation: OnValidation | None,
     sinks: Sequence[Sink],
 ) -> Outcome:
-    """Ranks on this machine, watched by the supervisor."""
-    return Supervisor(config, data, ProcessLauncher(config.compute), on_validation, sinks).run()
+    """Ranks on this machine or in pods, watched by the supervisor."""
+    with launcher_for(config) as launcher:
+        return Supervisor(config, data, launcher, on_validation, sinks).run()
 
 
 TRAINERS: dict[str, Trainer] = {"pytorch": train_with_pytorch}
@@ -129,7 +130,10 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        *(section.model_dump(mode="json", exclude={"price_per_hour", "pods"}) for section in sections),
+        *(
+            section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
+            for section in sections
+        ),
         users_code_digest(config.data.task),
         rooms=TRAINING_CODE,
     )

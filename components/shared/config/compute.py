@@ -23,8 +23,10 @@ class PodsConfig(Section):
     """The pods that train on a cluster, one a node; none of this decides what is learned."""
 
     image: str | None = Field(None, description="none: that of the train step's own pod")
-    cpu: Quantity = Field("4", description="cores of each pod; requested, and not exceeded")
-    memory: Quantity = Field("16Gi", description="of each pod; requested, and not exceeded")
+    cpu: Quantity = Field(
+        "4", description="cores that each pod requests; it may take more where a node has them"
+    )
+    memory: Quantity = Field("16Gi", description="of each pod: requested, and its limit")
     gpus: int | None = Field(
         None, ge=0, description="of each pod; none: one a rank with compute.device cuda, else 0"
     )
