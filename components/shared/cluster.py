@@ -103,12 +103,12 @@ class Cluster:
         return list(found["items"])
 
     def delete(self, kind: Kind, name: str) -> None:
-        """Deletes an object after all that it owns, where it is there; returns at once."""
+        """Deletes an object, where it is there, and then what it owns; returns at once."""
         try:
             self._call(
                 "DELETE",
                 self._path(kind, name),
-                body={"propagationPolicy": "Foreground"},
+                body={"propagationPolicy": "Background"},
                 what=f"{kind.name} {name}",
             )
         except Refused as error:

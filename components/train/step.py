@@ -190,8 +190,9 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
         # Before all else: it names the user's own code, which is what is to be mended.
         lines.append(failure.traceback.rstrip())
     lines += outcome.account
-    folder = workspace.attempts / f"{outcome.attempts:04d}"
-    lines.append(f"log: {folder / f'rank-{failure.rank}.log'}")
+    log = workspace.attempts / f"{outcome.attempts:04d}" / f"rank-{failure.rank}.log"
+    # A rank that never came has none.
+    lines += [f"log: {log}"] if log.exists() else []
     return TrainingFailed(
         redact("\n".join(lines)), failure_class=failure.failure_class, remedy=failure.remedy
     )

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
 
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$")]
+
+def _as_text(value: object) -> object:
+    """YAML reads 4 as a number."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"),
+]
 """An amount in the notation of Kubernetes: 500m, 4, 16Gi."""
 
 

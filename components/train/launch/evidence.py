@@ -27,6 +27,11 @@ _WRONG = {
     "RunContainerError",
 }
 """Reasons for which a container waits that do not go by themselves."""
+_NO_IMAGE = (
+    "set compute.pods.image to one that the nodes can pull, or give the train step's pod the "
+    "registry's pull secret"
+)
+_WRONG_POD = "change what the message names, in compute.pods or in the namespace's policy"
 _REFUSED_START = {"StartError", "ContainerCannotRun"}
 _OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
 _FORBIDDEN = re.compile(r"is forbidden|denied the request|admission webhook|is invalid")
@@ -37,11 +42,18 @@ class Evidence:
     """Why a node is lost, or will never come: as a rank's error names it.
 
     kind: as in the taxonomy (recovery/failures.py). time: Unix seconds.
+    remedy: where it is not that of every failure of the kind.
     """
 
     kind: str
     message: str
     time: float
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """As the product's errors are told (shared/errors.py)."""
+        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
 
 
 def lost(pod: Manifest) -> Evidence | None:
@@ -76,10 +88,11 @@ def hopeless(pod: Manifest, waited: float) -> Evidence | None:
         waiting = container["state"].get("waiting", {})
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
         told = f"pod {pod['metadata']['name']}, image {container['image']}: {reason}: {message}"
+        remedy = _NO_IMAGE if "Image" in reason else _WRONG_POD
         if reason in _WRONG or (reason in _PULLING and _DENIED.search(message)):
-            return _evidence("BadPod", told, None)
+            return Evidence("BadPod", told, time.time(), remedy)
         if reason in _PULLING and waited > PULL_SECONDS:
-            return _evidence("PendingTimeout", told, None)
+            return Evidence("PendingTimeout", told, time.time(), remedy)
     return None
 
 
@@ -99,7 +112,7 @@ def refused(events: Sequence[Manifest]) -> Evidence | None:
     """Why no pod can be made: what admission says of it, where that will not change."""
     for message in _failed_to_create(events):
         if _FORBIDDEN.search(message) and not _OVER_QUOTA.search(message):
-            return _evidence("BadPod", message, None)
+            return Evidence("BadPod", message, time.time(), _WRONG_POD)
     return None
 
 

@@ -141,6 +141,8 @@ class JobFollower(threading.Thread):
             f"{what} did not start within {self._limit:g} s (compute.pods.pending_timeout_seconds)"
             f"{': ' if told else ''}{told}",
             time.time(),
+            "ask for less (compute.nodes, compute.pods), wait until there is room, or raise "
+            "compute.pods.pending_timeout_seconds",
         )
 
     def _lose(self, node: int, why: Evidence) -> None:
@@ -153,7 +155,7 @@ class JobFollower(threading.Thread):
                 rank=node * self.job.compute.nproc_per_node,
                 time=why.time,
                 kind=why.kind,
-                message=why.message,
+                message=why.text,
                 traceback="",
                 step=0,
             ).save(place.error)

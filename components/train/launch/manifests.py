@@ -82,7 +82,7 @@ class Job:
         metadata = {
             "name": self.name,
             "labels": self.labels,
-            "annotations": {FOLDER: self.folder},
+            "annotations": self._marks,
             "ownerReferences": self.own.owners,
         }
         return {
@@ -91,6 +91,10 @@ class Job:
             "metadata": metadata,
             "spec": spec,
         }
+
+    @property
+    def _marks(self) -> dict[str, str]:
+        return {FOLDER: self.folder}
 
     def _pod_template(self) -> Manifest:
         pods = self.pods
@@ -123,7 +127,7 @@ class Job:
             spec["priorityClassName"] = pods.priority_class
         if pods.service_account:
             spec["serviceAccountName"] = pods.service_account
-        return {"metadata": {"labels": self.labels}, "spec": spec}
+        return {"metadata": {"labels": self.labels, "annotations": self._marks}, "spec": spec}
 
     def _container(self) -> Manifest:
         return {

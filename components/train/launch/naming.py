@@ -26,12 +26,12 @@ _DIGEST: Final = 8
 def job_name(run_id: str, attempt: int) -> str:
     """`<run>-a<N>`, an RFC 1035 label.
 
-    A run whose name is too long for that keeps its beginning and gets a digest.
+    A run whose name is too long for that, or begins with a digit, has a digest in it.
     """
-    run = run_id if run_id[0].isalpha() else f"run-{run_id}"
-    room = _LONGEST - len("-a") - _ATTEMPT_DIGITS
-    if len(run) > room:
+    room, run = _LONGEST - len("-a") - _ATTEMPT_DIGITS, run_id
+    if len(run) > room or not run[0].isalpha():
         digest = hashlib.sha256(run_id.encode()).hexdigest()[:_DIGEST]
+        run = run if run[0].isalpha() else f"run-{run}"
         run = f"{run[: room - _DIGEST - 1].rstrip('-')}-{digest}"
     return f"{run}-a{attempt}"
 

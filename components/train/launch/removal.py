@@ -1,4 +1,9 @@
-"""Removing what a run has on a cluster, whoever left it there."""
+"""Removing what a run has on a cluster, whoever left it there.
+
+Not in the foreground: a TrainJob that waits there for what it owns sees its JobSet go
+and, its controller being as it is (Trainer 2.0), makes another, whose pods begin to train;
+and where its runtime goes first, a webhook refuses the update that would let it end.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steadytrain.components.shared.cluster import (
+    POD,
     TRAIN_JOB,
     TRAINING_RUNTIME,
     Cluster,
@@ -15,7 +21,8 @@ from steadytrain.components.shared.cluster import (
 )
 from steadytrain.components.train.launch.naming import is_of, run_labels
 
-_KINDS = (TRAIN_JOB, TRAINING_RUNTIME)
+_DELETED = (TRAIN_JOB, TRAINING_RUNTIME)
+_WAITED_FOR = (*_DELETED, POD)
 _LOOK_SECONDS = 0.3
 
 
@@ -27,7 +34,7 @@ def remove_jobs(
     seconds: float,
     wait: Callable[[float], object] = time.sleep,
 ) -> list[str]:
-    """Deletes every job of a run, and waits until its pods are gone too.
+    """Deletes every job of a run, and waits until their pods are gone too.
 
     Asked for first and waited for then: who has no time to wait has asked all the same.
 
@@ -51,7 +58,7 @@ def remove_jobs(
             wait=wait,
         )
         for kind, name in left:
-            if (kind, name) not in asked:
+            if kind in _DELETED and (kind, name) not in asked:
                 _delete(cluster, kind, name, deadline, wait)
                 asked.add((kind, name))
         if not left or time.monotonic() >= deadline:
@@ -68,7 +75,7 @@ def _delete(
 def _of_run(cluster: Cluster, run_id: str, attempts: Path) -> list[tuple[Kind, str]]:
     return [
         (kind, item["metadata"]["name"])
-        for kind in _KINDS
+        for kind in _WAITED_FOR
         for item in cluster.list(kind, run_labels(run_id))
         if is_of(item, attempts)
     ]
