@@ -9,29 +9,34 @@ from steadytrain.components.evaluate.component import evaluate
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.register.component import promote, register
 from steadytrain.components.report.component import report
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.components.train.component import train
+from steadytrain.pipelines.attachments import attach
 from steadytrain.pipelines.resources import limit
 
 
-def step(task: dsl.PipelineTask, title: str) -> dsl.PipelineTask:
-    """A task as every one of ours is: with limits, a title, and without KFP's cache."""
+def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:
+    """A task as every one of ours is: with limits, the volume, a title, without KFP's cache."""
     # KFP's cache decides before our code runs and knows neither data nor age;
     # reuse is our own (components/shared/reuse.py).
-    return limit(task).set_display_name(title).set_caching_options(False)
+    return attach(limit(task), volume).set_display_name(title).set_caching_options(False)
 
 
-def train_and_judge(parameters: Mapping[str, Any]) -> None:
+def train_and_judge(parameters: Mapping[str, Any], volume: str) -> None:
     """The steps from the data to the champion, in the context of a pipeline."""
-    prepared = step(preprocess(**parameters), "Preprocess")
+    prepared = step(preprocess(**parameters), "Preprocess", volume)
     resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
-    trained = step(train(resolved=resolved, data=data), "Train")
+    trained = step(train(resolved=resolved, data=data), "Train", volume)
     judged = step(
         evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
         "Evaluate and gate",
+        volume,
     )
-    registered = step(register(resolved=resolved, decision=judged.outputs["decision"]), "Register")
+    registered = step(
+        register(resolved=resolved, decision=judged.outputs["decision"]), "Register", volume
+    )
     with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
-        step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote")
+        step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote", volume)
 
 
 @dsl.pipeline(
@@ -44,13 +49,14 @@ def train_and_judge(parameters: Mapping[str, Any]) -> None:
 def finetune(
     config: str = "causal-lm",
     run: str = "",
-    output: str = "",
+    output: str = MOUNT_PATH,
     data_source: str = "",
     base_model: str = "",
     global_batch_size: int = 0,
     learning_rate: float = 0.0,
     num_train_epochs: float = 0.0,
     overrides: dict[str, Any] = {},  # noqa: B006  KFP takes the default as a literal
+    volume: str = NAME,
 ) -> None:
     """Trains, judges and registers one model.
 
@@ -60,13 +66,14 @@ def finetune(
         run: Identity of the run; the same name continues the same run. Empty: derived from
             the configuration. An asterisk in it becomes the beginning of KFP's own run id: a
             new run each time, for a schedule.
-        output: Folder of a mounted volume for data, checkpoints and reports.
+        output: Folder of the volume, for data, checkpoints and reports.
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
         global_batch_size: Sequences in an optimizer step, over all ranks. 0: as configured.
         learning_rate: Peak learning rate. 0: as configured.
         num_train_epochs: Passes over the training side. 0: as configured.
         overrides: Any other field, such as {"training.max_steps": 100}.
+        volume: The claim of the volume that all steps share, mounted at /mnt/steadytrain.
     """
     parameters = {
         "config": config,
@@ -80,6 +87,6 @@ def finetune(
         "overrides": overrides,
         "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
-    closing = step(report(**parameters), "Report")
+    closing = step(report(**parameters), "Report", volume)
     with dsl.ExitHandler(closing, name="Train, judge, register"):
-        train_and_judge(parameters)
+        train_and_judge(parameters, volume)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, to_parameters
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import StepFailed
@@ -99,8 +99,8 @@ def _child(config: RunConfig, workspace: Workspace) -> Iterator[subprocess.Popen
     folder.mkdir(parents=True, exist_ok=True)
     pipeline = compile_pipeline(folder / "pipeline.yaml")
     parameters = folder / "parameters.json"
-    stated = config.model_copy(update={"run": workspace.run_id})
-    parameters.write_text(json.dumps({"config": stated.to_yaml()}), encoding="utf-8")
+    stated = to_parameters(config, run=workspace.run_id)
+    parameters.write_text(json.dumps(stated), encoding="utf-8")
     command = [sys.executable, "-m", "steadytrain.pipelines.dag"]
     command += [str(pipeline), str(parameters), str(workspace.folder / "kfp")]
     with (folder / "pipeline.log").open("ab") as log:

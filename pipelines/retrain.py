@@ -6,6 +6,7 @@ from kfp import dsl
 
 from steadytrain.components.look.component import look
 from steadytrain.components.report.component import report
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.pipelines.finetune import step, train_and_judge
 
 
@@ -19,13 +20,14 @@ from steadytrain.pipelines.finetune import step, train_and_judge
 def retrain(
     config: str = "causal-lm",
     run: str = "",
-    output: str = "",
+    output: str = MOUNT_PATH,
     data_source: str = "",
     base_model: str = "",
     global_batch_size: int = 0,
     learning_rate: float = 0.0,
     num_train_epochs: float = 0.0,
     overrides: dict[str, Any] = {},  # noqa: B006  KFP takes the default as a literal
+    volume: str = NAME,
 ) -> None:
     """Trains, judges and registers one model, where there are new data.
 
@@ -35,13 +37,14 @@ def retrain(
         run: Identity of the run; the same name continues the same run. Empty: derived from
             the configuration. An asterisk in it becomes the beginning of KFP's own run id: a
             new run each time, for a schedule.
-        output: Folder of a mounted volume for data, checkpoints and reports.
+        output: Folder of the volume, for data, checkpoints and reports.
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
         global_batch_size: Sequences in an optimizer step, over all ranks. 0: as configured.
         learning_rate: Peak learning rate. 0: as configured.
         num_train_epochs: Passes over the training side. 0: as configured.
         overrides: Any other field, such as {"training.max_steps": 100}.
+        volume: The claim of the volume that all steps share, mounted at /mnt/steadytrain.
     """
     parameters = {
         "config": config,
@@ -55,8 +58,8 @@ def retrain(
         "overrides": overrides,
         "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
-    closing = step(report(**parameters), "Report")
+    closing = step(report(**parameters), "Report", volume)
     with dsl.ExitHandler(closing, name="Look, and retrain"):
-        news = step(look(**parameters), "Look for new data")
+        news = step(look(**parameters), "Look for new data", volume)
         with dsl.If(news.outputs["Output"] == True, name="New data"):  # noqa: E712  KFP's syntax
-            train_and_judge(parameters)
+            train_and_judge(parameters, volume)

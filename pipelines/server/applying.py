@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.config.parameters import EACH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
@@ -38,7 +39,7 @@ class Declaration:
             config = Submission.of(configuration(schedule, path.parent)).config
             # A run for each time: the same name would continue, and find all done.
             run = f"{schedule.name}-{EACH}"
-            parameters[schedule.name] = {"config": config.to_yaml(), "run": run}
+            parameters[schedule.name] = to_parameters(config, run=run)
         return cls(file, parameters)
 
     def plan(

@@ -10,7 +10,8 @@ from typing import Any
 
 import kfp_server_api
 
-from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.attached import MOUNT_PATH
+from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
@@ -52,16 +53,15 @@ class Submission:
         if "://" not in config.output and not Path(config.output).is_absolute():
             raise BadInput(
                 f"output = {config.output!r} is a folder of this machine, which pods do not share",
-                remedy="give the absolute path of a volume that every pod mounts",
+                remedy=f"give {MOUNT_PATH}, where every step has the shared volume, or one below",
             )
         experiment = options.pop("experiment", "") or config.tracking.experiment
         return cls(config, experiment, **options)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The pipeline's parameters; the configuration goes whole, as its YAML."""
-        stated = self.config.model_copy(update={"run": self.config.run_id})
-        return {"config": stated.to_yaml()}
+        """The pipeline's parameters."""
+        return to_parameters(self.config, run=self.config.run_id)
 
 
 @dataclass(frozen=True)

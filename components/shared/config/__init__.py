@@ -9,7 +9,7 @@ from steadytrain.components.shared.config.judging import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
-from steadytrain.components.shared.config.parameters import from_parameters
+from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.training import (
     ModelConfig,
@@ -35,4 +35,5 @@ __all__ = [
     "from_parameters",
     "load",
     "preset_names",
+    "to_parameters",
 ]

@@ -30,6 +30,18 @@ EACH = "*"
 """In the parameter `run`: another run each time that the pipeline runs."""
 
 
+def to_parameters(config: RunConfig, *, run: str) -> dict[str, Any]:
+    """What a pipeline is given so that it does what a configuration says.
+
+    Args:
+        config: goes whole, as its YAML; `output` is said again, since its parameter has a default.
+        run: identity of the run; EACH for another one each time.
+    """
+    named = config.model_copy(update={"run": None if EACH in run else run})
+    parameters = {"config": named.to_yaml(), "output": config.output}
+    return {**parameters, "run": run} if EACH in run else parameters
+
+
 def from_parameters(
     *, config: str, overrides: Mapping[str, Any], job: str = "", **named: str | float
 ) -> RunConfig:

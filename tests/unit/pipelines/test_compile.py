@@ -8,6 +8,7 @@ import sys
 import pytest
 import yaml
 
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.components.shared.config.parameters import FIELDS
 from steadytrain.pipelines.compile import compile_pipeline
 
@@ -20,8 +21,19 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def spec(path):
-    return next(yaml.safe_load_all(path.read_text()))
+def documents(path):
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.fixture(scope="module")
+def spec(documents):
+    return documents[0]
+
+
+@pytest.fixture(scope="module")
+def attached(documents):
+    """By executor, what Kubernetes adds to it."""
+    return documents[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
 def tasks(spec):
@@ -71,7 +83,7 @@ def test_the_report_runs_whatever_happened(spec):
 
 def test_the_form_has_a_handful_of_parameters_each_described(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters) == {*FIELDS, "config", "overrides"}
+    assert set(parameters) == {*FIELDS, "config", "overrides", "volume"}
     assert all(parameter.get("description") for parameter in parameters.values())
     assert all(parameter.get("isOptional") for parameter in parameters.values())
 
@@ -82,6 +94,26 @@ def test_component_bodies_only_call_the_package(spec):
         body = source.split('"""')[-1].strip().splitlines()
         assert body[0].startswith("from steadytrain.components."), name
         assert sum(not line.startswith(" " * 5) and line.strip(" )") != "" for line in body) <= 2
+
+
+def test_every_step_has_the_volume_that_the_run_names(spec, attached):
+    assert attached.keys() == spec["deploymentSpec"]["executors"].keys()
+    named = {label: item["pvcMount"][0]["pvcNameParameter"] for label, item in attached.items()}
+    inner = {"componentInputParameter": "pipelinechannel--volume"}
+    assert named.pop("exec-report") == {"componentInputParameter": "volume"}
+    assert all(name == inner for name in named.values())
+    assert {item["pvcMount"][0]["mountPath"] for item in attached.values()} == {MOUNT_PATH}
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert parameters["volume"]["defaultValue"] == NAME
+    assert parameters["output"]["defaultValue"] == MOUNT_PATH
+
+
+def test_secrets_come_by_reference_and_may_lack(attached):
+    for item in attached.values():
+        (secret,) = item["secretAsEnv"]
+        assert secret["secretName"] == NAME
+        assert secret["optional"]
+        assert {"secretKey": "HF_TOKEN", "envVar": "HF_TOKEN"} in secret["keyToEnv"]
 
 
 def test_no_image_is_latest_and_none_installs_at_run_time(spec):

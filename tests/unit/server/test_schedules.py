@@ -44,6 +44,7 @@ def compiled():
             "inputDefinitions": {
                 "parameters": {
                     "config": {"parameterType": "STRING"},
+                    "output": {"parameterType": "STRING"},
                     "run": {"parameterType": "STRING"},
                 }
             }

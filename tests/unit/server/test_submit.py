@@ -37,11 +37,12 @@ def command(*arguments):
     return CliRunner().invoke(cli.app, [*map(str, arguments)])
 
 
-def test_the_whole_configuration_is_the_runs_only_parameter(kfp, submitted):
+def test_the_whole_configuration_goes_as_a_parameter(kfp, submitted):
     (run,) = kfp.all("runs")
     stated = load("causal-lm", [PLACE])
     given = run["runtime_config"]["parameters"]
-    assert given.keys() == {"config"}
+    assert given.keys() == {"config", "output"}
+    assert given["output"] == stated.output
     assert load(given["config"]).digest() == stated.digest()
     assert load(given["config"]).run == stated.run_id == run["display_name"]
     assert submitted.url == f"{kfp.address}/#/runs/details/{run['run_id']}"

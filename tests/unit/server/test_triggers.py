@@ -32,7 +32,11 @@ def compiled(request):
     """Compiling takes a second, and is tested elsewhere."""
     content = {
         "pipelineInfo": {"name": "steadytrain-retrain"},
-        "root": {"inputDefinitions": {"parameters": {"config": {"parameterType": "STRING"}}}},
+        "root": {
+            "inputDefinitions": {
+                "parameters": {name: {"parameterType": "STRING"} for name in ("config", "output")}
+            }
+        },
     }
 
     def compile_pipeline(path, pipeline):
