@@ -1,5 +1,6 @@
 """The configuration of a run."""
 
+from steadytrain.components.shared.config.compute import ComputeConfig, PodsConfig, VolumeConfig
 from steadytrain.components.shared.config.data import Columns, DataConfig
 from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
@@ -12,7 +13,6 @@ from steadytrain.components.shared.config.load import from_mapping, load, preset
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.training import (
-    ComputeConfig,
     ModelConfig,
     RecoveryConfig,
     TrainingConfig,
@@ -25,12 +25,14 @@ __all__ = [
     "EvaluationConfig",
     "GateConfig",
     "ModelConfig",
+    "PodsConfig",
     "RecoveryConfig",
     "RegistryConfig",
     "RetrainConfig",
     "RunConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "VolumeConfig",
     "from_mapping",
     "from_parameters",
     "load",

@@ -63,7 +63,8 @@ def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None
         raise BadInput(
             f"training.global_batch_size = {global_batch_size} is not divisible by "
             f"{world_size} ranks",
-            remedy=f"set a multiple of {world_size}, or compute.nproc_per_node to a divisor of it",
+            remedy=f"set a multiple of {world_size}, or other numbers of compute.nproc_per_node "
+            "and compute.nodes",
         )
     share = global_batch_size // world_size
     if micro is None:
