@@ -25,10 +25,8 @@ class Right:
 RIGHTS: Final = (
     Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
     Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
-    Right("kubeflow.org", "pytorchjobs", ("create", "get", "list", "delete")),
     Right("", "pods", ("get", "list")),
     Right("", "events", ("list",)),
-    Right("argoproj.io", "workflows", ("get",)),
 )
 
 
