@@ -1,4 +1,4 @@
-"""A connection to the cluster's API, and in words why there is none."""
+"""The whole cluster's API, beyond one namespace, and in words why it does not answer."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.cluster import connect
 from steadytrain.pipelines.cluster.line import Line, failed, passed
 from steadytrain.pipelines.server.connection import NAMESPACE_VARIABLE
 
 SECONDS: Final = (5.0, 20.0)
 """To connect, and from one byte of an answer to the next."""
 
-_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_NO_CLUSTER = (
-    "set KUBECONFIG to a file that `kubectl` can use, or run it in a pod whose service account "
-    "has a token"
-)
-
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster's API, and the namespace that is looked at.
+    """The API of the whole cluster, and the namespace that is looked at.
 
     api: a kubernetes.client.ApiClient.
     """
@@ -59,40 +52,17 @@ class Cluster:
 
 
 def open_cluster(namespace: str = "") -> Cluster:
-    """A connection by KUBECONFIG, or by a pod's own service account; nothing is sent yet.
+    """A connection by a pod's own service account, or by KUBECONFIG; nothing is sent yet.
 
     Args:
-        namespace: "": KFP_NAMESPACE, the pod's own, that of the kubeconfig's context, kubeflow.
+        namespace: "": KFP_NAMESPACE, the pod's own, or that of the kubeconfig's context.
 
     Raises:
-        BadInput: neither is there.
+        Unreachable: neither is there.
     """
-    from kubernetes import client, config
-
-    settings, file = client.Configuration(), os.environ.get("KUBECONFIG")
-    try:
-        config.load_kube_config(file, client_configuration=settings)
-    except config.ConfigException as error:
-        try:
-            config.load_incluster_config(client_configuration=settings)
-        except config.ConfigException:
-            raise BadInput(f"no cluster: {error}", remedy=_NO_CLUSTER) from None
-    settings.retries = 1
-    return Cluster(client.ApiClient(settings), namespace or _namespace())
-
-
-def _namespace() -> str:
-    from kubernetes import config
-
-    if found := os.environ.get(NAMESPACE_VARIABLE):
-        return found
-    if _POD_NAMESPACE.is_file():
-        return _POD_NAMESPACE.read_text("utf-8").strip()
-    try:
-        _, current = config.list_kube_config_contexts(os.environ.get("KUBECONFIG"))
-    except config.ConfigException:
-        return "kubeflow"
-    return str(current["context"].get("namespace") or "kubeflow")
+    found = connect()
+    namespace = namespace or os.environ.get(NAMESPACE_VARIABLE, "")
+    return Cluster(found.client, namespace or found.namespace)
 
 
 def check_connection(cluster: Cluster) -> Line:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+APPLY: Final = "kubectl apply -k manifests/overlays/standalone (in a profile: kubeflow-profile)"
+"""The remedy for whatever the manifests bring."""
 
 State = Literal["pass", "fail", "not asked"]
 

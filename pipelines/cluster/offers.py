@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
 from steadytrain.components.shared.attached import NAME
+from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
+from steadytrain.components.train.launch.manifests import Job
+from steadytrain.components.train.launch.naming import run_labels
+from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
-from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
+from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
 
 GPU: Final = "nvidia.com/gpu"
 _TRAINER = "trainer.kubeflow.org"
@@ -86,7 +92,7 @@ def check_runtime(cluster: Cluster) -> Line:
             "v1alpha1",
             cluster.namespace,
             "trainingruntimes",
-            _RUNTIME,
+            _runtime(),
             dry_run="All",
             _request_timeout=SECONDS,
         )
@@ -94,7 +100,7 @@ def check_runtime(cluster: Cluster) -> Line:
         if status_of(error) == 404:
             return unasked(topic, "there is no Trainer to ask", _INSTALL_TRAINER)
         if status_of(error) == 403:
-            return unasked(topic, reason(error), "apply manifests/overlays, or ask as one who may")
+            return unasked(topic, reason(error), f"{APPLY}, or ask as one who may")
         return failed(
             topic,
             f"a TrainingRuntime is refused: {reason(error)}",
@@ -104,33 +110,17 @@ def check_runtime(cluster: Cluster) -> Line:
     return passed(topic, "a TrainingRuntime of a run would be taken")
 
 
-_RUNTIME: Final[dict[str, Any]] = {
-    "apiVersion": f"{_TRAINER}/v1alpha1",
-    "kind": "TrainingRuntime",
-    "metadata": {"generateName": "steadytrain-doctor-"},
-    "spec": {
-        "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}},
-        "template": {
-            "spec": {
-                "replicatedJobs": [
-                    {
-                        "name": "node",
-                        "template": {
-                            "metadata": {
-                                "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-                            },
-                            "spec": {
-                                "template": {
-                                    "spec": {"containers": [{"name": "node", "image": "none:0"}]}
-                                }
-                            },
-                        },
-                    }
-                ]
-            }
-        },
-    },
-}
+def _runtime() -> Manifest:
+    job = Job(
+        name=f"steadytrain-doctor-{secrets.token_hex(3)}",
+        folder="/nowhere",
+        labels=run_labels("doctor"),
+        command=["true"],
+        compute=ComputeConfig(),
+        recovery=RecoveryConfig(),
+        own=OwnPod(image="steadytrain/train:0"),
+    )
+    return job.runtime()
 
 
 def check_gpus(cluster: Cluster) -> Line:
@@ -215,9 +205,7 @@ def check_volume(cluster: Cluster) -> Line:
         )
     except client.ApiException as error:
         if status_of(error) == 404:
-            return failed(
-                topic, f"{cluster.namespace} has no claim {NAME}", "apply manifests/overlays"
-            )
+            return failed(topic, f"{cluster.namespace} has no claim {NAME}", APPLY)
         if status_of(error) == 403:
             return unasked(topic, reason(error), "ask as one who may read claims")
         raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster
-from steadytrain.pipelines.cluster.line import Line, failed, passed
+from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
             yield failed(
                 topic,
                 f"{who} may not {', '.join(denied)} {right.resource} in {cluster.namespace}",
-                "apply manifests/overlays, whose RoleBinding must name the account that the "
-                "steps run under",
+                f"{APPLY}; its RoleBinding must name the account that the steps run under",
             )
         else:
             yield passed(topic, ", ".join(right.verbs))

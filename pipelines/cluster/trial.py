@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
-from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
+from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
 
 ACCOUNT: Final = "steadytrain-trainer"
 """The account that training runs under (manifests/base/accounts.yaml)."""
@@ -55,7 +55,7 @@ def _not_made(error: Exception, namespace: str) -> Line:
     if "exceeded quota" in text:
         return failed(TOPIC, text, "end what is not needed there, or have the quota raised")
     if "serviceaccount" in text and "not found" in text:
-        return failed(TOPIC, f"{namespace} has no account {ACCOUNT}", "apply manifests/overlays")
+        return failed(TOPIC, f"{namespace} has no account {ACCOUNT}", APPLY)
     if status_of(error) == 403 and "cannot create" in text:
         return unasked(TOPIC, text, "ask as one who may create pods there")
     return failed(TOPIC, f"a pod is refused: {text}", "do what the message asks for")

@@ -12,6 +12,7 @@ import yaml
 
 from steadytrain.components.shared.attached import NAME, STEP_LABELS
 from steadytrain.components.shared.config.secrets import find_secrets
+from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
 
 from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build, pods
@@ -184,8 +185,7 @@ def test_every_pod_of_ours_is_under_a_policy_that_denies_both_ways(objects):
         for item in objects
         if item["kind"] == "Deployment"
     ]
-    rank = {"app.kubernetes.io/managed-by": "steadytrain", "steadytrain.io/run": "some"}
-    for labels in [*deployed, STEP_LABELS, rank]:
+    for labels in [*deployed, STEP_LABELS, run_labels("some-run")]:
         selecting = [item for item in objects if selects(item, labels)]
         assert len(selecting) == 1
         assert selecting[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
