@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import yaml
 
-from support.manifests import build
+from support.manifests import COMPONENTS, OVERLAYS, build
 from support.namespaces import (
     TEST_IMAGE,
     apply,
@@ -15,6 +17,7 @@ from support.namespaces import (
     own_namespace,
     volumes_for,
 )
+from support.s3 import client_of, make_bucket, moto_server
 
 pytestmark = [needs_cluster, pytest.mark.cluster]
 
@@ -31,19 +34,38 @@ print("came back:", client.get_run(run.info.run_id).data.metrics["loss"], kept)
 """
 
 
-@pytest.fixture(scope="module")
-def applied(tmp_path_factory):
-    """The overlay `standalone` in a namespace of its own; gives the namespace."""
-    folder = tmp_path_factory.mktemp("applied")
+# Whose kinds are in the test cluster.
+BUILT_IN = [name for name in COMPONENTS if name != "kueue"]
+
+
+def images():
     name, _, tag = TEST_IMAGE.rpartition(":")
-    images = [{"name": "steadytrain/train", "newName": name, "newTag": tag}]
-    with own_namespace("manifests") as namespace:
+    return [{"name": "steadytrain/train", "newName": name, "newTag": tag}]
+
+
+@contextlib.contextmanager
+def stack(name, folder, *components):
+    """The overlay `standalone` in a namespace of its own; gives namespace and objects."""
+    with own_namespace(name) as namespace:
         kubectl("create", "serviceaccount", "pipeline-runner", "-n", namespace)
-        objects = in_namespace(build("standalone", (), folder, images=images), namespace)
+        built = build("standalone", components, folder, images=images())
+        objects = in_namespace(built, namespace)
         claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
         with volumes_for(claims, namespace, folder / "volumes"):
-            apply(objects)
-            yield namespace
+            yield namespace, objects
+
+
+@pytest.fixture(scope="module")
+def applied(tmp_path_factory):
+    with stack("manifests", tmp_path_factory.mktemp("applied")) as (namespace, objects):
+        apply(objects)
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def empty():
+    with own_namespace("stacks") as namespace:
+        yield namespace
 
 
 def test_the_tracking_server_becomes_ready(applied):
@@ -81,22 +103,51 @@ def test_another_name_for_the_server_is_refused(applied):
 
 def test_a_second_apply_changes_nothing(applied, tmp_path):
     before = generations(applied)
-    name, _, tag = TEST_IMAGE.rpartition(":")
-    images = [{"name": "steadytrain/train", "newName": name, "newTag": tag}]
-    apply(in_namespace(build("standalone", (), tmp_path, images=images), applied))
+    apply(in_namespace(build("standalone", (), tmp_path, images=images()), applied))
     assert generations(applied) == before
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components"),
+    [*((overlay, ()) for overlay in OVERLAYS), *(("standalone", (one,)) for one in BUILT_IN)],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_the_api_server_takes_every_stack(empty, tmp_path, overlay, components):
+    text = yaml.safe_dump_all(build(overlay, components, tmp_path))
+    for namespace in ("kubeflow", "my-profile"):
+        text = text.replace(f"namespace: {namespace}", f"namespace: {empty}")
+    taken = kubectl("apply", "--dry-run=server", "-f", "-", content=text)
+    assert len(taken.splitlines()) == len(list(yaml.safe_load_all(text)))
+
+
+def test_with_keys_in_a_secret_artifacts_go_to_s3(tmp_path):
+    with moto_server("0.0.0.0") as port, stack("s3", tmp_path, "s3-secret") as (namespace, objects):
+        make_bucket(port, "my-bucket")
+        node = kubectl("get", "nodes", "-o", "jsonpath={.items[0].status.addresses[0].address}")
+        told = {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://{node}:{port}",
+        }
+        literals = [f"--from-literal={key}={value}" for key, value in told.items()]
+        kubectl("create", "secret", "generic", "steadytrain", *literals, "-n", namespace)
+        apply(objects)
+        rollout = ("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s")
+        kubectl(*rollout, "-n", namespace)
+        assert "came back: 1.5 kept" in in_a_pod(namespace, "logs", LOG_A_RUN)
+        (note,) = client_of(port).list_objects_v2(Bucket="my-bucket", Prefix="mlflow/")["Contents"]
+        assert note["Key"].endswith("/note.txt")
 
 
 def generations(namespace):
     kinds = "deployment,networkpolicy,role,rolebinding,pvc,serviceaccount"
     items = yaml.safe_load(kubectl("get", kinds, "-n", namespace, "-o", "yaml"))["items"]
     names = {(item["kind"], item["metadata"]["name"]): item["metadata"] for item in items}
+    # A deployment's version also changes with what its pods do.
     return {
-        name: metadata["resourceVersion"]
+        name: metadata["generation" if name[0] == "Deployment" else "resourceVersion"]
         for name, metadata in names.items()
-        if name[0] != "Deployment"
-    } | {
-        name: metadata["generation"] for name, metadata in names.items() if name[0] == "Deployment"
     }
 
 
