@@ -63,9 +63,9 @@ def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) ->
     """Other data than the champion's: are they of another kind, and does that decide?"""
     what = "are other ones than" if INPUTS in champion.tags else "cannot be compared with"
     told = f"the data {what} those of the champion, {name}"
-    if PROFILE not in champion.tags:
+    then = _profile_tagged(champion)
+    if then is None:
         return News(found=True, reason=f"{told}; whether they have drifted is not known")
-    then = DataProfile.model_validate_json(champion.tags[PROFILE])
     found = tuple(moves(then, _profile(config, inputs), config.retrain))
     moved = [str(move) for move in found if move.moved]
     if moved:
@@ -73,6 +73,14 @@ def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) ->
     if config.retrain.when == "drift" and found:
         return News(False, f"nothing new: {told}, but have not drifted: {_listed(found)}", found)
     return News(True, f"{told}; they have not drifted: {_listed(found)}", found)
+
+
+def _profile_tagged(version: Version) -> DataProfile | None:
+    """None where the version has none, or one that this version of steadytrain cannot read."""
+    try:
+        return DataProfile.model_validate_json(version.tags.get(PROFILE, ""))
+    except ValueError:
+        return None
 
 
 def _listed(found: tuple[Move, ...]) -> str:

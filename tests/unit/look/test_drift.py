@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kfp import dsl
 from scipy.spatial.distance import jensenshannon
 
+from steadytrain.components.look import artifacts
 from steadytrain.components.look.drift import js_distance, moves, stability_index
 from steadytrain.components.look.step import look
 from steadytrain.components.preprocess.inputs import find_inputs
@@ -178,6 +180,28 @@ def test_new_data_of_the_same_kind_are_news_unless_only_drift_counts(champion, w
     assert news.found is found
     assert "have not drifted: lengths 0.00" in news.reason
     assert news.reason.startswith("nothing new: ") is not found
+
+
+def test_the_page_of_the_step_shows_each_figure(champion, tmp_path):
+    config, path = champion()
+    write(path, functions("turtledemo"))
+    page = dsl.HTML(name="page", uri=str(tmp_path / "page.html"))
+    parameters = {"config": config.to_yaml(), "overrides": {}, "output": config.output}
+    assert artifacts.look(parameters=parameters, page=page)
+    text = Path(page.path).read_text()
+    assert page.metadata["words_shift"] > 0.1
+    for figure in (page.metadata["words_shift"], page.metadata["lengths_shift"]):
+        assert f"<td>{figure:.3f}</td>" in text
+
+
+@pytest.mark.parametrize("tag", [{}, {PROFILE: "written by another version"}])
+def test_a_champion_that_does_not_tell_what_its_data_were_like_decides_nothing(
+    config, learned, tag
+):
+    learned("champion", tags={INPUTS: "others", **tag})
+    news = look(config)
+    assert news.found
+    assert "whether they have drifted is not known" in news.reason
 
 
 def test_where_no_record_can_be_used_the_next_step_shall_say_so(champion):
