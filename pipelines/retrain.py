@@ -15,7 +15,8 @@ from steadytrain.pipelines.finetune import step, train_and_judge
     display_name="Retrain when there are new data",
     description="Looks whether the data are other ones than those of the champion and of the "
     "newest candidate, and how far they have drifted. If there is something new, it trains, judges "
-    'and registers a model; if not, it ends with "nothing new". A field left at its empty value is as the configuration says.',
+    'and registers a model; if not, it ends with "nothing new". A field left at its empty value '
+    "is as the configuration says.",
 )
 def retrain(
     config: str = "causal-lm",
