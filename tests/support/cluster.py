@@ -1,0 +1,141 @@
+"""A namespace on a real cluster: pods under restricted Pod Security, a volume, what services say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes import client
+from kubernetes.stream import stream
+
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME
+
+USER = 1000
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+KEEPER = "keeper"
+"""The pod through which a test reads the volume."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One namespace, with the claim NAME and the service account NAME in it."""
+
+    namespace: str
+
+    @property
+    def core(self) -> client.CoreV1Api:
+        return client.CoreV1Api()
+
+    def run(self, name: str, container: Mapping[str, Any], seconds: float = 600, **pod: Any) -> str:
+        """Runs a pod to its end, and takes it away; returns its log.
+
+        Raises:
+            PodFailed: it did not end with 0; with its log.
+        """
+        self.start(name, container, **pod)
+        try:
+            phase = self.wait(name, ("Succeeded", "Failed"), seconds)
+            log = str(self.core.read_namespaced_pod_log(name, self.namespace))
+        finally:
+            self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
+        if phase == "Failed":
+            raise PodFailed(f"pod {name} failed:\n{log}")
+        return log
+
+    def start(
+        self,
+        name: str,
+        container: Mapping[str, Any],
+        *,
+        volumes: Sequence[Mapping[str, Any]] = (),
+        mounts: Sequence[Mapping[str, Any]] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts a pod as an administrator would have it: no root, nothing writable but /tmp."""
+        filled = {
+            "name": "main",
+            "imagePullPolicy": "IfNotPresent",
+            "securityContext": RESTRICTED,
+            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mounts],
+            **container,
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "serviceAccountName": NAME,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "volumes": [{"name": "tmp", "emptyDir": {}}, *volumes],
+            "containers": [filled],
+            "terminationGracePeriodSeconds": 5,
+        }
+        metadata = {"name": name, "labels": dict(labels or {})}
+        self.core.create_namespaced_pod(self.namespace, {"metadata": metadata, "spec": spec})
+
+    def wait(self, name: str, phases: Sequence[str], seconds: float) -> str:
+        """Until a pod is in one of the phases.
+
+        Raises:
+            PodFailed: it cannot start, or takes too long.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            status = self.core.read_namespaced_pod(name, self.namespace).status
+            if status.phase in phases:
+                return str(status.phase)
+            for container in status.container_statuses or ():
+                waiting = container.state.waiting
+                if waiting and waiting.reason in STUCK:
+                    raise PodFailed(f"pod {name} cannot start: {waiting.reason} {waiting.message}")
+            if time.monotonic() > deadline:
+                raise PodFailed(f"pod {name} is {status.phase} after {seconds:.0f} s: {status}")
+            time.sleep(0.5)
+
+    def read(self, path: str) -> str:
+        """A file of the volume."""
+        return self.shell("cat", path)
+
+    def shell(self, *command: str) -> str:
+        """What a command in the keeper's pod prints."""
+        return str(
+            stream(
+                self.core.connect_get_namespaced_pod_exec,
+                KEEPER,
+                self.namespace,
+                command=list(command),
+                stdout=True,
+                stderr=True,
+                stdin=False,
+                tty=False,
+            )
+        )
+
+    def ask(self, service: str, path: str) -> Any:
+        """What a service answers to GET, as JSON; by way of the API server."""
+        place = f"/api/v1/namespaces/{self.namespace}/services/{service}/proxy/{path}"
+        answer, *_ = client.ApiClient().call_api(
+            place, "GET", response_type="str", auth_settings=["BearerToken"], _preload_content=False
+        )
+        return json.loads(answer.data)
+
+
+class PodFailed(AssertionError):
+    """A pod of a test did not do what it had to."""
+
+
+def volume() -> dict[str, Any]:
+    return {"name": "volume", "persistentVolumeClaim": {"claimName": NAME}}
+
+
+def volume_mount() -> dict[str, Any]:
+    return {"name": "volume", "mountPath": MOUNT_PATH}

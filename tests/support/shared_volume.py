@@ -1,0 +1,77 @@
+"""The volume of a test's namespace: of the cluster's storage class, or else a folder of the node."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from kubernetes import client
+
+from steadytrain.components.shared.attached import NAME
+
+from support.cluster import Cluster
+
+SIZE = "5Gi"
+FOLDER = "/var/tmp"
+_DEFAULT = "storageclass.kubernetes.io/is-default-class"
+
+
+@contextlib.contextmanager
+def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
+    """A bound claim NAME; on a cluster without a storage class only where it has one node."""
+    api, name = client.CoreV1Api(), cluster.namespace
+    claim: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": SIZE}},
+    }
+    on_node = not _has_default_class()
+    if on_node:
+        claim |= {"storageClassName": "", "volumeName": name}
+        _on_node(f"mkdir -m 0777 {FOLDER}/{name}", name, image)
+        api.create_persistent_volume(
+            {
+                "metadata": {"name": name},
+                "spec": {
+                    "capacity": {"storage": SIZE},
+                    "accessModes": ["ReadWriteOnce"],
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "hostPath": {"path": f"{FOLDER}/{name}"},
+                },
+            }
+        )
+    api.create_namespaced_persistent_volume_claim(name, {"metadata": {"name": NAME}, "spec": claim})
+    try:
+        yield
+    finally:
+        if on_node:
+            api.delete_persistent_volume(name)
+            _on_node(f"rm -r {FOLDER}/{name}", name, image)
+
+
+def _has_default_class() -> bool:
+    classes = client.StorageV1Api().list_storage_class().items
+    return any((item.metadata.annotations or {}).get(_DEFAULT) == "true" for item in classes)
+
+
+def _on_node(command: str, name: str, image: str) -> None:
+    """As root, which the test's own namespace allows nobody to be."""
+    api, home = client.CoreV1Api(), Cluster("default")
+    spec = {
+        "restartPolicy": "Never",
+        "securityContext": {"runAsUser": 0},
+        "volumes": [{"name": "folder", "hostPath": {"path": FOLDER}}],
+        "containers": [
+            {
+                "name": "main",
+                "image": image,
+                "command": ["sh", "-c", command],
+                "volumeMounts": [{"name": "folder", "mountPath": FOLDER}],
+            }
+        ],
+    }
+    api.create_namespaced_pod("default", {"metadata": {"name": name}, "spec": spec})
+    try:
+        assert home.wait(name, ("Succeeded", "Failed"), 120) == "Succeeded", command
+    finally:
+        api.delete_namespaced_pod(name, "default", grace_period_seconds=0)
