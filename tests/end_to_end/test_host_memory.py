@@ -44,8 +44,8 @@ class Grouped(ProcessLauncher):
         super().__init__(compute)
         self.group = group
 
-    def _command(self, folder):
-        return self.group.inside(super()._command(folder))
+    def _command(self):
+        return self.group.inside(super()._command())
 
 
 @pytest.fixture

@@ -18,11 +18,10 @@ from steadytrain.components.shared.storage import s3
 from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
 from steadytrain.components.shared.tracking import sink as sink_module
 from steadytrain.components.train import step
-from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.launch.process import RANK_PROGRAM
 
 from support.command import wait_for
 from support.proxy import proxy_to
+from support.ranks import ranks_of
 from support.s3 import make_bucket, moto_server
 from support.stores import empty_store, own_environment, serving
 from support.training import Bench, events_of, weights_digest
@@ -188,11 +187,8 @@ class BreaksStorage:
         self.proxy.concerns = lambda method, _path: method == "PUT"
         self.proxy.queued.extend(["forward", "hang"])
         wait_for(lambda: "hang" in self.proxy.done)
-        program = list(RANK_PROGRAM[1:3])
-        found = processes_of(self.workspace.attempts / f"{attempt:04d}")
-        for process in found:
-            if process.cmdline()[1:3] == program:
-                process.kill()
+        for rank in ranks_of(self.workspace.attempts / f"{attempt:04d}"):
+            rank.kill()
         self.proxy.queued.clear()
 
 

@@ -18,14 +18,13 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
 )
 from steadytrain.components.train import step
-from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.loop.data import RowOrder
 
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher, train
+from support.ranks import ranks_of
 from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     GPT2,
@@ -87,20 +86,14 @@ def first(kind):
 
 
 class LaunchedKills(Kills):
-    """The same for ranks that the product has launched: the one whose parent started it."""
+    """The same for ranks that the product has launched: the first."""
 
     def __init__(self, workspace, when):
         self.workspace, self.when = workspace, when
 
     def emit(self, event):
         if self.when(event):
-            folder = self.workspace.attempts / f"{event.attempt:04d}"
-            ranks = [
-                process
-                for process in processes_of(folder)
-                if process.cmdline()[1:3] == list(RANK_PROGRAM[1:3])
-            ]
-            min(ranks, key=lambda process: process.create_time()).kill()
+            ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[0].kill()
 
 
 def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):

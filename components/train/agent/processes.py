@@ -1,29 +1,42 @@
-"""The processes of an attempt: found by a mark that they inherit, ended for good."""
+"""The processes of an attempt: found by what they inherit, ended for good."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 MARK = "STEADYTRAIN_ATTEMPT"
-"""Variable that every process of an attempt inherits, orphans too; its value is the folder."""
+"""Variable that whatever an attempt starts inherits, orphans too; its value is the folder.
+
+A forked process has the variables of the program that it was forked from, as far as others can
+see. It is known by its output, which goes to a file in the folder.
+"""
+
+
+class Process(Protocol):
+    """One that this process has started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
 
 
 def end_processes(folder: Path, root: int | None = None) -> None:
-    """Kills what is marked with an attempt's folder, or one below it, and the tree of `root`."""
+    """Kills what belongs to an attempt's folder, or one below it, and the tree of `root`."""
     while remaining := processes_of(folder, root):
         kill(remaining)
         time.sleep(0.02)
 
 
 def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
-    """Live processes marked with an attempt's folder, or one below it, and the tree of `root`.
+    """Live processes of an attempt's folder, or one below it, and the tree of `root`.
 
     This process itself is never among them.
     """
@@ -35,7 +48,7 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
     return [process for process in found if alive(process)]
 
 
-def unreaped(process: subprocess.Popen[bytes]) -> int | None:
+def unreaped(process: Process) -> int | None:
     """A child's process id while it cannot be another's; None once it has been waited for."""
     return process.pid if process.poll() is None else None
 
@@ -56,8 +69,24 @@ def alive(process: psutil.Process) -> bool:
 
 
 def _is_of(process: psutil.Process, folder: Path) -> bool:
-    try:
-        mark = process.environ().get(MARK, "")
-    except (psutil.Error, OSError):
+    if process.pid == os.getpid():
         return False
-    return mark != "" and process.pid != os.getpid() and Path(mark).is_relative_to(folder)
+    return _below(_mark(process), folder) or _below(_output(process), folder.resolve())
+
+
+def _below(path: str, folder: Path) -> bool:
+    return path != "" and Path(path).is_relative_to(folder)
+
+
+def _mark(process: psutil.Process) -> str:
+    try:
+        return process.environ().get(MARK, "")
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _output(process: psutil.Process) -> str:
+    try:
+        return str(Path(f"/proc/{process.pid}/fd/1").readlink())
+    except OSError:
+        return ""

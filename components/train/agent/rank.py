@@ -7,22 +7,41 @@ a launcher killed without warning leaves no rank behind.
 from __future__ import annotations
 
 import os
+import runpy
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.train.agent import forking
 from steadytrain.components.train.attempt import AttemptFolder
 
 
-def main(folder: str, *command: str) -> None:
+def main(folder: str, *command: str) -> int:
     """Redirects the output, then turns this process into `command`."""
     die_with_parent()
-    log = AttemptFolder(Path(folder)).log(int(os.environ.get("RANK", "0")))
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, sys.stdout.fileno())
-    os.dup2(descriptor, sys.stderr.fileno())
-    os.execv(command[0], command)
+    forking.write_to(AttemptFolder(Path(folder)).log(int(os.environ.get("RANK", "0"))))
+    if not forking.possible() or command[0] != sys.executable:
+        os.execv(command[0], command)
+    return _run(command[1:])
+
+
+def _run(program: Sequence[str]) -> int:
+    """Does what Python does with these arguments, with what is imported already."""
+    is_module = program[0] == "-m"
+    sys.argv = list(program[1:] if is_module else program)
+    try:
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except Exception:
+        # Here, or it is in the log of whoever has forked this process.
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

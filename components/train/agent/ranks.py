@@ -11,10 +11,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
+from steadytrain.components.train.agent import forking, torchrun
+from steadytrain.components.train.agent import rank as one_rank
 from steadytrain.components.train.agent.processes import (
     MARK,
     alive,
@@ -38,6 +41,8 @@ _OTHERS_RANK = (
     "MASTER_PORT",
 )
 _AGENT = "steadytrain.components.train.agent"
+
+Process = subprocess.Popen[bytes] | forking.Forked
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Ranks:
         folder: of the node.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, share: Share) -> None:
+    def __init__(self, process: Process, folder: Path, share: Share) -> None:
         self.process, self.folder, self.share = process, folder, share
         self._deadline = self._others_deadline = float("inf")
         self._all: list[psutil.Process] = []
@@ -92,18 +97,23 @@ class Ranks:
     def exits(self) -> Mapping[int, int]:
         """Exit status by rank (negative: a signal), the earliest failure first."""
         if self.share.alone:
-            return {0: self.process.returncode}
+            return {0: self._status()}
         try:
             content = json.loads(_torchrun_exits(self.folder).read_bytes())
         except FileNotFoundError:
             # torchrun itself was killed, or ended well.
-            return dict.fromkeys(self.share.ranks, self.process.returncode)
+            return dict.fromkeys(self.share.ranks, self._status())
         return {int(rank): status for rank, status in content.items()}
 
     def kill(self) -> None:
         """Ends every process of the node but this one, those that left its tree too."""
         end_processes(self.folder, root=unreaped(self.process))
         self.process.wait()
+
+    def _status(self) -> int:
+        status = self.process.poll()
+        assert status is not None
+        return status
 
     def _end_stragglers(self) -> None:
         """Kills ranks that outlive another one; torchrun stays, to tell who was the first."""
@@ -139,11 +149,7 @@ def started(
         threads: of each rank; None: the cores over the ranks.
     """
     node = folder.node(share.node).path
-    process = subprocess.Popen(
-        _command(folder, program, share),
-        env=_environment(node, share, threads),
-        stdin=subprocess.DEVNULL,
-    )
+    process = _start(folder, program, share, _environment(node, share, threads))
     ranks = Ranks(process, node, share)
     try:
         yield ranks
@@ -151,24 +157,37 @@ def started(
         ranks.kill()
 
 
-def _command(folder: AttemptFolder, program: Sequence[str], share: Share) -> list[str]:
-    rank = ["-m", f"{_AGENT}.rank", str(folder.path), *program, str(folder.path)]
-    if share.alone:
-        return [sys.executable, *rank]
-    exits = _torchrun_exits(folder.node(share.node).path)
-    torchrun = [sys.executable, "-m", f"{_AGENT}.torchrun", str(exits)]
-    torchrun += [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
+def _start(
+    folder: AttemptFolder, program: Sequence[str], share: Share, environment: Mapping[str, str]
+) -> Process:
+    one = [str(folder.path), *program, str(folder.path)]
+    several = [str(_torchrun_exits(folder.node(share.node).path)), *_torchrun_options(share)]
+    if forking.possible():
+        several += ["--start-method=fork", "--run-path", one_rank.__file__, *one]
+        main = partial(one_rank.main, *one) if share.alone else partial(torchrun.main, *several)
+        return forking.Forked(main, environment)
+    as_rank = [sys.executable, "-m", f"{_AGENT}.rank", *one]
+    through_torchrun = [sys.executable, "-m", f"{_AGENT}.torchrun", *several, "--no-python"]
+    command = as_rank if share.alone else [*through_torchrun, *as_rank]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+
+def _torchrun_options(share: Share) -> list[str]:
+    options = [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
     if share.nodes == 1:
-        torchrun += ["--standalone", "--local-addr=127.0.0.1"]
-    else:
-        torchrun += [f"--node-rank={share.node}"]
-    return [*torchrun, "--no-python", sys.executable, *rank]
+        return [*options, "--standalone", "--local-addr=127.0.0.1"]
+    return [*options, f"--node-rank={share.node}"]
 
 
 def _environment(node: Path, share: Share, threads: int | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS_RANK}
-    each = threads or max(1, len(os.sched_getaffinity(0)) // share.count)
+    each = threads_of_each(share.count, threads)
     return kept | {"OMP_NUM_THREADS": str(each), MARK: str(node)}
+
+
+def threads_of_each(ranks: int, threads: int | None) -> int:
+    """Threads of each rank of a node: as stated, or the cores over the ranks."""
+    return threads or max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def _torchrun_exits(node: Path) -> Path:

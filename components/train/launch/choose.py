@@ -41,7 +41,8 @@ def launcher_for(config: RunConfig) -> Iterator[Launcher]:
             "compute.nproc_per_node instead",
         )
     else:
-        yield ProcessLauncher(compute)
+        with ProcessLauncher(compute) as launcher:
+            yield launcher
 
 
 def _cluster(asked: str) -> Cluster | None:

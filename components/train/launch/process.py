@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
 
 from steadytrain.components.shared.config import ComputeConfig
-from steadytrain.components.train.agent.processes import MARK, end_processes, unreaped
+from steadytrain.components.train.agent.processes import MARK, alive, end_processes
+from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.agent import AgentAttempt
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
-_AGENT = "steadytrain.components.train.agent"
+RANK_IMPORTS = (
+    "steadytrain.components.shared.config",
+    "steadytrain.components.tasks.causal_lm",
+    "steadytrain.components.train.loop.training",
+    "torch.distributed.run",
+    # Nearly all that one model imports, the others import too.
+    "transformers.models.llama.modeling_llama",
+)
+_TEMPLATE = "steadytrain.components.train.agent.template"
 
 
 class ProcessLauncher:
-    """Starts an agent for the ranks of this machine.
+    """Starts an agent for the ranks of this machine, from a template that stays for the next.
+
+    Used as a context, at whose end the template goes too.
 
     Args:
         program: command of a rank; the attempt's folder is added to it.
+        imports: modules that the template imports ahead.
     """
 
-    def __init__(self, compute: ComputeConfig, program: Sequence[str] = RANK_PROGRAM) -> None:
-        self.compute, self.program = compute, tuple(program)
+    def __init__(
+        self,
+        compute: ComputeConfig,
+        program: Sequence[str] = RANK_PROGRAM,
+        imports: Sequence[str] = RANK_IMPORTS,
+    ) -> None:
+        self.compute, self.program, self.imports = compute, tuple(program), tuple(imports)
+        self._template: Template | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._template is not None:
+            self._template.kill()
 
     @property
     def world_size(self) -> int:
@@ -35,26 +66,93 @@ class ProcessLauncher:
     def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:
         node = folder.node(0)
         node.path.mkdir(parents=True, exist_ok=True)
-        with node.log.open("ab") as log:
-            # A session of its own: Ctrl-C on the terminal reaches the supervisor alone.
-            process = subprocess.Popen(
-                self._command(folder),
-                env={**os.environ, MARK: str(folder.path)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        if self._template is None or not self._template.alive:
+            self._template = Template(self._command(), self._variables(), node.log)
+        template = self._template
+        template.ask(self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log)
         try:
-            yield AgentAttempt(folder, gone=lambda _: process.poll() is not None)
+            yield AgentAttempt(folder, gone=lambda _: template.agent_gone())
         finally:
-            end_processes(folder.path, root=unreaped(process))
-            process.wait()
+            template.end_agent(folder.path)
 
-    def _command(self, folder: AttemptFolder) -> list[str]:
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", _TEMPLATE, *self.imports]
+
+    def _variables(self) -> dict[str, str]:
+        threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
+        # Libraries read it when they are imported. OpenBLAS begins its threads there and then,
+        # and a process that has several cannot be forked.
+        return {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+
+    def _arguments(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank
         # Stated, since this process may be on a node of something else itself.
         options = [f"--ranks={self.world_size}", "--nodes=1", "--node=0"]
         if threads:
             options.append(f"--threads={threads}")
-        return [sys.executable, "-m", _AGENT, *options, str(folder.path), *self.program]
+        return [*options, str(folder.path), *self.program]
+
+
+class Template:
+    """The program that agents are forked from, and the agent that it was asked for last.
+
+    Args:
+        log: file for what it has to say, as when an import fails.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        with log.open("ab") as errors:
+            # A session of its own: Ctrl-C on the terminal reaches the supervisor alone.
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._agent: psutil.Process | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Asks for an agent; returns at once, though it may still be importing."""
+        self._agent = None
+        request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
+        assert self._process.stdin is not None
+        # Where it has died meanwhile, so has the agent, which is seen when one looks.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def agent_gone(self) -> bool:
+        """Whether the agent has ended, or will never be there."""
+        agent = self._answer()
+        return not self.alive if agent is None else not alive(agent)
+
+    def end_agent(self, folder: Path) -> None:
+        """Leaves no process of an attempt's folder behind."""
+        agent = self._answer()
+        if agent is None:
+            # It may be about to fork.
+            self.kill()
+        end_processes(folder, root=agent.pid if agent and alive(agent) else None)
+
+    def kill(self) -> None:
+        """Ends it; an agent dies with it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> psutil.Process | None:
+        """The agent, where it has been forked by now."""
+        output = self._process.stdout
+        assert output is not None
+        if self._agent is None and select.select([output], [], [], 0)[0]:
+            line = output.readline()
+            if line:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._agent = psutil.Process(int(line))
+        return self._agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -22,11 +23,14 @@ RANK = Path(__file__).with_name("rank.py")
 
 @pytest.fixture
 def launcher():
-    def make(how, *, ranks=1, threads=1):
-        compute = ComputeConfig(nproc_per_node=ranks, threads_per_rank=threads)
-        return ProcessLauncher(compute, [sys.executable, str(RANK), how])
+    with contextlib.ExitStack() as made:
 
-    return make
+        def make(how, *, ranks=1, threads=1):
+            compute = ComputeConfig(nproc_per_node=ranks, threads_per_rank=threads)
+            program = [sys.executable, str(RANK), how]
+            return made.enter_context(ProcessLauncher(compute, program, imports=()))
+
+        yield make
 
 
 @pytest.fixture

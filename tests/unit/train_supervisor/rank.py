@@ -123,8 +123,14 @@ def ignore(folder: AttemptFolder) -> int:
 
 def orphan(folder: AttemptFolder) -> int:
     """Leaves a process behind that has left its tree."""
-    leave = "import os, time; os.fork() and os._exit(0); time.sleep(600)"
-    subprocess.run([sys.executable, "-c", leave], start_new_session=True, check=True)
+    leave = (
+        "import os, sys, time; os.fork() and os._exit(0); "
+        "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    told = folder.path / "orphan"
+    subprocess.run([sys.executable, "-c", leave, told], start_new_session=True, check=True)
+    while not told.exists() or not told.read_text():
+        time.sleep(0.02)
     return finish(folder)
 
 
