@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
 
 import pytest
-from kubernetes import client
 
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -150,7 +150,9 @@ def test_what_can_never_start_ends_with_the_clusters_own_reason(launched, hopele
 def test_memory_that_runs_out_in_a_rank_halves_the_micro_batch_in_the_next_job(
     launched, undisturbed
 ):
-    phase, log = launched.end(launched.start("short", faults="forward:1"))
+    phase, log = launched.end(
+        launched.start("short", faults="forward:1", data={"task": "support.faults:RunsOut"})
+    )
     assert phase == "Succeeded", log
     assert launched.classes("short") == ["gpu_oom", ""]
     assert launched.micro_batches("short") == [4, 2]
@@ -178,23 +180,22 @@ def _forbid_gpus(cluster):
     cluster.core.create_namespaced_resource_quota(cluster.namespace, body)
 
 
-class _tainted:
+@contextlib.contextmanager
+def _tainted(core):
     """Every node refuses new pods while the context lasts."""
+    _change_taints(core, lambda taints: [*taints, TAINT])
+    try:
+        yield
+    finally:
+        _change_taints(
+            core, lambda taints: [item for item in taints if item["key"] != TAINT["key"]]
+        )
 
-    def __init__(self, core: client.CoreV1Api) -> None:
-        self.core = core
 
-    def __enter__(self):
-        self._change(lambda taints: [*taints, TAINT])
-
-    def __exit__(self, *_):
-        self._change(lambda taints: [item for item in taints if item["key"] != TAINT["key"]])
-
-    def _change(self, change):
-        for node in self.core.list_node().items:
-            taints = [item.to_dict() for item in node.spec.taints or []]
-            body = {"spec": {"taints": change(taints)}}
-            self.core.patch_node(node.metadata.name, body)
+def _change_taints(core, change):
+    for node in core.list_node().items:
+        taints = [item.to_dict() for item in node.spec.taints or []]
+        core.patch_node(node.metadata.name, {"spec": {"taints": change(taints)}})
 
 
 def _until_it_answers(core, seconds=120):

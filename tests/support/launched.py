@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import yaml
 from kubernetes import client
-from kubernetes.client import ApiException
 
 from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.components.shared.events import Event
@@ -49,11 +48,11 @@ CONFIG: dict[str, Any] = {
     "name": "tiny",
     "output": OUTPUT,
     "data": {
-        # It can be told to run out of memory; otherwise it is what its name says.
-        "task": "support.faults:RunsOut",
         "source": ["package:stdlib/json", "package:stdlib/xml"],
         "format": "source",
         "sequence_length": 64,
+        "validation_share": 0.1,
+        "test_share": 0.1,
     },
     "model": {
         "vocab_size": 300,
@@ -170,8 +169,14 @@ class Launched:
         )
         return {int(pod.metadata.labels[INDEX_LABEL]): pod for pod in found.items}
 
-    def left(self, run: str) -> list[str]:
-        """What of a run's the cluster still has."""
+    def left(self, run: str, seconds: float = 30) -> list[str]:
+        """What of a run's the cluster still has, after a time for its collector of garbage."""
+        deadline = time.monotonic() + seconds
+        while (names := self._of(run)) and time.monotonic() < deadline:
+            time.sleep(1)
+        return names
+
+    def _of(self, run: str) -> list[str]:
         api, names = client.CustomObjectsApi(), []
         for plural, (group, version) in KINDS.items():
             found = api.list_namespaced_custom_object(
@@ -223,10 +228,7 @@ class Launched:
             (api.create_namespaced_role, role),
             (api.create_namespaced_role_binding, binding),
         ):
-            try:
-                create(namespace, body)
-            except ApiException as error:
-                assert error.status == 409
+            create(namespace, body)
 
 
 def _merged(section: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
