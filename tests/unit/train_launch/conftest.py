@@ -49,6 +49,7 @@ def spec(tmp_path):
         data="",
         micro_batch_size=1,
         gradient_accumulation_steps=1,
+        nodes=2,
         generation=2,
     )
 
