@@ -182,8 +182,11 @@ def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decisi
 
 
 def _counted(history: History) -> Sequence[str]:
-    """Classes of the failures since the last new checkpoint, those answered by a rung left out."""
-    answered = {decision.attempt for decision in history.decisions if decision.rung}
+    """Classes of the failures since the last new checkpoint.
+
+    Those answered by a rung, or by fewer nodes, are left out.
+    """
+    answered = {item.attempt for item in history.decisions if item.rung or item.nodes}
     return [
         attempt.ended.failure_class
         for attempt in history.stalled

@@ -75,9 +75,10 @@ class Sizing:
             ).save(self._path)
 
     def _configured(self, nodes: int) -> BatchPlan:
-        training, ranks = self.config.training, self.world_size // self.config.compute.nodes * nodes
+        training, all_nodes = self.config.training, self.config.compute.nodes
+        ranks = self.world_size * nodes // all_nodes
         micro = training.micro_batch_size
-        if micro is not None and nodes < self.config.compute.nodes:
+        if micro is not None and nodes < all_nodes:
             # With other shares it may not divide them, and is an upper bound.
             plan = plan_batch(training.global_batch_size, ranks, limit=micro)
         else:
