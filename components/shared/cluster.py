@@ -30,6 +30,7 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 8.0
 _NO_PERMISSION = (
     "give this pod's service account the Role of the manifests that come with steadytrain"
 )
+_WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
 _PASSING = {408, 429, 500, 502, 503, 504}
 
 
@@ -159,7 +160,7 @@ class Cluster:
             )
         except ApiException as error:
             raise _refusal(
-                error, f"{method.lower()} {what} in namespace {self.namespace}"
+                error, f"{_WORDS[method]} {what} in namespace {self.namespace}"
             ) from None
         except (HTTPError, OSError) as error:
             raise Unreachable(
@@ -183,8 +184,10 @@ def connect() -> Cluster:
             config.load_incluster_config(client_configuration=settings)
             namespace = _NAMESPACE.read_text("utf-8").strip()
         else:
-            config.load_kube_config(client_configuration=settings)
-            _, context = config.list_kube_config_contexts()
+            # By name: the client looks at the variable only once, when it is imported.
+            file = os.environ.get("KUBECONFIG")
+            config.load_kube_config(file, client_configuration=settings)
+            _, context = config.list_kube_config_contexts(file)
             namespace = context["context"].get("namespace", "default")
     except (config.ConfigException, OSError) as error:
         raise Unreachable(

@@ -154,6 +154,12 @@ class RecoveryConfig(Section):
     breaker_reset_seconds: float = Field(
         120, ge=0, description="how long it stays open before one last try"
     )
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="fewest nodes to go on with where others stay away; none: all of them. The "
+        "global batch stays as it is",
+    )
     hang_timeout_seconds: float = Field(
         600,
         gt=0,

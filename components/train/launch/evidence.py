@@ -33,6 +33,8 @@ _NO_IMAGE = (
 )
 _WRONG_POD = "change what the message names, in compute.pods or in the namespace's policy"
 _REFUSED_START = {"StartError", "ContainerCannotRun"}
+_KILLED = (137, 143)
+"""Exit status after SIGKILL and SIGTERM."""
 _OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
 _FORBIDDEN = re.compile(r"is forbidden|denied the request|admission webhook|is invalid")
 
@@ -68,9 +70,12 @@ def lost(pod: Manifest) -> Evidence | None:
     taken = _taken(status)
     if taken:
         return _evidence(*taken, ended, name)
-    if ended and ended["exitCode"] != 0:
-        return _evidence(_kind_of_end(ended), f"pod {name} {_end(ended)}", ended)
-    if "deletionTimestamp" in pod["metadata"]:
+    deleted = "deletionTimestamp" in pod["metadata"]
+    if ended and not (deleted and ended["exitCode"] in _KILLED):
+        well = ended["exitCode"] == 0
+        told = f"pod {name} {_end(ended)}"
+        return None if well else _evidence(_kind_of_end(ended), told, ended)
+    if deleted:
         return _evidence("PodDeleted", f"pod {name} was deleted", None)
     if status.get("phase") == "Failed":
         told = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
@@ -164,7 +169,7 @@ def _kind_of_end(ended: Manifest) -> str:
     if ended.get("reason") in _REFUSED_START:
         return "BadPod"
     # Killed from outside; nothing tells by whom.
-    return "NodeLost" if ended["exitCode"] in (137, 143) else "AgentEnded"
+    return "NodeLost" if ended["exitCode"] in _KILLED else "AgentEnded"
 
 
 def _end(ended: Manifest) -> str:

@@ -73,7 +73,8 @@ class JobFollower(threading.Thread):
             patiently(self._create, seconds=PATIENCE_SECONDS, wait=self._pause)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
-            self._lose_all(Evidence(kind, str(error), time.time()))
+            if not self.ending.is_set():
+                self._lose_all(Evidence(kind, error.message, time.time(), error.remedy))
             return
         self._since = time.monotonic()
         while not self.ending.is_set():

@@ -17,9 +17,17 @@ from steadytrain.components.shared.cluster import (
     TRAINING_RUNTIME,
     Cluster,
     Kind,
+    Refused,
+    Unreachable,
+    connect,
+    own_pod_name,
     patiently,
 )
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.naming import is_of, run_labels
+from steadytrain.components.train.lease import held
 
 _DELETED = (TRAIN_JOB, TRAINING_RUNTIME)
 _WAITED_FOR = (*_DELETED, POD)
@@ -64,6 +72,32 @@ def remove_jobs(
         if not left or time.monotonic() >= deadline:
             return [name for _, name in left]
         wait(_LOOK_SECONDS)
+
+
+def remove_unfinished(config: RunConfig) -> list[str]:
+    """What the exit handler does: removes the jobs of a run whose train step was lost.
+
+    Where a supervisor still renews its lease after the time of one, it is at work, as when
+    the run was started again meanwhile; its job is then left alone.
+
+    Returns:
+        What could not be removed, in words; a run that is not on a cluster has nothing.
+    """
+    if not own_pod_name():
+        return []
+    workspace, lease = Workspace.of(config), config.recovery.lease_seconds
+    deadline = time.monotonic() + lease
+    while held(LocalStorage(workspace.lease)):
+        if time.monotonic() >= deadline:
+            return []
+        time.sleep(_LOOK_SECONDS)
+    try:
+        cluster = connect()
+        if not patiently(lambda: cluster.offers(TRAIN_JOB), seconds=lease):
+            return []
+        return remove_jobs(cluster, config.run_id, workspace.attempts, seconds=lease)
+    except (Unreachable, Refused) as error:
+        return [str(error)]
 
 
 def _delete(

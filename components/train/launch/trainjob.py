@@ -95,7 +95,7 @@ class TrainJobLauncher:
             folder=str(folder.path),
             labels=attempt_labels(spec) | self.own.labels,
             command=self._command(folder),
-            compute=self.config.compute,
+            compute=self.config.compute.model_copy(update={"nodes": spec.nodes}),
             recovery=self.config.recovery,
             own=self.own,
         )

@@ -79,6 +79,7 @@ ACCEPTED = {
         "jitter": False,
         "breaker_failures": 7,
         "breaker_reset_seconds": 7.0,
+        "min_nodes": 1,
         "hang_timeout_seconds": 7.0,
         "start_timeout_seconds": 7.0,
         "lease_seconds": 7.0,
