@@ -19,7 +19,7 @@ from support.namespaces import (
     volumes_for,
 )
 
-pytestmark = [needs_cluster, pytest.mark.cluster]
+pytestmark = needs_cluster
 
 ACCOUNT = "pipeline-runner"
 
@@ -51,7 +51,7 @@ def ready(tmp_path_factory):
         kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
         objects = apply_without_mlflow(namespace, folder)
         claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
-        with volumes_for(claims, namespace, folder / "volumes"):
+        with volumes_for(claims, namespace):
             bound = "--for=jsonpath={.status.phase}=Bound"
             kubectl("wait", bound, "pvc", "--all", "-n", namespace, "--timeout=60s")
             yield namespace

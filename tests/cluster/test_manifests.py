@@ -19,7 +19,7 @@ from support.namespaces import (
 )
 from support.s3 import client_of, make_bucket, moto_server
 
-pytestmark = [needs_cluster, pytest.mark.cluster]
+pytestmark = needs_cluster
 
 SERVER = "http://steadytrain-mlflow:5000"
 LOG_A_RUN = """
@@ -51,7 +51,7 @@ def stack(name, folder, *components):
         built = build("standalone", components, folder, images=images())
         objects = in_namespace(built, namespace)
         claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
-        with volumes_for(claims, namespace, folder / "volumes"):
+        with volumes_for(claims, namespace):
             yield namespace, objects
 
 

@@ -26,7 +26,7 @@ from steadytrain.pipelines.cluster.permissions import RIGHTS
 from support.manifests import build
 from support.namespaces import apply, in_namespace, kubectl, needs_cluster, own_namespace
 
-pytestmark = [needs_cluster, pytest.mark.cluster]
+pytestmark = needs_cluster
 
 ACCOUNT, ROLE = "pipeline-runner", "steadytrain-launcher"
 EVERY = [(right, verb) for right in RIGHTS for verb in right.verbs]

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes import config
 
 from steadytrain.components.shared.image import TRAIN_IMAGE
+
+from support.shared_volume import FOLDER, default_class, on_node
 
 TEST_IMAGE = os.environ.get("STEADYTRAIN_TEST_TRAIN_IMAGE", TRAIN_IMAGE)
 """Of training; must be on the nodes."""
@@ -43,26 +46,18 @@ def own_namespace(name: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def volumes_for(claims: Sequence[Any], namespace: str, folder: Path) -> Iterator[None]:
-    """Volumes for claims, in folders of this machine, where the cluster has no storage of its own.
-
-    It takes for granted that such a cluster's node is this machine.
-    """
-    if yaml.safe_load(kubectl("get", "storageclass", "-o", "yaml"))["items"]:
-        yield
-        return
-    volumes = []
-    for claim in claims:
-        name = claim["metadata"]["name"]
-        place = folder / name
-        place.mkdir(parents=True)
-        place.chmod(0o777)
-        volumes.append(_volume(f"{namespace}-{name}", claim, namespace, place))
-    kubectl("apply", "-f", "-", content=yaml.safe_dump_all(volumes))
+def volumes_for(claims: Sequence[Any], namespace: str) -> Iterator[None]:
+    """A volume for each claim, in a folder of the one node: few storage classes can share any."""
+    config.load_kube_config()
+    volumes = [_volume(claim, namespace) for claim in claims]
+    folders = " ".join(item["spec"]["hostPath"]["path"] for item in volumes)
+    on_node(f"mkdir -m 0777 {folders}", namespace, TEST_IMAGE)
+    apply(volumes)
     try:
         yield
     finally:
         kubectl("delete", "pv", *(item["metadata"]["name"] for item in volumes), "--wait=false")
+        on_node(f"rm -r {folders}", namespace, TEST_IMAGE)
 
 
 def in_namespace(objects: Sequence[Any], namespace: str) -> list[Any]:
@@ -75,7 +70,8 @@ def apply(objects: Sequence[Any]) -> None:
     kubectl("apply", "-f", "-", content=yaml.safe_dump_all(objects))
 
 
-def _volume(name: str, claim: Any, namespace: str, place: Path) -> Any:
+def _volume(claim: Any, namespace: str) -> Any:
+    name = f"{namespace}-{claim['metadata']['name']}"
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -84,7 +80,8 @@ def _volume(name: str, claim: Any, namespace: str, place: Path) -> Any:
             "accessModes": claim["spec"]["accessModes"],
             "capacity": claim["spec"]["resources"]["requests"],
             "claimRef": {"namespace": namespace, "name": claim["metadata"]["name"]},
-            "hostPath": {"path": str(place)},
+            "hostPath": {"path": f"{FOLDER}/{name}"},
             "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": default_class(),
         },
     }
