@@ -13,6 +13,7 @@ import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines import (
+    doctor_command,
     recovery_commands,
     schedule_commands,
     submit_command,
@@ -41,6 +42,24 @@ app = typer.Typer(
     "could not: `steadytrain explain RUN` tells why and what to do, `steadytrain resume RUN` "
     "goes on from its newest checkpoint.",
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("steadytrain"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -180,16 +199,7 @@ def presets() -> None:
         typer.echo(f"{name}: {config.data.task} on {', '.join(config.data.source)}")
 
 
-@app.command()
-def doctor(output: Output = DEFAULT_OUTPUT) -> None:
-    """Show what this machine offers: versions, memory, disk, tracking, which credentials."""
-    from steadytrain.pipelines.doctor import examine
-
-    findings = examine(output)
-    for finding in findings:
-        typer.echo(f"{'ok ' if finding.good else 'BAD'}  {finding.topic}: {finding.text}")
-    if not all(finding.good for finding in findings):
-        raise typer.Exit(1)
+app.command()(doctor_command.doctor)
 
 
 @app.command()

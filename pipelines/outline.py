@@ -13,7 +13,7 @@ from steadytrain.pipelines.local import LocalRun
 
 def outline(config: RunConfig) -> list[str]:
     """What `steadytrain run` would do with a configuration."""
-    training, ranks = config.training, config.compute.nproc_per_node
+    training, ranks = config.training, config.compute.world_size
     batch = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
     length = (
         f"{training.max_steps} steps"

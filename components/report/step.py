@@ -9,13 +9,15 @@ from steadytrain.components.report.page import render
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run, log_artifacts
+from steadytrain.components.train.launch.removal import remove_unfinished
 
 
 def run(config: RunConfig) -> Path:
-    """Writes the page from what is in the run's folder, and ends the run in MLflow.
+    """Removes jobs that a lost step has left, writes the page, and ends the run in MLflow.
 
     Returns:
         The page's path.
@@ -25,6 +27,8 @@ def run(config: RunConfig) -> Path:
     """
     with stage(config, "report") as current:
         workspace = current.workspace
+        for problem in remove_unfinished(config):
+            current.emit(Warned(stage="report", message=f"not removed: {problem}"))
         facts = gather(workspace)
         page = workspace.report
         LocalStorage(page.parent).write(page.name, render(facts).encode())

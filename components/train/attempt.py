@@ -33,6 +33,7 @@ class AttemptSpec(Record):
     """What the ranks of one attempt do.
 
     config, data: absolute paths of the run's config.yaml and of the DataRecord.
+    nodes: that the ranks are divided among.
     resume_from: a checkpoint's folder, or "" to begin at step 0.
     skipped_batches: global batches that are left out, by their place in the order.
     learning_rate_scale: factor on all rates of the schedule.
@@ -52,6 +53,7 @@ class AttemptSpec(Record):
     data: str
     micro_batch_size: int
     gradient_accumulation_steps: int
+    nodes: int = 1
     resume_from: str = ""
     gradient_checkpointing: bool = False
     snapshot: bool = True

@@ -21,7 +21,7 @@ from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
@@ -103,8 +103,8 @@ def train_with_pytorch(
     on_validation: OnValidation | None,
     sinks: Sequence[Sink],
 ) -> Outcome:
-    """Ranks on this machine, watched by the supervisor."""
-    with ProcessLauncher(config.compute) as launcher:
+    """Ranks on this machine or in pods, watched by the supervisor."""
+    with launcher_for(config) as launcher:
         return Supervisor(config, data, launcher, on_validation, sinks).run()
 
 
@@ -130,7 +130,10 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        *(section.model_dump(mode="json", exclude={"price_per_hour"}) for section in sections),
+        *(
+            section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
+            for section in sections
+        ),
         users_code_digest(config.data.task),
         rooms=TRAINING_CODE,
     )
@@ -187,8 +190,9 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
         # Before all else: it names the user's own code, which is what is to be mended.
         lines.append(failure.traceback.rstrip())
     lines += outcome.account
-    folder = workspace.attempts / f"{outcome.attempts:04d}"
-    lines.append(f"log: {folder / f'rank-{failure.rank}.log'}")
+    log = workspace.attempts / f"{outcome.attempts:04d}" / f"rank-{failure.rank}.log"
+    # A rank that never came has none.
+    lines += [f"log: {log}"] if log.exists() else []
     return TrainingFailed(
         redact("\n".join(lines)), failure_class=failure.failure_class, remedy=failure.remedy
     )

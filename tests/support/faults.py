@@ -142,7 +142,8 @@ class RunsOut(CausalLanguageModel):
     def __init__(self, *given) -> None:
         super().__init__(*given)
         faults = os.environ["FAULTS"].split()
-        attempt = int(Path(os.environ["STEADYTRAIN_ATTEMPT"]).name)
+        mark = Path(os.environ["STEADYTRAIN_ATTEMPT"])
+        attempt = int(next(part for part in reversed(mark.parts) if part.isdigit()))
         phase, _, rank = (faults[attempt - 1] if attempt <= len(faults) else "").partition(":")
         self.phase = phase if rank == os.environ.get("RANK", "0") else ""
         # Large blocks are given back to the kernel when they are freed, and do not serve again.

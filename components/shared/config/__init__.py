@@ -1,10 +1,12 @@
 """The configuration of a run."""
 
+from steadytrain.components.shared.config.compute import ComputeConfig, PodsConfig, VolumeConfig
 from steadytrain.components.shared.config.data import Columns, DataConfig
 from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,
+    RetrainConfig,
     TrackingConfig,
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
@@ -12,7 +14,6 @@ from steadytrain.components.shared.config.parameters import from_parameters, to_
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.training import (
-    ComputeConfig,
     ModelConfig,
     RecoveryConfig,
     TrainingConfig,
@@ -26,11 +27,14 @@ __all__ = [
     "GateConfig",
     "ModelConfig",
     "PipelineConfig",
+    "PodsConfig",
     "RecoveryConfig",
     "RegistryConfig",
+    "RetrainConfig",
     "RunConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "VolumeConfig",
     "from_mapping",
     "from_parameters",
     "load",

@@ -11,16 +11,17 @@ import yaml
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,
+    RetrainConfig,
     TrackingConfig,
 )
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.training import (
-    ComputeConfig,
     ModelConfig,
     RecoveryConfig,
     TrainingConfig,
@@ -28,10 +29,11 @@ from steadytrain.components.shared.config.training import (
 
 SCHEMA_VERSION: Final = 1
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
+    "retrain": True,
     "run": True,
     "output": True,
     "pipeline": True,
-    "compute": {"price_per_hour"},
+    "compute": {"price_per_hour", "pods"},
 }
 
 
@@ -65,15 +67,17 @@ class RunConfig(Section):
     gate: GateConfig = GateConfig()
     registry: RegistryConfig = RegistryConfig()
     tracking: TrackingConfig = TrackingConfig()
+    retrain: RetrainConfig = RetrainConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
-        ranks, batch = self.compute.nproc_per_node, self.training.global_batch_size
+        ranks, batch = self.compute.world_size, self.training.global_batch_size
         if batch % ranks:
+            nodes = f" x compute.nodes {self.compute.nodes}" if self.compute.nodes > 1 else ""
             raise at_odds(
                 "training.global_batch_size",
                 batch,
-                f"is not divisible by compute.nproc_per_node {ranks}",
+                f"is not divisible by compute.nproc_per_node {self.compute.nproc_per_node}{nodes}",
                 f"for example {batch - batch % ranks or ranks}",
             )
         micro = self.training.micro_batch_size
@@ -98,7 +102,7 @@ class RunConfig(Section):
         return self.registry.model_name or self.name
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the configuration in canonical JSON, without run, output and price."""
+        """SHA-256 (hex) over the configuration in canonical JSON, without what decides nothing."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

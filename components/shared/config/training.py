@@ -119,21 +119,6 @@ class TrainingConfig(Section):
         return self
 
 
-class ComputeConfig(Section):
-    """Where it is trained."""
-
-    launcher: Literal["process"] = "process"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    nproc_per_node: int = Field(1, ge=1, description="ranks; world size on one machine")
-    threads_per_rank: int | None = Field(None, ge=1, description="none: cores over ranks")
-    price_per_hour: float | None = Field(
-        None,
-        ge=0,
-        description="of all that trains together, in USD; decides nothing, and a run that is "
-        "continued may have another; none: the cost is not known",
-    )
-
-
 class RecoveryConfig(Section):
     """What happens when something breaks, and what is used again."""
 
@@ -168,6 +153,12 @@ class RecoveryConfig(Section):
     )
     breaker_reset_seconds: float = Field(
         120, ge=0, description="how long it stays open before one last try"
+    )
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        description="fewest nodes to go on with where others stay away; none: all of them. The "
+        "global batch stays as it is",
     )
     hang_timeout_seconds: float = Field(
         600,

@@ -91,6 +91,7 @@ class SupervisorStarted(Event):
 class AttemptStarted(Event):
     """The supervisor started the ranks.
 
+    nodes: among which the ranks are divided.
     inputs: digest of what decides the result (data, model, training).
     device: name of what the ranks compute on, "cpu" for a processor; "" where it was not looked up.
     snapshot: whether checkpoints are copied to host memory before they are written.
@@ -106,6 +107,7 @@ class AttemptStarted(Event):
     gradient_checkpointing: bool = False
     device: str = ""
     snapshot: bool = True
+    nodes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,7 @@ class DecisionMade(Event):
     micro_batch_size, gradient_checkpointing, snapshot: what all later attempts are held to, where
         it changes.
     rung: of the ladder for running out of memory, where that was the answer.
+    nodes: how many later attempts have, where some stayed away.
     skipped_batch: a global batch that is left out from then on, by its place in the order.
     learning_rate_scale: factor on the schedule's rates, from then on and beside earlier ones.
     """
@@ -151,6 +154,7 @@ class DecisionMade(Event):
     rung: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
+    nodes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,8 @@ class _Node:
 
     def _lose(self, what: str) -> None:
         self.lost = True
+        if self.folder.error.is_file():
+            return  # the launcher, or the agent, knew more
         RankError(
             rank=0,
             time=time.time(),

@@ -50,11 +50,18 @@ class BatchPlan:
         return ", ".join(told)
 
 
-def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None) -> BatchPlan:
+def plan_batch(
+    global_batch_size: int,
+    world_size: int,
+    micro: int | None = None,
+    *,
+    limit: int = LARGEST_DERIVED,
+) -> BatchPlan:
     """Micro-batch and accumulation of each rank.
 
     Args:
-        micro: sequences a forward pass; None: the largest divisor of the rank's share up to 8.
+        micro: sequences a forward pass; None: the largest divisor of the rank's share up to
+            `limit`.
 
     Raises:
         BadInput: the global batch cannot be cut into equal parts that way.
@@ -63,11 +70,12 @@ def plan_batch(global_batch_size: int, world_size: int, micro: int | None = None
         raise BadInput(
             f"training.global_batch_size = {global_batch_size} is not divisible by "
             f"{world_size} ranks",
-            remedy=f"set a multiple of {world_size}, or compute.nproc_per_node to a divisor of it",
+            remedy=f"set a multiple of {world_size}, or other numbers of compute.nproc_per_node "
+            "and compute.nodes",
         )
     share = global_batch_size // world_size
     if micro is None:
-        micro = _largest_divisor(share, LARGEST_DERIVED)
+        micro = _largest_divisor(share, limit)
     elif share % micro:
         raise BadInput(
             f"training.micro_batch_size = {micro} does not divide the {share} sequences that "

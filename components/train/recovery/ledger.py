@@ -100,6 +100,11 @@ class History:
         return limits[-1] if limits else None
 
     @property
+    def nodes(self) -> int | None:
+        """How many are left, where some stayed away."""
+        return next((item.nodes for item in reversed(self.decisions) if item.nodes), None)
+
+    @property
     def skipped_batches(self) -> tuple[int, ...]:
         """Global batches that are left out, in their order."""
         found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}

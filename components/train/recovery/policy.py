@@ -4,6 +4,7 @@
 - Memory that runs out is answered by the ladder, whose rungs cost nothing of any budget.
   At its foot the run stops, but for the host's memory beside a GPU, of which others may
   have taken too much: that is retried.
+- Nodes that stay away are done without, as far as the configuration lets it.
 - A divergence goes back to the newest checkpoint: the first time without the batch at
   which it came, the second time with lower learning rates, a third time it stops.
 - All else is retried, by class of failure so many times in a row without a new
@@ -48,6 +49,7 @@ class Decision:
         attempts run with at most and at least; the global batch stays.
     rung: of the ladder, where that was the answer.
     skipped_batch, learning_rate_scale: the answers to a divergence.
+    nodes: how many are left, where some stayed away.
     """
 
     action: Literal["retry", "retry_changed", "stop"]
@@ -59,6 +61,7 @@ class Decision:
     rung: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
+    nodes: int | None = None
 
 
 def decide(
@@ -77,8 +80,12 @@ def decide(
         return Decision("stop", f"{kind} would come again")
     if kind is FailureClass.DIVERGENCE:
         return _steady(history, failure)
-    lowered = _lower(history, failure) if _is_short_of_memory(failure) else None
-    return lowered or _retry(history, kind, settings, run_id)
+    changed = None
+    if kind is FailureClass.PENDING_TIMEOUT:
+        changed = _shrink(history, settings)
+    elif _is_short_of_memory(failure):
+        changed = _lower(history, failure)
+    return changed or _retry(history, kind, settings, run_id)
 
 
 def _is_short_of_memory(failure: Failure) -> bool:
@@ -109,6 +116,22 @@ def _lower(history: History, failure: Failure) -> Decision | None:
         snapshot=lowered.snapshot,
         rung=rung.name,
     )
+
+
+def _shrink(history: History, settings: RecoveryConfig) -> Decision | None:
+    """Fewer nodes, each with more of the same global batch; None where there may not be fewer."""
+    last = history.attempts[-1]
+    nodes, batch = last.started.nodes, last.plan.global_batch_size
+    ranks = last.started.world_size // nodes
+    for fewer in range(nodes - 1, (settings.min_nodes or nodes) - 1, -1):
+        if batch % (ranks * fewer) == 0:
+            return Decision(
+                "retry_changed",
+                f"{FailureClass.PENDING_TIMEOUT}: on {fewer} nodes instead of {nodes} "
+                f"(recovery.min_nodes {settings.min_nodes}); the global batch stays {batch}",
+                nodes=fewer,
+            )
+    return None
 
 
 def _steady(history: History, failure: Failure) -> Decision:
@@ -159,8 +182,11 @@ def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decisi
 
 
 def _counted(history: History) -> Sequence[str]:
-    """Classes of the failures since the last new checkpoint, those answered by a rung left out."""
-    answered = {decision.attempt for decision in history.decisions if decision.rung}
+    """Classes of the failures since the last new checkpoint.
+
+    Those answered by a rung, or by fewer nodes, are left out.
+    """
+    answered = {item.attempt for item in history.decisions if item.rung or item.nodes}
     return [
         attempt.ended.failure_class
         for attempt in history.stalled

@@ -28,6 +28,7 @@ _REORDERING = {
     "training.micro_batch_size",
     "training.gradient_checkpointing",
     "compute.device",
+    "compute.nodes",
     "compute.nproc_per_node",
     "compute.threads_per_rank",
 }
@@ -46,7 +47,9 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
     """What a supervisor works by, as plain data: sections and their fields."""
     content = config.model_dump(mode="json", include={"model", "training", *FREE_SECTIONS})
-    return {"data": {"fingerprint": data.fingerprint}, **content}
+    # A section of its own, so that a change is told by its field.
+    pods = content["compute"].pop("pods")
+    return {"data": {"fingerprint": data.fingerprint}, **content, "compute.pods": pods}
 
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

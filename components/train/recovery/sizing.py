@@ -26,7 +26,7 @@ class Sizing:
 
     def plan(self, history: History) -> BatchPlan:
         """Of the next attempt."""
-        plan, limit = self._configured, history.limit
+        plan, limit = self._configured(self.nodes(history)), history.limit
         if limit is None or limit.micro_batch_size is None:
             return plan
         return plan.within(
@@ -35,11 +35,15 @@ class Sizing:
             snapshot=limit.snapshot,
         )
 
+    def nodes(self, history: History) -> int:
+        """Of the next attempt."""
+        return history.nodes or self.config.compute.nodes
+
     def learned(self) -> DecisionMade | None:
         """What earlier runs have learned, where it changes the plan."""
         if not self._path.is_file():
             return None
-        known, plan = Learned.load(self._path), self._configured
+        known, plan = Learned.load(self._path), self._configured(self.config.compute.nodes)
         within = plan.within(
             known.micro_batch_size, gradient_checkpointing=known.gradient_checkpointing
         )
@@ -64,16 +68,21 @@ class Sizing:
         That there was no room for a snapshot is not kept: it says nothing of the device.
         """
         learned = replace(self.plan(history), snapshot=True)
-        if learned != self._configured:
+        if learned != self._configured(self.nodes(history)):
             Learned(
                 micro_batch_size=learned.micro_batch_size,
                 gradient_checkpointing=learned.gradient_checkpointing,
             ).save(self._path)
 
-    @property
-    def _configured(self) -> BatchPlan:
-        training = self.config.training
-        plan = plan_batch(training.global_batch_size, self.world_size, training.micro_batch_size)
+    def _configured(self, nodes: int) -> BatchPlan:
+        training, all_nodes = self.config.training, self.config.compute.nodes
+        ranks = self.world_size * nodes // all_nodes
+        micro = training.micro_batch_size
+        if micro is not None and nodes < all_nodes:
+            # With other shares it may not divide them, and is an upper bound.
+            plan = plan_batch(training.global_batch_size, ranks, limit=micro)
+        else:
+            plan = plan_batch(training.global_batch_size, ranks, micro)
         return replace(plan, gradient_checkpointing=training.gradient_checkpointing)
 
     @property

@@ -209,6 +209,7 @@ class Supervisor:
                 data=str(self.workspace.record("preprocess")),
                 micro_batch_size=batch.micro_batch_size,
                 gradient_accumulation_steps=batch.gradient_accumulation_steps,
+                nodes=self.sizing.nodes(history),
                 gradient_checkpointing=batch.gradient_checkpointing,
                 snapshot=batch.snapshot,
                 resume_from=resume_from,
@@ -224,6 +225,7 @@ class Supervisor:
                 AttemptStarted(
                     attempt=number,
                     world_size=batch.world_size,
+                    nodes=spec.nodes,
                     micro_batch_size=batch.micro_batch_size,
                     gradient_accumulation_steps=batch.gradient_accumulation_steps,
                     gradient_checkpointing=batch.gradient_checkpointing,
@@ -284,6 +286,7 @@ class Supervisor:
                 rung=decision.rung,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
+                nodes=decision.nodes,
             )
         )
         return decision

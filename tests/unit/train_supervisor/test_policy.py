@@ -35,8 +35,8 @@ AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN]
 class Run:
     """A run as the ledger tells it, failing as it is told."""
 
-    def __init__(self, settings=EXACT, *, batch=8, ranks=1, device="GPU"):
-        self.settings, self.device = settings, device
+    def __init__(self, settings=EXACT, *, batch=8, ranks=1, nodes=1, device="GPU"):
+        self.settings, self.device, self.nodes = settings, device, nodes
         self.plan, self.history, self.step = plan_batch(batch, ranks, batch // ranks), History(), 0
 
     def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0):
@@ -51,6 +51,7 @@ class Run:
                 snapshot=plan.snapshot,
                 resumed_from_step=self.step or None,
                 device=self.device,
+                nodes=self.nodes,
             )
         )
         if saves:
@@ -80,8 +81,14 @@ class Run:
                 rung=decision.rung,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
+                nodes=decision.nodes,
             )
         )
+        if decision.nodes:
+            self.plan = plan_batch(
+                plan.global_batch_size, plan.world_size // self.nodes * decision.nodes
+            )
+            self.nodes = decision.nodes
         if decision.micro_batch_size is not None:
             self.plan = plan.within(
                 decision.micro_batch_size,
@@ -104,6 +111,26 @@ def test_three_in_a_row_open_the_breaker_and_its_last_try_stops_the_run(kind):
     last = run.fail(kind, unexplained=True)
     assert last.action == "stop"
     assert "breaker" in last.reason
+
+
+def test_nodes_that_stay_away_are_done_without_down_to_what_is_allowed():
+    run = Run(EXACT.model_copy(update={"min_nodes": 2}), batch=24, ranks=8, nodes=4)
+    assert [run.fail(FailureClass.PENDING_TIMEOUT).nodes for _ in range(3)] == [3, 2, None]
+    assert run.plan.global_batch_size == 24
+    assert run.plan.world_size == 4
+    assert run.history.nodes == 2
+    reasons = [item.reason for item in run.history.decisions]
+    assert "on 3 nodes instead of 4" in reasons[0]
+    assert reasons[2].startswith("pending_timeout, 1 of at most 3 in a row")
+
+
+def test_a_number_of_nodes_that_does_not_divide_the_batch_is_passed_over():
+    run = Run(EXACT.model_copy(update={"min_nodes": 1}), batch=32, ranks=4, nodes=4)
+    assert [run.fail(FailureClass.PENDING_TIMEOUT).nodes for _ in range(3)] == [2, 1, None]
+
+
+def test_unless_it_is_allowed_all_nodes_are_waited_for():
+    assert Run(batch=32, ranks=4, nodes=4).fail(FailureClass.PENDING_TIMEOUT).nodes is None
 
 
 def test_the_breaker_counts_over_the_classes():

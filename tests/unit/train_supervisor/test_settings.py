@@ -61,6 +61,8 @@ ACCEPTED = {
         "save_keep_every": 10,
     },
     "compute": {
+        "launcher": "process",
+        "nodes": 2,
         "nproc_per_node": 2,
         "threads_per_rank": 3,
         "price_per_hour": 2.5,
@@ -77,6 +79,7 @@ ACCEPTED = {
         "jitter": False,
         "breaker_failures": 7,
         "breaker_reset_seconds": 7.0,
+        "min_nodes": 1,
         "hang_timeout_seconds": 7.0,
         "start_timeout_seconds": 7.0,
         "lease_seconds": 7.0,
@@ -84,7 +87,8 @@ ACCEPTED = {
         "spike_window": 7,
     },
 }
-ONE_CHOICE = {"training.optim", "compute.launcher"}
+ONE_CHOICE = {"training.optim"}
+SECTIONS_WITHIN = {"compute.pods"}
 SECTIONS = {
     "model": ModelConfig,
     "training": TrainingConfig,
@@ -111,7 +115,7 @@ def test_the_tables_leave_out_no_field():
     known = {
         f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields
     }
-    assert told | ONE_CHOICE == known
+    assert told | ONE_CHOICE | SECTIONS_WITHIN == known
 
 
 @pytest.fixture
@@ -174,9 +178,17 @@ def test_all_else_may_change_and_is_listed(begun, section, name, value):
     assert f"-> {value!r}" in told
     assert told.count(" -> ") == 1
     reorders = name in ("micro_batch_size", "gradient_checkpointing") or (
-        section == "compute" and name != "price_per_hour"
+        section == "compute" and name not in ("price_per_hour", "launcher")
     )
     assert ("not to the bit" in told) == reorders
+
+
+def test_what_a_pod_has_may_change_and_is_told_by_its_field(begun):
+    other = begun("compute", "pods", {"memory": "7Gi"})
+    with pytest.raises(Reached):
+        other.run()
+    (told,) = warned(other)
+    assert told.endswith("settings than before: compute.pods.memory '16Gi' -> '7Gi'")
 
 
 def test_other_data_are_refused(begun):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.train.recovery.ledger import History
 from steadytrain.components.train.recovery.sizing import Sizing
@@ -26,6 +29,18 @@ def test_what_was_decided_holds(config, data):
     history.decisions.append(decided(4, snapshot=False, gradient_checkpointing=True))
     told = "4 x 2, activation checkpointing, no snapshot in host memory"
     assert str(sizing.plan(history)) == told
+
+
+def test_fewer_nodes_have_more_of_the_same_batch_each(config, data):
+    compute = {"nodes": 4, "nproc_per_node": 2}
+    training = {"global_batch_size": 48, "micro_batch_size": 3}
+    content = config.model_dump() | {"compute": compute, "training": training}
+    sizing = Sizing(from_mapping(content), data, "GPU", 8)
+    assert (sizing.nodes(History()), str(sizing.plan(History()))) == (4, "3 x 2")
+    fewer = replace(decided(None), nodes=3)
+    history = History(decisions=[fewer])
+    assert (sizing.nodes(history), str(sizing.plan(history))) == (3, "2 x 4")
+    assert sizing.plan(history).global_batch_size == 48
 
 
 def test_a_host_without_room_for_a_snapshot_teaches_nothing_of_the_device(config, data):

@@ -1,0 +1,250 @@
+"""One namespace of a Kubernetes cluster: objects as plain data, refusals and silence told apart.
+
+Lists are read anew each time instead of watched: a list cannot expire and needs no
+position to go on from after a break, and a training has a handful of objects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from steadytrain.components.shared.errors import SteadytrainError
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+T = TypeVar("T")
+Manifest = dict[str, Any]
+
+POD_VARIABLE: Final = "KFP_POD_NAME"
+"""By which a step of Kubeflow Pipelines knows its own pod."""
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_TIMEOUT_SECONDS = (5, 20)
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 8.0
+_NO_PERMISSION = (
+    "give this pod's service account the Role of the manifests that come with steadytrain"
+)
+_WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
+_PASSING = {408, 429, 500, 502, 503, 504}
+
+
+class Unreachable(SteadytrainError):
+    """The API server does not answer, or not now."""
+
+
+class Refused(SteadytrainError):
+    """The API server says no: permission, quota, a webhook, a schema, or there is nothing.
+
+    Attributes:
+        status: of the HTTP answer. reason: the server's word for it, such as AlreadyExists.
+    """
+
+    def __init__(self, message: str, *, status: int, reason: str, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object, and where it is served."""
+
+    name: str
+    plural: str
+    group: str
+    version: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def root(self) -> str:
+        return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+
+
+POD: Final = Kind("Pod", "pods", "", "v1")
+EVENT: Final = Kind("Event", "events", "", "v1")
+TRAIN_JOB: Final = Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1")
+TRAINING_RUNTIME: Final = Kind(
+    "TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1"
+)
+
+
+class Cluster:
+    """What is in one namespace."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
+
+    def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        return self._call("POST", self._path(kind), body=manifest, what=_named(kind, manifest))
+
+    def get(self, kind: Kind, name: str) -> Manifest | None:
+        """An object, or None where there is none of that name."""
+        try:
+            return self._call("GET", self._path(kind, name), what=f"{kind.name} {name}")
+        except Refused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(
+        self, kind: Kind, labels: Mapping[str, str] | None = None, *, fields: str = ""
+    ) -> list[Manifest]:
+        """Objects with these labels."""
+        selector = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
+        query = [("labelSelector", selector), ("fieldSelector", fields)]
+        found = self._call("GET", self._path(kind), query=query, what=kind.plural)
+        return list(found["items"])
+
+    def delete(self, kind: Kind, name: str) -> None:
+        """Deletes an object, where it is there, and then what it owns; returns at once."""
+        try:
+            self._call(
+                "DELETE",
+                self._path(kind, name),
+                body={"propagationPolicy": "Background"},
+                what=f"{kind.name} {name}",
+            )
+        except Refused as error:
+            if error.status != 404:
+                raise
+
+    def offers(self, kind: Kind) -> bool:
+        """Whether the cluster serves a kind."""
+        try:
+            found = self._call("GET", kind.root, what=kind.root)
+        except Refused:
+            return False
+        return any(item["name"] == kind.plural for item in found["resources"])
+
+    def _path(self, kind: Kind, name: str = "") -> str:
+        tail = f"/{name}" if name else ""
+        return f"{kind.root}/namespaces/{self.namespace}/{kind.plural}{tail}"
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        body: Manifest | None = None,
+        query: Sequence[tuple[str, str]] = (),
+    ) -> Manifest:
+        """One request.
+
+        Raises:
+            Unreachable: no answer, or one that says to come again.
+            Refused: the server says no.
+        """
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            found: Manifest = self.client.call_api(
+                path,
+                method,
+                query_params=[item for item in query if item[1]],
+                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                body=body,
+                auth_settings=["BearerToken"],
+                response_type="object",
+                _return_http_data_only=True,
+                _request_timeout=_TIMEOUT_SECONDS,
+            )
+        except ApiException as error:
+            raise _refusal(
+                error, f"{_WORDS[method]} {what} in namespace {self.namespace}"
+            ) from None
+        except (HTTPError, OSError) as error:
+            raise Unreachable(
+                f"the cluster's API server does not answer: {error}",
+                remedy="wait until it does, and start the run again",
+            ) from error
+        return found
+
+
+def connect() -> Cluster:
+    """The cluster that this pod is in, or the one that KUBECONFIG names.
+
+    Raises:
+        Unreachable: there is neither.
+    """
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    try:
+        if in_pod():
+            config.load_incluster_config(client_configuration=settings)
+            namespace = _NAMESPACE.read_text("utf-8").strip()
+        else:
+            # By name: the client looks at the variable only once, when it is imported.
+            file = os.environ.get("KUBECONFIG")
+            config.load_kube_config(file, client_configuration=settings)
+            _, context = config.list_kube_config_contexts(file)
+            namespace = context["context"].get("namespace", "default")
+    except (config.ConfigException, OSError) as error:
+        raise Unreachable(
+            f"no cluster: {error}",
+            remedy="run the step in a pod with a service account, or set KUBECONFIG",
+        ) from error
+    settings.retries = False
+    return Cluster(client.ApiClient(settings), namespace)
+
+
+def in_pod() -> bool:
+    """Whether this process is in a pod that may speak to its cluster."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and _NAMESPACE.is_file()
+
+
+def own_pod_name() -> str:
+    """Name of the pod that this process is in, as Kubeflow Pipelines tells it; "" elsewhere."""
+    return os.environ.get(POD_VARIABLE, "") if in_pod() else ""
+
+
+def patiently(
+    call: Callable[[], T], *, seconds: float, wait: Callable[[float], object] = time.sleep
+) -> T:
+    """Calls until the API server answers.
+
+    Args:
+        seconds: after which its silence is raised.
+        wait: between two calls.
+    """
+    delay, deadline = _FIRST_DELAY, time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except Unreachable:
+            if time.monotonic() >= deadline:
+                raise
+        wait(delay)
+        delay = min(2 * delay, _LONGEST_DELAY)
+
+
+def _refusal(error: Any, what: str) -> Refused | Unreachable:
+    """The server's own words, from an answer that is no success."""
+    try:
+        told = json.loads(error.body)
+    except (TypeError, ValueError):
+        told = {}
+    message, reason = told.get("message") or error.reason, told.get("reason") or error.reason
+    if error.status in _PASSING:
+        return Unreachable(f"the cluster's API server is in trouble: {message}")
+    forbidden = error.status in (401, 403) and "webhook" not in message
+    return Refused(
+        f"cannot {what}: {message}",
+        status=error.status,
+        reason=reason,
+        remedy=_NO_PERMISSION if forbidden else "change what the message names",
+    )
+
+
+def _named(kind: Kind, manifest: Manifest) -> str:
+    return f"{kind.name} {manifest['metadata']['name']}"

@@ -1,0 +1,98 @@
+"""Where a model is trained: on this machine, or in pods of a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from steadytrain.components.shared.config.base import Section, at_odds
+
+
+def _as_text(value: object) -> object:
+    """YAML reads 4 as a number."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"),
+]
+"""An amount in the notation of Kubernetes: 500m, 4, 16Gi."""
+
+
+class VolumeConfig(Section):
+    """A persistent volume claim that is mounted."""
+
+    claim: str = Field(..., min_length=1, description="its name, in the run's namespace")
+    path: str = Field(..., pattern=r"^/.+", description="where it is mounted")
+
+
+class PodsConfig(Section):
+    """The pods that train on a cluster, one a node; none of this decides what is learned."""
+
+    image: str | None = Field(None, description="none: that of the train step's own pod")
+    cpu: Quantity = Field(
+        "4", description="cores that each pod requests; it may take more where a node has them"
+    )
+    memory: Quantity = Field("16Gi", description="of each pod: requested, and its limit")
+    gpus: int | None = Field(
+        None, ge=0, description="of each pod; none: one a rank with compute.device cuda, else 0"
+    )
+    gpu_resource: str = Field("nvidia.com/gpu", description="name under which nodes offer GPUs")
+    shared_memory: Quantity = Field("2Gi", description="size of /dev/shm, which counts as memory")
+    service_account: str | None = Field(
+        None, description="of the pods, which need no rights; none: the namespace's default"
+    )
+    node_selector: dict[str, str] = Field(default={}, description="labels that a node must have")
+    tolerations: list[dict[str, Any]] = Field(
+        default=[], description="of taints, as in a pod's specification"
+    )
+    priority_class: str | None = Field(None, description="which pods may make room for these")
+    labels: dict[str, str] = Field(
+        default={}, description="of each job, such as kueue.x-k8s.io/queue-name"
+    )
+    volumes: list[VolumeConfig] | None = Field(
+        None, description="none: those that the train step's own pod has"
+    )
+    pending_timeout_seconds: float = Field(
+        1800, gt=0, description="how long a pod may wait for a node, a quota or its image"
+    )
+
+
+class ComputeConfig(Section):
+    """Where it is trained."""
+
+    launcher: Literal["auto", "process", "trainjob"] = Field(
+        "auto",
+        description="process: on this machine; trainjob: in pods, by Kubeflow Trainer; auto: in "
+        "pods where it runs as a step of a pipeline on a cluster that has it",
+    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    nodes: int = Field(1, ge=1, description="machines, a pod each on a cluster")
+    nproc_per_node: int = Field(1, ge=1, description="ranks of each node")
+    threads_per_rank: int | None = Field(None, ge=1, description="none: cores over ranks")
+    pods: PodsConfig = PodsConfig()
+    price_per_hour: float | None = Field(
+        None,
+        ge=0,
+        description="of all that trains together, in USD; decides nothing, and a run that is "
+        "continued may have another; none: the cost is not known",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.nproc_per_node
+
+    @model_validator(mode="after")
+    def _one_machine_is_one_node(self) -> ComputeConfig:
+        if self.launcher == "process" and self.nodes > 1:
+            raise at_odds(
+                "compute.nodes",
+                self.nodes,
+                "compute.launcher process trains on this machine, which is one node",
+                "set compute.nproc_per_node instead, or another compute.launcher",
+            )
+        return self

@@ -1,0 +1,204 @@
+"""From what the cluster says of a pod to what the taxonomy knows: pure functions."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from steadytrain.components.shared.cluster import Manifest
+
+PULL_SECONDS = 120.0
+"""For a registry that does not answer to do so; what it denies is told at once."""
+
+_DENIED = re.compile(
+    r"not found|manifest unknown|unauthori[sz]ed|denied|forbidden|authentication required"
+    r"|no match for platform|invalid reference format",
+    re.IGNORECASE,
+)
+_PULLING = {"ErrImagePull", "ImagePullBackOff"}
+_WRONG = {
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+}
+"""Reasons for which a container waits that do not go by themselves."""
+_NO_IMAGE = (
+    "set compute.pods.image to one that the nodes can pull, or give the train step's pod the "
+    "registry's pull secret"
+)
+_WRONG_POD = "change what the message names, in compute.pods or in the namespace's policy"
+_REFUSED_START = {"StartError", "ContainerCannotRun"}
+_KILLED = (137, 143)
+"""Exit status after SIGKILL and SIGTERM."""
+_OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
+_FORBIDDEN = re.compile(r"is forbidden|denied the request|admission webhook|is invalid")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a node is lost, or will never come: as a rank's error names it.
+
+    kind: as in the taxonomy (recovery/failures.py). time: Unix seconds.
+    remedy: where it is not that of every failure of the kind.
+    """
+
+    kind: str
+    message: str
+    time: float
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """As the product's errors are told (shared/errors.py)."""
+        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+
+def lost(pod: Manifest) -> Evidence | None:
+    """Why a pod has ended, or is about to; None while it runs or waits, and where it ended well.
+
+    That its node was taken away comes first: what its containers did then is an echo of it.
+    """
+    name, status = pod["metadata"]["name"], pod["status"]
+    ended = _terminated(pod)
+    if ended and ended.get("reason") == "OOMKilled":
+        return _evidence("OOMKilled", f"pod {name} ran out of its memory limit{_limit(pod)}", ended)
+    taken = _taken(status)
+    if taken:
+        return _evidence(*taken, ended, name)
+    deleted = "deletionTimestamp" in pod["metadata"]
+    if ended and not (deleted and ended["exitCode"] in _KILLED):
+        well = ended["exitCode"] == 0
+        told = f"pod {name} {_end(ended)}"
+        return None if well else _evidence(_kind_of_end(ended), told, ended)
+    if deleted:
+        return _evidence("PodDeleted", f"pod {name} was deleted", None)
+    if status.get("phase") == "Failed":
+        told = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        return _evidence("NodeLost", f"pod {name} failed{': ' if told else ''}{told}", None)
+    return None
+
+
+def hopeless(pod: Manifest, waited: float) -> Evidence | None:
+    """Why a pod that waits will not start.
+
+    Args:
+        waited: seconds since it was asked for.
+    """
+    for container in pod["status"].get("containerStatuses", []):
+        waiting = container["state"].get("waiting", {})
+        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        told = f"pod {pod['metadata']['name']}, image {container['image']}: {reason}: {message}"
+        remedy = _NO_IMAGE if "Image" in reason else _WRONG_POD
+        if reason in _WRONG or (reason in _PULLING and _DENIED.search(message)):
+            return Evidence("BadPod", told, time.time(), remedy)
+        if reason in _PULLING and waited > PULL_SECONDS:
+            return Evidence("PendingTimeout", told, time.time(), remedy)
+    return None
+
+
+def why_pending(pod: Manifest) -> str:
+    """What a pod waits for, in the cluster's own words; "" where it says nothing yet."""
+    for condition in pod["status"].get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{condition.get('reason')}: {condition.get('message')}"
+    for container in pod["status"].get("containerStatuses", []):
+        waiting = container["state"].get("waiting")
+        if waiting and waiting.get("message"):
+            return f"{waiting['reason']}: {waiting['message']}"
+    return ""
+
+
+def refused(events: Sequence[Manifest]) -> Evidence | None:
+    """Why no pod can be made: what admission says of it, where that will not change."""
+    for message in _failed_to_create(events):
+        if _FORBIDDEN.search(message) and not _OVER_QUOTA.search(message):
+            return Evidence("BadPod", message, time.time(), _WRONG_POD)
+    return None
+
+
+def why_absent(events: Sequence[Manifest]) -> str:
+    """Why no pod has been made so far; "" where nobody says."""
+    return next(_failed_to_create(events), "") or next(
+        (f"{item['reason']}: {item['message']}" for item in _warnings(events)), ""
+    )
+
+
+def is_waiting(pod: Manifest) -> bool:
+    """Whether its container has not begun to run."""
+    containers = pod["status"].get("containerStatuses", [])
+    return not any({"running", "terminated"} & item["state"].keys() for item in containers)
+
+
+def node_of(pod: Manifest) -> int:
+    """Which node of the attempt a pod is."""
+    return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
+
+
+def _taken(status: Manifest) -> tuple[str, str] | None:
+    """Whether a pod was taken from its node, kind and words."""
+    reason, message = status.get("reason", ""), status.get("message", "")
+    if reason == "Evicted":
+        memory = "emptydir" in message.lower() and "shared-memory" in message
+        return ("OOMKilled" if memory else "Evicted"), f"was evicted: {message}"
+    if reason == "NodeLost":
+        return "NodeLost", f"is on a node that is lost: {message}"
+    for condition in status.get("conditions", []):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            why = condition.get("reason", "")
+            kind = "NodeLost" if why == "DeletionByPodGC" else "Preempted"
+            return kind, f"was taken from its node ({why}): {condition.get('message', '')}"
+    if reason in ("Terminated", "NodeShutdown", "Preempting"):
+        return "Preempted", f"was taken from its node ({reason}): {message}"
+    return None
+
+
+def _terminated(pod: Manifest) -> Manifest | None:
+    for container in pod["status"].get("containerStatuses", []):
+        found: Manifest | None = container["state"].get("terminated")
+        if found:
+            return found
+    return None
+
+
+def _kind_of_end(ended: Manifest) -> str:
+    if ended.get("reason") in _REFUSED_START:
+        return "BadPod"
+    # Killed from outside; nothing tells by whom.
+    return "NodeLost" if ended["exitCode"] in _KILLED else "AgentEnded"
+
+
+def _end(ended: Manifest) -> str:
+    told = ended.get("message", "").strip()
+    what = f"ended with {ended.get('reason', 'Error')}, exit status {ended['exitCode']}"
+    return f"{what}: {told}" if told else what
+
+
+def _limit(pod: Manifest) -> str:
+    limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return f" of {limits['memory']} (compute.pods.memory)" if "memory" in limits else ""
+
+
+def _evidence(kind: str, message: str, ended: Manifest | None, pod: str = "") -> Evidence:
+    told = f"pod {pod} {message}" if pod else message
+    return Evidence(kind, told.strip(), _seconds(ended) if ended else time.time())
+
+
+def _seconds(ended: Manifest) -> float:
+    finished = ended.get("finishedAt")
+    return datetime.fromisoformat(finished).timestamp() if finished else time.time()
+
+
+def _failed_to_create(events: Sequence[Manifest]) -> Iterator[str]:
+    return (item["message"] for item in _warnings(events) if item["reason"] == "FailedCreate")
+
+
+def _warnings(events: Sequence[Manifest]) -> Iterator[Manifest]:
+    """The newest first."""
+    warnings = [item for item in events if item.get("type") == "Warning"]
+    newest = sorted(warnings, key=lambda item: str(item.get("lastTimestamp")), reverse=True)
+    return iter(newest)

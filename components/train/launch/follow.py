@@ -1,0 +1,242 @@
+"""Follows a job's pods beside the training: what the cluster knows, into the attempt's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from steadytrain.components.shared.cluster import (
+    EVENT,
+    POD,
+    TRAIN_JOB,
+    TRAINING_RUNTIME,
+    Cluster,
+    Kind,
+    Manifest,
+    Refused,
+    Unreachable,
+    patiently,
+)
+from steadytrain.components.train.attempt import AttemptFolder, RankError
+from steadytrain.components.train.launch.evidence import (
+    Evidence,
+    hopeless,
+    is_waiting,
+    lost,
+    node_of,
+    refused,
+    why_absent,
+    why_pending,
+)
+from steadytrain.components.train.launch.manifests import Job
+from steadytrain.components.train.launch.naming import FOLDER, GENERATION, NODE, RUN
+from steadytrain.components.train.launch.removal import remove_jobs
+
+JOBSET_LABEL: Final = "jobset.sigs.k8s.io/jobset-name"
+LOOK_SECONDS = 1.5
+PATIENCE_SECONDS = 180.0
+"""For an API server that does not answer, where nothing goes on without it."""
+_CACHE_SECONDS = 20.0
+"""For Trainer's webhook to learn of a runtime that was made just now."""
+_TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
+"""Kinds of evidence that are no news where a node's agent has told how its ranks ended."""
+
+
+class JobFollower(threading.Thread):
+    """Makes a job and looks after its pods until it is told to end.
+
+    What the ranks do the attempt's folder tells, so a training that runs needs no API
+    server: while there is none, nothing is concluded.
+
+    Args:
+        tell: gets a line for people, when what the pods wait for changes.
+    """
+
+    def __init__(
+        self, cluster: Cluster, job: Job, folder: AttemptFolder, tell: Callable[[str], object]
+    ) -> None:
+        super().__init__(name=f"job-{job.name}", daemon=True)
+        self.cluster, self.job, self.folder, self.tell = cluster, job, folder, tell
+        self.gone: set[int] = set()
+        """Nodes that are lost, have ended or will not come."""
+        self.started: set[int] = set()
+        self.ending = threading.Event()
+        self._seen: dict[int, Manifest] = {}
+        self._since = time.monotonic()
+        self._told, self._cleared = "", False
+
+    def run(self) -> None:
+        try:
+            patiently(self._create, seconds=PATIENCE_SECONDS, wait=self._pause)
+        except (Refused, Unreachable) as error:
+            kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
+            if not self.ending.is_set():
+                self._lose_all(Evidence(kind, error.message, time.time(), error.remedy))
+            return
+        self._since = time.monotonic()
+        while not self.ending.is_set():
+            with contextlib.suppress(Unreachable):
+                self.look()
+            self.ending.wait(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """One look at the pods, and what follows from it."""
+        found = self.cluster.list(POD, {JOBSET_LABEL: self.job.name})
+        pods = {node_of(pod): pod for pod in sorted(found, key=_born)}
+        for node in self._nodes():
+            self._judge(node, pods.get(node))
+        self._seen |= pods
+
+    def _judge(self, node: int, pod: Manifest | None) -> None:
+        before = self._seen.get(node)
+        if pod is None and before is None:
+            self._wait_for(node)
+        elif pod is None or (before and _uid(pod) != _uid(before)):
+            name = (before or {})["metadata"]["name"]
+            self._lose(node, Evidence("PodDeleted", f"pod {name} was deleted", time.time()))
+        elif why := lost(pod):
+            self._lose(node, why)
+        elif pod["status"].get("phase") == "Succeeded":
+            self.gone.add(node)
+        elif is_waiting(pod):
+            self._wait_with(node, pod)
+        else:
+            self.started.add(node)
+
+    def _wait_with(self, node: int, pod: Manifest) -> None:
+        """For a pod that has not begun to run."""
+        waited, told = time.monotonic() - self._since, why_pending(pod)
+        self._report(told)
+        if why := hopeless(pod, waited):
+            self._lose(node, why)
+        elif waited > self._limit:
+            told = told or why_absent(self._events(pod["metadata"]["name"]))
+            self._lose(node, self._late(f"pod {pod['metadata']['name']}", told))
+
+    def _wait_for(self, node: int) -> None:
+        """For a pod that has not been made."""
+        waited = time.monotonic() - self._since
+        if waited < 2 * LOOK_SECONDS:
+            return
+        events = [*self._events(f"{self.job.name}-{NODE}-0"), *self._events(self.job.name)]
+        told = why_absent(events)
+        self._report(told)
+        if why := refused(events):
+            self._lose(node, why)
+        elif self.cluster.get(TRAIN_JOB, self.job.name) is None:
+            gone = f"TrainJob {self.job.name} was deleted"
+            self._lose(node, Evidence("PodDeleted", gone, time.time()))
+        elif waited > self._limit:
+            self._lose(node, self._late(f"the pod of node {node}", told))
+
+    @property
+    def _limit(self) -> float:
+        return self.job.pods.pending_timeout_seconds
+
+    def _late(self, what: str, told: str) -> Evidence:
+        return Evidence(
+            "PendingTimeout",
+            f"{what} did not start within {self._limit:g} s (compute.pods.pending_timeout_seconds)"
+            f"{': ' if told else ''}{told}",
+            time.time(),
+            "ask for less (compute.nodes, compute.pods), wait until there is room, or raise "
+            "compute.pods.pending_timeout_seconds",
+        )
+
+    def _lose(self, node: int, why: Evidence) -> None:
+        """Leaves the reason in the folder, unless the node's agent has told one itself."""
+        if node in self.gone:
+            return
+        place = self.folder.node(node)
+        if not place.exits.is_file() or why.kind not in _TOLD_BY_AGENTS:
+            RankError(
+                rank=node * self.job.compute.nproc_per_node,
+                time=why.time,
+                kind=why.kind,
+                message=why.text,
+                traceback="",
+                step=0,
+            ).save(place.error)
+        self.gone.add(node)
+
+    def _lose_all(self, why: Evidence) -> None:
+        for node in self._nodes():
+            self._lose(node, why)
+
+    def _create(self) -> None:
+        """The runtime and the job; those of an earlier call whose answer was lost are ours.
+
+        What an earlier supervisor has left is removed first: its agents have given up by its
+        lease, and what they wrote later than this one took over counts no more.
+        """
+        if not self._cleared:
+            remove_jobs(
+                self.cluster,
+                self.job.labels[RUN],
+                self.folder.path.parent,
+                seconds=PATIENCE_SECONDS,
+                wait=self._pause,
+            )
+            self._cleared = True
+        self._make(TRAINING_RUNTIME, self.job.runtime())
+        deadline = time.monotonic() + _CACHE_SECONDS
+        while True:
+            try:
+                self._make(TRAIN_JOB, self.job.train_job())
+                return
+            except Refused as error:
+                unknown = f'"{self.job.name}" not found' in error.message
+                if not unknown or time.monotonic() > deadline:
+                    raise
+            self._pause(0.2)
+
+    def _make(self, kind: Kind, manifest: Manifest) -> None:
+        try:
+            self.cluster.create(kind, manifest)
+        except Refused as error:
+            if error.reason != "AlreadyExists":
+                raise
+            there = self.cluster.get(kind, self.job.name)
+            if there and not _is_same(there, manifest):
+                raise Refused(
+                    f"{error.message}; it is of another run of this name, in "
+                    f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder of ours')}",
+                    status=error.status,
+                    reason=error.reason,
+                    remedy="give this run another name (run: ...), or wait for the other one",
+                ) from error
+
+    def _events(self, name: str) -> list[Manifest]:
+        return self.cluster.list(EVENT, fields=f"involvedObject.name={name}")
+
+    def _report(self, told: str) -> None:
+        if told and told != self._told:
+            self._told = told
+            self.tell(f"{self.job.name} waits: {told}")
+
+    def _pause(self, seconds: float) -> None:
+        if self.ending.wait(seconds):
+            raise Unreachable("asked to end before the cluster's API server answered")
+
+    def _nodes(self) -> range:
+        return range(self.job.compute.nodes)
+
+
+def _born(pod: Manifest) -> str:
+    return str(pod["metadata"]["creationTimestamp"])
+
+
+def _uid(pod: Manifest) -> str:
+    return str(pod["metadata"]["uid"])
+
+
+def _is_same(there: Manifest, mine: Manifest) -> bool:
+    """Whether an object is of the same attempt of the same supervisor."""
+    held, meant = there["metadata"], mine["metadata"]
+    return bool(
+        held.get("annotations", {}).get(FOLDER) == meant["annotations"][FOLDER]
+        and held.get("labels", {}).get(GENERATION) == meant["labels"][GENERATION]
+    )

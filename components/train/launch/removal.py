@@ -1,0 +1,115 @@
+"""Removing what a run has on a cluster, whoever left it there.
+
+Not in the foreground: a TrainJob that waits there for what it owns sees its JobSet go
+and, its controller being as it is (Trainer 2.0), makes another, whose pods begin to train;
+and where its runtime goes first, a webhook refuses the update that would let it end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from steadytrain.components.shared.cluster import (
+    POD,
+    TRAIN_JOB,
+    TRAINING_RUNTIME,
+    Cluster,
+    Kind,
+    Refused,
+    Unreachable,
+    connect,
+    own_pod_name,
+    patiently,
+)
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.naming import is_of, run_labels
+from steadytrain.components.train.lease import held
+
+_DELETED = (TRAIN_JOB, TRAINING_RUNTIME)
+_WAITED_FOR = (*_DELETED, POD)
+_LOOK_SECONDS = 0.3
+
+
+def remove_jobs(
+    cluster: Cluster,
+    run_id: str,
+    attempts: Path,
+    *,
+    seconds: float,
+    wait: Callable[[float], object] = time.sleep,
+) -> list[str]:
+    """Deletes every job of a run, and waits until their pods are gone too.
+
+    Asked for first and waited for then: who has no time to wait has asked all the same.
+
+    Args:
+        attempts: the folder of the run's attempts, which tells it from another of its name.
+        seconds: to wait at most, for the API server's answer as for the pods' end.
+
+    Returns:
+        Names of what is still there when the time is up: what a dead kubelet holds on to, say.
+
+    Raises:
+        Unreachable: the API server did not answer in that time.
+        Refused: it forbids it.
+    """
+    deadline = time.monotonic() + seconds
+    asked = set[tuple[Kind, str]]()
+    while True:
+        left = patiently(
+            lambda: _of_run(cluster, run_id, attempts),
+            seconds=deadline - time.monotonic(),
+            wait=wait,
+        )
+        for kind, name in left:
+            if kind in _DELETED and (kind, name) not in asked:
+                _delete(cluster, kind, name, deadline, wait)
+                asked.add((kind, name))
+        if not left or time.monotonic() >= deadline:
+            return [name for _, name in left]
+        wait(_LOOK_SECONDS)
+
+
+def remove_unfinished(config: RunConfig) -> list[str]:
+    """What the exit handler does: removes the jobs of a run whose train step was lost.
+
+    Where a supervisor still renews its lease after the time of one, it is at work, as when
+    the run was started again meanwhile; its job is then left alone.
+
+    Returns:
+        What could not be removed, in words; a run that is not on a cluster has nothing.
+    """
+    if not own_pod_name():
+        return []
+    workspace, lease = Workspace.of(config), config.recovery.lease_seconds
+    deadline = time.monotonic() + lease
+    while held(LocalStorage(workspace.lease)):
+        if time.monotonic() >= deadline:
+            return []
+        time.sleep(_LOOK_SECONDS)
+    try:
+        cluster = connect()
+        if not patiently(lambda: cluster.offers(TRAIN_JOB), seconds=lease):
+            return []
+        return remove_jobs(cluster, config.run_id, workspace.attempts, seconds=lease)
+    except (Unreachable, Refused) as error:
+        return [str(error)]
+
+
+def _delete(
+    cluster: Cluster, kind: Kind, name: str, deadline: float, wait: Callable[[float], object]
+) -> None:
+    patiently(lambda: cluster.delete(kind, name), seconds=deadline - time.monotonic(), wait=wait)
+
+
+def _of_run(cluster: Cluster, run_id: str, attempts: Path) -> list[tuple[Kind, str]]:
+    return [
+        (kind, item["metadata"]["name"])
+        for kind in _WAITED_FOR
+        for item in cluster.list(kind, run_labels(run_id))
+        if is_of(item, attempts)
+    ]

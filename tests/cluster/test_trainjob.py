@@ -1,0 +1,210 @@
+"""The train step in a pod, its ranks in pods of TrainJobs of their own, and what befalls them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+
+import pytest
+
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStep,
+    Warned,
+)
+
+from support.launched import OUTPUT, Launched
+
+API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
+TAINT = {"key": "steadytrain.io/test", "value": "", "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module")
+def launched(cluster, train_image):
+    made = Launched(cluster, train_image)
+    made.prepare()
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(launched):
+    """A run of two nodes that nothing befalls; its log."""
+    phase, log = launched.end(launched.start("undisturbed"))
+    assert phase == "Succeeded", log
+    return log
+
+
+def test_two_nodes_train_under_the_service_account_and_leave_nothing(launched, undisturbed):
+    assert launched.record("undisturbed")["attempts"] == 1
+    assert len(launched.losses("undisturbed")) == 30
+    assert launched.left("undisturbed") == []
+
+
+def test_the_log_of_rank_0_is_in_the_steps_log(launched, undisturbed):
+    folder = f"{_runs(launched)}/undisturbed/attempts/0001"
+    told = launched.cluster.read(f"{folder}/rank-0.log").splitlines()
+    assert told
+    assert all(line in undisturbed for line in told)
+    assert "rank-1.log" in launched.cluster.shell("ls", folder)
+
+
+@pytest.fixture(scope="module")
+def disturbed(launched, undisturbed):
+    """One run that all of these befall, one after the other; the log of its last supervisor."""
+    run = "disturbed"
+    launched.start(run, pod="first")
+    _delete_a_pod_with_the_node_tainted(launched, run)
+    _stop_the_api_server(launched, run)
+    _lose_the_launcher(launched, run, "first")
+    launched.start(run, pod="second")
+    phase, log = launched.end("second")
+    assert phase == "Succeeded", log
+    return log
+
+
+def _delete_a_pod_with_the_node_tainted(launched, run):
+    launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
+    core = launched.cluster.core
+    with _tainted(core):
+        pod = launched.pods(f"{run}-a1")[1]
+        core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+        launched.until(run, AttemptEnded, lambda event: event.attempt == 2)
+
+
+def _stop_the_api_server(launched, run):
+    """While the third attempt trains; without the commands for that this is left out."""
+    launched.until(run, TrainingStep, lambda event: event.attempt == 3)
+    stop, start = os.environ.get(API_STOP), os.environ.get(API_START)
+    if stop and start:
+        subprocess.run(stop, shell=True, check=True)
+        try:
+            time.sleep(30)
+        finally:
+            subprocess.run(start, shell=True, check=True)
+            _until_it_answers(launched.cluster.core)
+
+
+def _lose_the_launcher(launched, run, pod):
+    """The whole machine of it, as its job sees that."""
+    started = launched.events(run, AttemptStarted)[-1]
+    launched.until(run, CheckpointSaved, lambda event: event.attempt == started.attempt)
+    launched.kill(pod)
+
+
+def test_whatever_befalls_it_the_weights_are_those_of_an_undisturbed_run(launched, disturbed):
+    weights = [launched.record(run)["weights_digest"] for run in ("undisturbed", "disturbed")]
+    assert weights[0] == weights[1]
+    assert launched.left("disturbed") == []
+
+
+def test_each_fault_is_told_by_its_name(launched, disturbed):
+    assert launched.classes("disturbed") == ["preemption", "pending_timeout", "node_lost", ""]
+    deleted, pending, lost, _ = launched.events("disturbed", AttemptEnded)
+    assert "was deleted" in deleted.message
+    assert "untolerated taint" in pending.message
+    assert "supervised" in lost.message
+
+
+def test_what_a_pod_waits_for_is_told_while_it_waits(launched, disturbed):
+    told = [event.message for event in launched.events("disturbed", Warned)]
+    assert any("waits: Unschedulable" in message for message in told)
+
+
+@pytest.mark.skipif(not os.environ.get(API_STOP), reason=f"{API_STOP} is not set")
+def test_an_api_server_that_is_away_costs_no_attempt(launched, disturbed):
+    assert len(launched.classes("disturbed")) == 4
+
+
+@pytest.fixture(scope="module")
+def hopeless(launched):
+    """Runs that can never start, side by side; by run its phase and log."""
+    _forbid_gpus(launched.cluster)
+    once = {"recovery": {"max_failures_per_class": 1}}
+    launched.start("unschedulable", compute={"pods": {"cpu": "1000"}}, **once)
+    launched.start("no-image", compute={"pods": {"image": "example.test/none:1"}}, **once)
+    launched.start("over-quota", compute={"pods": {"gpus": 1}}, **once)
+    return {run: launched.end(run) for run in ("unschedulable", "no-image", "over-quota")}
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        ("unschedulable", "Insufficient cpu"),
+        ("no-image", "example.test/none:1"),
+        ("over-quota", "exceeded quota: no-gpus"),
+    ],
+)
+def test_what_can_never_start_ends_with_the_clusters_own_reason(launched, hopeless, run, reason):
+    phase, log = hopeless[run]
+    assert phase == "Failed"
+    assert launched.classes(run) == ["pending_timeout"]
+    assert reason in log
+    assert "remedy: " in log
+    assert launched.left(run) == []
+
+
+def test_memory_that_runs_out_in_a_rank_halves_the_micro_batch_in_the_next_job(
+    launched, undisturbed
+):
+    phase, log = launched.end(
+        launched.start("short", faults="forward:1", data={"task": "support.faults:RunsOut"})
+    )
+    assert phase == "Succeeded", log
+    assert launched.classes("short") == ["gpu_oom", ""]
+    assert launched.micro_batches("short") == [4, 2]
+    losses = launched.losses("undisturbed")
+    assert launched.losses("short") == pytest.approx(losses, rel=1e-6)
+    assert launched.left("short") == []
+
+
+def test_a_pod_killed_at_its_limit_is_told_as_memory_and_walks_the_ladder(launched):
+    phase, log = launched.end(launched.start("killed", compute={"pods": {"memory": "150Mi"}}))
+    assert phase == "Failed"
+    assert set(launched.classes("killed")) == {"host_oom"}
+    assert launched.micro_batches("killed")[-1] == 1
+    assert "OOMKilled" in log
+    assert launched.left("killed") == []
+
+
+def _runs(launched):
+    return f"{OUTPUT}/runs"
+
+
+def _forbid_gpus(cluster):
+    hard = {"requests.nvidia.com/gpu": "0"}
+    body = {"metadata": {"name": "no-gpus"}, "spec": {"hard": hard}}
+    cluster.core.create_namespaced_resource_quota(cluster.namespace, body)
+
+
+@contextlib.contextmanager
+def _tainted(core):
+    """Every node refuses new pods while the context lasts."""
+    _change_taints(core, lambda taints: [*taints, TAINT])
+    try:
+        yield
+    finally:
+        _change_taints(
+            core, lambda taints: [item for item in taints if item["key"] != TAINT["key"]]
+        )
+
+
+def _change_taints(core, change):
+    for node in core.list_node().items:
+        taints = [item.to_dict() for item in node.spec.taints or []]
+        core.patch_node(node.metadata.name, {"spec": {"taints": change(taints)}})
+
+
+def _until_it_answers(core, seconds=120):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            core.list_node()
+        except Exception:
+            time.sleep(1)
+        else:
+            return
+    raise AssertionError("the API server did not come back")

@@ -1,0 +1,135 @@
+"""An API server of Kubernetes, as far as the launcher uses one: objects by kind and name.
+
+It keeps what it is given, answers as the real one does where something is there or not,
+and can be away, or refuse. What controllers and kubelets do, a test does with `put`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from steadytrain.components.shared.cluster import Cluster
+
+NAMESPACE = "training"
+
+
+class ApiServer:
+    """What is in one namespace.
+
+    calls: of each request, the method and the kind.
+    refusals: answers, status and body, that the next creations of a kind get instead.
+    away: whether every request gets 503.
+    lossy: whether the next creation happens, but its answer is lost.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.refusals: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        self.away = self.lossy = False
+
+    def put(self, kind: str, manifest: dict[str, Any]) -> None:
+        self.objects[kind, manifest["metadata"]["name"]] = manifest
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(name for found, name in self.objects if found == kind)
+
+    def answer(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Status and body; None: the connection breaks."""
+        url = urlsplit(path)
+        kind, _, name = url.path.partition(f"/namespaces/{NAMESPACE}/")[2].partition("/")
+        self.calls.append((method, kind))
+        if self.away:
+            return 503, {"message": "the server is starting", "reason": "ServiceUnavailable"}
+        if not kind:
+            return 200, {"resources": [{"name": "trainjobs"}, {"name": "trainjobs/status"}]}
+        if method == "GET" and not name:
+            return 200, {"items": self._list(kind, parse_qs(url.query))}
+        if method == "POST":
+            assert body is not None
+            return self._create(kind, body)
+        found = self.objects.get((kind, name))
+        if found is None:
+            return 404, {"message": f'{kind} "{name}" not found', "reason": "NotFound"}
+        if method == "DELETE":
+            self._delete(kind, name)
+        return 200, found
+
+    def _list(self, kind: str, query: dict[str, list[str]]) -> list[dict[str, Any]]:
+        found = [item for (held, _), item in self.objects.items() if held == kind]
+        for pair in filter(None, query.get("labelSelector", [""])[0].split(",")):
+            name, _, value = pair.partition("=")
+            found = [item for item in found if item["metadata"]["labels"].get(name) == value]
+        for pair in filter(None, query.get("fieldSelector", [""])[0].split(",")):
+            found = [item for item in found if item["involvedObject"]["name"] == pair.split("=")[1]]
+        return found
+
+    def _create(self, kind: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        if self.refusals.get(kind):
+            return self.refusals[kind].pop(0)
+        name = body["metadata"]["name"]
+        if (kind, name) in self.objects:
+            return 409, {"message": f'{kind} "{name}" already exists', "reason": "AlreadyExists"}
+        self.objects[kind, name] = body
+        if self.lossy:
+            self.lossy = False
+            return None
+        return 201, body
+
+    def _delete(self, kind: str, name: str) -> None:
+        """What it owns goes with it."""
+        del self.objects[kind, name]
+        if kind == "trainjobs":
+            label = "jobset.sigs.k8s.io/jobset-name"
+            pods = [key for key, item in self.objects.items() if key[0] == "pods"]
+            for key in pods:
+                if self.objects[key]["metadata"]["labels"].get(label) == name:
+                    del self.objects[key]
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[tuple[ApiServer, Cluster]]:
+    """A server on this machine, and a connection to it."""
+    from kubernetes import client
+
+    state = ApiServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _handle(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            answer = state.answer(self.command, self.path, body)
+            if answer is None:
+                self.close_connection = True
+                return
+            content = json.dumps(answer[1]).encode()
+            self.send_response(answer[0])
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = _handle  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    settings = client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
+    settings.retries = False
+    try:
+        yield state, Cluster(client.ApiClient(settings), NAMESPACE)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

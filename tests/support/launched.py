@@ -1,0 +1,250 @@
+"""The train step in a pod of its own on a real cluster, and what it starts there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from kubernetes import client
+
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    TrainingStep,
+    from_json,
+)
+
+from support.cluster import Cluster, PodFailed, volume, volume_mount
+
+E = TypeVar("E", bound=Event)
+OUTPUT = f"{MOUNT_PATH}/launched"
+CODE = f"{MOUNT_PATH}/code"
+JOB_LABEL = "jobset.sigs.k8s.io/jobset-name"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+RULES = [
+    {
+        "apiGroups": ["trainer.kubeflow.org"],
+        "resources": ["trainjobs", "trainingruntimes"],
+        "verbs": ["create", "get", "list", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+]
+"""What the launcher asks of the API server, and nothing else."""
+KINDS = {
+    "trainjobs": ("trainer.kubeflow.org", "v1alpha1"),
+    "trainingruntimes": ("trainer.kubeflow.org", "v1alpha1"),
+    "jobsets": ("jobset.x-k8s.io", "v1alpha2"),
+    "jobs": ("batch", "v1"),
+}
+CONFIG: dict[str, Any] = {
+    "name": "tiny",
+    "output": OUTPUT,
+    "data": {
+        "source": ["package:stdlib/json", "package:stdlib/xml"],
+        "format": "source",
+        "sequence_length": 64,
+        "validation_share": 0.1,
+        "test_share": 0.1,
+    },
+    "model": {
+        "vocab_size": 300,
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+            "vocab_size": 32_000,
+        },
+    },
+    "training": {
+        "global_batch_size": 8,
+        "max_steps": 30,
+        "logging_steps": 1,
+        "save_steps": 5,
+        "eval_steps": 30,
+    },
+    "compute": {
+        "device": "cpu",
+        "nodes": 2,
+        "pods": {
+            "cpu": "100m",
+            "memory": "2Gi",
+            "shared_memory": "64Mi",
+            "pending_timeout_seconds": 15,
+        },
+    },
+    "recovery": {
+        "reuse_ttl_seconds": 0,
+        "backoff_seconds": 1,
+        "lease_seconds": 20,
+        "stop_grace_seconds": 10,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Runs of the train step in one namespace, on data that are prepared once."""
+
+    cluster: Cluster
+    image: str
+
+    def prepare(self) -> None:
+        """The service account's rights, the faults' code, the data."""
+        self._allow()
+        faults = Path(__file__).with_name("faults.py").read_text()
+        self._write(f"{CODE}/support/faults.py", faults)
+        self.cluster.run("prepare", self._step("preprocess", "prepared"), **self._pod())
+
+    def start(self, run: str, *, pod: str = "", faults: str = "", **changes: Any) -> str:
+        """Starts the train step of a run; returns the name of its pod."""
+        records = f"{OUTPUT}/runs/{run}/records"
+        prepared = f"{OUTPUT}/runs/prepared/records/preprocess.json"
+        self.cluster.shell("sh", "-c", f"mkdir -p {records} && cp {prepared} {records}/")
+        name = pod or run
+        self.cluster.start(name, self._step("train", run, faults=faults, **changes), **self._pod())
+        return name
+
+    def end(self, pod: str, seconds: float = 600) -> tuple[str, str]:
+        """How a pod has ended, and its log; it is taken away."""
+        phase = self.cluster.wait(pod, ("Succeeded", "Failed"), seconds)
+        log = self.log(pod)
+        self.kill(pod)
+        return phase, log
+
+    def log(self, pod: str) -> str:
+        core = self.cluster.core
+        return str(core.read_namespaced_pod_log(pod, self.cluster.namespace))
+
+    def kill(self, pod: str) -> None:
+        """Without grace."""
+        core = self.cluster.core
+        core.delete_namespaced_pod(pod, self.cluster.namespace, grace_period_seconds=0)
+
+    def record(self, run: str) -> dict[str, Any]:
+        """What the train step gave."""
+        path = f"{OUTPUT}/runs/{run}/records/train.json"
+        # What is JSON alone the client would make an object of, and a text of that.
+        told = self.cluster.shell("sh", "-c", f"echo the record:; cat {path}")
+        found: dict[str, Any] = json.loads(told.removeprefix("the record:"))
+        return found
+
+    def events(self, run: str, kind: type[E]) -> list[E]:
+        """Of a run so far, in the order of their times."""
+        lines = self.cluster.shell("sh", "-c", f"cat {OUTPUT}/runs/{run}/events/*.jsonl")
+        told = [from_json(line) for line in lines.splitlines() if line.startswith("{")]
+        return sorted(
+            (event for event in told if isinstance(event, kind)), key=lambda event: event.time
+        )
+
+    def losses(self, run: str) -> dict[int, float]:
+        return {event.step: event.loss for event in self.events(run, TrainingStep)}
+
+    def classes(self, run: str) -> list[str]:
+        """Of the failures of its attempts, in their order; "" for one that ended well."""
+        return [event.failure_class for event in self.events(run, AttemptEnded)]
+
+    def micro_batches(self, run: str) -> list[int]:
+        return [event.micro_batch_size for event in self.events(run, AttemptStarted)]
+
+    def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 300) -> E:
+        """The first event of a kind that meets a condition."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = next(filter(met, self.events(run, kind)), None)
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise PodFailed(f"run {run}: no {kind.__name__} within {seconds:.0f} s")
+            time.sleep(1)
+
+    def pods(self, job: str) -> dict[int, Any]:
+        """A job's pods by node."""
+        found = self.cluster.core.list_namespaced_pod(
+            self.cluster.namespace, label_selector=f"{JOB_LABEL}={job}"
+        )
+        return {int(pod.metadata.labels[INDEX_LABEL]): pod for pod in found.items}
+
+    def left(self, run: str, seconds: float = 30) -> list[str]:
+        """What of a run's the cluster still has, after a time for its collector of garbage."""
+        deadline = time.monotonic() + seconds
+        while (names := self._of(run)) and time.monotonic() < deadline:
+            time.sleep(1)
+        return names
+
+    def _of(self, run: str) -> list[str]:
+        api, names = client.CustomObjectsApi(), []
+        for plural, (group, version) in KINDS.items():
+            found = api.list_namespaced_custom_object(
+                group, version, self.cluster.namespace, plural
+            )
+            names += [f"{plural}/{item['metadata']['name']}" for item in found["items"]]
+        pods = self.cluster.core.list_namespaced_pod(self.cluster.namespace).items
+        names += [f"pods/{pod.metadata.name}" for pod in pods]
+        return [name for name in names if f"/{run}-a" in name]
+
+    def _step(self, step: str, run: str, *, faults: str = "", **changes: Any) -> Mapping[str, Any]:
+        config = {**CONFIG, "run": run}
+        for section, fields in changes.items():
+            config[section] = _merged(config[section], fields)
+        return {
+            "image": self.image,
+            "command": ["steadytrain"],
+            "args": ["step", step, yaml.safe_dump(config)],
+            "env": [
+                _own("KFP_POD_NAME", "metadata.name"),
+                {"name": "PYTHONPATH", "value": CODE},
+                {"name": "FAULTS", "value": faults},
+                {"name": "OMP_NUM_THREADS", "value": "1"},
+            ],
+            "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+        }
+
+    def _pod(self) -> dict[str, Sequence[Mapping[str, Any]]]:
+        return {"volumes": [volume()], "mounts": [volume_mount()]}
+
+    def _write(self, path: str, content: str) -> None:
+        script = "import pathlib, sys; path = pathlib.Path(sys.argv[1]); "
+        script += "path.parent.mkdir(parents=True, exist_ok=True); path.write_text(sys.argv[2])"
+        self.cluster.shell("python", "-c", script, path, content)
+
+    def _allow(self) -> None:
+        api, namespace = client.RbacAuthorizationV1Api(), self.cluster.namespace
+        role = {"metadata": {"name": "launcher"}, "rules": RULES}
+        binding = {
+            "metadata": {"name": "launcher"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": "launcher",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
+        }
+        for create, body in (
+            (api.create_namespaced_role, role),
+            (api.create_namespaced_role_binding, binding),
+        ):
+            create(namespace, body)
+
+
+def _merged(section: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields over a section, one level of sections within it too."""
+    merged = dict(section)
+    for name, value in fields.items():
+        inner = merged.get(name)
+        merged[name] = {**inner, **value} if isinstance(inner, dict) else value
+    return merged
+
+
+def _own(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

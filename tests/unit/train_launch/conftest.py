@@ -1,0 +1,80 @@
+"""An attempt that is to be a job, and an API server to give it to."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.launch.manifests import Job
+from steadytrain.components.train.launch.naming import attempt_labels, job_name
+from steadytrain.components.train.launch.own_pod import OwnPod
+
+from support.api_server import serving
+
+MOUNTED = {"name": "volume", "mountPath": "/data"}
+
+
+@pytest.fixture
+def api():
+    with serving() as (server, cluster):
+        yield server, cluster
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(**compute):
+        recovery = compute.pop("recovery", {})
+        return from_mapping(
+            {
+                "name": "tiny",
+                "run": "tiny",
+                "output": str(tmp_path),
+                "data": {"source": ["unused"]},
+                "model": {"config": {"model_type": "llama"}},
+                "compute": {"launcher": "trainjob", "nodes": 2, **compute},
+                "recovery": recovery,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return AttemptSpec(
+        attempt=3,
+        run_id="tiny",
+        config=str(tmp_path / "config.yaml"),
+        data="",
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+        nodes=2,
+        generation=2,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, spec, config):
+    """Of the attempt, as its supervisor leaves it."""
+    (tmp_path / "config.yaml").write_text(config().to_yaml())
+    made = AttemptFolder(tmp_path / "runs/tiny/attempts/0003")
+    spec.save(made.spec)
+    return made
+
+
+@pytest.fixture
+def job(config, spec, folder):
+    def make(own=None, **compute):
+        made = config(**compute)
+        return Job(
+            name=job_name(spec.run_id, spec.attempt),
+            folder=str(folder.path),
+            labels=attempt_labels(spec),
+            command=["python", "-m", "agent"],
+            compute=made.compute,
+            recovery=made.recovery,
+            own=own or OwnPod(image="own:1", mounts=[MOUNTED]),
+        )
+
+    return make

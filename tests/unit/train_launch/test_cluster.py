@@ -1,0 +1,113 @@
+"""Speaking to an API server that refuses, is away, or loses an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared.cluster import (
+    POD,
+    TRAIN_JOB,
+    TRAINING_RUNTIME,
+    Refused,
+    Unreachable,
+    connect,
+    own_pod_name,
+    patiently,
+)
+
+
+def named(name, **labels):
+    return {"metadata": {"name": name, "labels": labels}}
+
+
+def test_objects_are_made_found_and_deleted(api):
+    server, cluster = api
+    cluster.create(TRAIN_JOB, named("one", run="tiny"))
+    server.put("trainjobs", named("other", run="large"))
+    found = cluster.get(TRAIN_JOB, "one")
+    assert found is not None
+    assert found["metadata"]["name"] == "one"
+    assert [item["metadata"]["name"] for item in cluster.list(TRAIN_JOB, {"run": "tiny"})] == [
+        "one"
+    ]
+    cluster.delete(TRAIN_JOB, "one")
+    assert cluster.get(TRAIN_JOB, "one") is None
+    cluster.delete(TRAIN_JOB, "one")
+
+
+def test_what_the_cluster_offers(api):
+    _, cluster = api
+    assert cluster.offers(TRAIN_JOB)
+    assert not cluster.offers(TRAINING_RUNTIME)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "remedy"),
+    [
+        (403, "pods is forbidden: User cannot", "Role"),
+        (403, 'admission webhook "x" denied the request: no', "what the message names"),
+        (422, "spec.x: Required value", "what the message names"),
+    ],
+)
+def test_a_refusal_tells_the_servers_words_and_what_to_do(api, status, message, remedy):
+    server, cluster = api
+    server.refusals["trainjobs"] = [(status, {"message": message, "reason": "Because"})]
+    with pytest.raises(Refused, match="create TrainJob one in namespace training") as caught:
+        cluster.create(TRAIN_JOB, named("one"))
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+    assert (caught.value.status, caught.value.reason) == (status, "Because")
+
+
+def test_a_server_that_comes_back_is_waited_for(api):
+    server, cluster = api
+    server.away = True
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        server.away = len(waits) < 3
+
+    assert patiently(lambda: cluster.list(POD), seconds=60, wait=wait) == []
+    assert waits == sorted(waits)
+    assert len(waits) == 3
+
+
+def test_a_server_that_stays_away_is_told(api):
+    server, cluster = api
+    server.away = True
+    with pytest.raises(Unreachable, match="the server is starting"):
+        patiently(lambda: cluster.list(POD), seconds=0)
+
+
+def test_a_connection_that_breaks_is_told(api):
+    server, cluster = api
+    server.lossy = True
+    with pytest.raises(Unreachable, match="does not answer"):
+        cluster.create(TRAIN_JOB, named("one"))
+
+
+def test_without_a_cluster_one_is_told_how_to_have_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(Unreachable) as caught:
+        connect()
+    assert "KUBECONFIG" in caught.value.remedy
+
+
+def test_the_cluster_of_a_kubeconfig(monkeypatch, tmp_path):
+    path = tmp_path / "config"
+    path.write_text(
+        "{current-context: c, clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], "
+        "contexts: [{name: c, context: {cluster: c, user: u, namespace: mine}}], "
+        "users: [{name: u, user: {token: t}}]}"
+    )
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    cluster = connect()
+    assert cluster.namespace == "mine"
+    with pytest.raises(Unreachable):
+        cluster.list(POD)
+
+
+def test_outside_of_a_pod_there_is_no_own_pod(monkeypatch):
+    monkeypatch.setenv("KFP_POD_NAME", "step-1")
+    assert own_pod_name() == ""

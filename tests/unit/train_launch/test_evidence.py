@@ -1,0 +1,218 @@
+"""From pods to the taxonomy.
+
+What is captured a real cluster told (Kubernetes 1.34, Trainer 2.0); the others are
+written after the API's documentation, where a cluster of one node cannot come to that.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.train.attempt import RankError
+from steadytrain.components.train.launch.evidence import (
+    PULL_SECONDS,
+    hopeless,
+    is_waiting,
+    lost,
+    node_of,
+    refused,
+    why_absent,
+    why_pending,
+)
+from steadytrain.components.train.recovery.failures import classify
+
+CAPTURED = json.loads(Path(__file__).with_name("captured_pods.json").read_text())
+
+
+def failure_class(evidence):
+    error = RankError(
+        rank=0,
+        time=evidence.time,
+        kind=evidence.kind,
+        message=evidence.text,
+        traceback="",
+        step=0,
+    )
+    return classify([error], {}, {}).failure_class
+
+
+def pod(*, terminated=None, **status):
+    containers = [{"image": "train:1", "state": {"terminated": terminated}}] if terminated else []
+    return {
+        "metadata": {"name": "run-a1-node-0-0-abcde"},
+        "spec": {"containers": [{"resources": {}}]},
+        "status": {"containerStatuses": containers, **status},
+    }
+
+
+def disrupted(reason):
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    return [{**condition, "message": f"because of {reason}"}]
+
+
+KILLED = {"exitCode": 137, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+LOST = [
+    ("preemption", CAPTURED["deleted"], "was deleted"),
+    ("host_oom", CAPTURED["oom_killed"], "compute.pods.memory"),
+    ("user_bug", CAPTURED["failed"], "exit status 1"),
+    ("preemption", pod(phase="Failed", conditions=disrupted("PreemptionByScheduler")), "Preempt"),
+    ("preemption", pod(phase="Failed", conditions=disrupted("DeletionByTaintManager")), "Taint"),
+    ("preemption", pod(phase="Failed", conditions=disrupted("EvictionByEvictionAPI")), "Evict"),
+    ("node_lost", pod(phase="Failed", conditions=disrupted("DeletionByPodGC")), "PodGC"),
+    (
+        "preemption",
+        pod(
+            phase="Failed",
+            reason="Evicted",
+            message="The node was low on resource: memory.",
+            conditions=disrupted("TerminationByKubelet"),
+            terminated=KILLED,
+        ),
+        "low on resource: memory",
+    ),
+    (
+        "host_oom",
+        pod(
+            phase="Failed",
+            reason="Evicted",
+            message='Usage of EmptyDir volume "shared-memory" exceeds the limit "64Mi".',
+        ),
+        "shared-memory",
+    ),
+    (
+        "preemption",
+        pod(phase="Failed", reason="Terminated", message="imminent node shutdown"),
+        "node shutdown",
+    ),
+    ("node_lost", pod(reason="NodeLost", message="Node x was unresponsive"), "unresponsive"),
+    ("node_lost", pod(phase="Failed", terminated=KILLED), "exit status 137"),
+    ("node_lost", pod(phase="Failed", reason="UnexpectedAdmissionError"), "UnexpectedAdmission"),
+    (
+        "user_bug",
+        pod(
+            phase="Failed",
+            terminated={
+                "exitCode": 128,
+                "reason": "StartError",
+                "message": 'exec: "python": executable file not found in $PATH',
+            },
+        ),
+        "executable file not found",
+    ),
+    (
+        "network",
+        pod(
+            phase="Failed",
+            terminated={"exitCode": 1, "reason": "Error", "message": "Connection refused"},
+        ),
+        "Connection refused",
+    ),
+]
+
+
+@pytest.mark.parametrize(("expected", "told", "words"), LOST)
+def test_why_a_pod_is_lost(expected, told, words):
+    evidence = lost(told)
+    assert evidence is not None
+    assert failure_class(evidence) == expected
+    assert words in evidence.message
+    assert told["metadata"]["name"] in evidence.message
+
+
+@pytest.mark.parametrize("name", ["running", "creating", "unschedulable", "image_denied"])
+def test_a_pod_that_runs_or_waits_is_not_lost(name):
+    assert lost(CAPTURED[name]) is None
+
+
+def test_a_pod_that_ended_well_is_not_lost_though_it_is_being_deleted():
+    assert "deletionTimestamp" in CAPTURED["completed"]["metadata"]
+    assert lost(CAPTURED["completed"]) is None
+
+
+def test_the_time_is_that_of_the_end():
+    evidence = lost(pod(phase="Failed", terminated=KILLED))
+    assert evidence is not None
+    assert evidence.time == 1_767_225_600
+
+
+def test_an_image_that_is_denied_is_told_at_once():
+    evidence = hopeless(CAPTURED["image_denied"], 0)
+    assert evidence is not None
+    assert failure_class(evidence) == "user_bug"
+    assert "compute.pods.image" in evidence.remedy
+
+
+def test_a_registry_that_does_not_answer_has_time_to():
+    assert hopeless(CAPTURED["image_unreachable"], PULL_SECONDS - 1) is None
+    evidence = hopeless(CAPTURED["image_unreachable"], PULL_SECONDS + 1)
+    assert evidence is not None
+    assert failure_class(evidence) == "pending_timeout"
+    assert "no such host" in evidence.message
+
+
+@pytest.mark.parametrize("reason", ["InvalidImageName", "CreateContainerConfigError"])
+def test_what_does_not_go_by_itself_is_told_at_once(reason):
+    waiting = {"waiting": {"reason": reason, "message": 'secret "x" not found'}}
+    told = pod(containerStatuses=[{"image": "train:1", "state": waiting}])
+    evidence = hopeless(told, 0)
+    assert evidence is not None
+    assert failure_class(evidence) == "user_bug"
+
+
+def test_a_pod_that_is_being_made_is_not_hopeless():
+    assert hopeless(CAPTURED["creating"], 10_000) is None
+
+
+def test_what_a_pod_waits_for():
+    assert why_pending(CAPTURED["unschedulable"]).startswith("Unschedulable: 0/1 nodes")
+    assert why_pending(CAPTURED["image_denied"]).startswith("ErrImagePull: ")
+    assert why_pending(CAPTURED["creating"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [("unschedulable", True), ("creating", True), ("running", False), ("completed", False)],
+)
+def test_whether_it_has_begun(name, waits):
+    assert is_waiting(CAPTURED[name]) == waits
+
+
+def test_which_node_it_is():
+    assert node_of(CAPTURED["failed"]) == 1
+
+
+def event(reason, message, seconds=0, kind="Warning"):
+    last = f"2026-01-01T00:00:{seconds:02}Z"
+    return {"type": kind, "reason": reason, "message": message, "lastTimestamp": last}
+
+
+FORBIDDEN = 'Error creating: pods "run-a1-node-0-0-rq8vx" is forbidden: '
+POLICY = event("FailedCreate", FORBIDDEN + 'violates PodSecurity "restricted:latest"')
+QUOTA = event("FailedCreate", FORBIDDEN + "exceeded quota: no-gpus, requested: 1, limited: 0")
+WEBHOOK = event("FailedCreate", 'Error creating: admission webhook "x" denied the request: no')
+TROUBLE = event("FailedCreate", "Error creating: Internal error occurred: etcdserver: timed out")
+
+
+@pytest.mark.parametrize("told", [POLICY, WEBHOOK])
+def test_pods_that_admission_forbids_will_not_come(told):
+    evidence = refused([told])
+    assert evidence is not None
+    assert failure_class(evidence) == "user_bug"
+
+
+@pytest.mark.parametrize("told", [QUOTA, TROUBLE, event("Other", FORBIDDEN)])
+def test_what_may_change_is_waited_for(told):
+    assert refused([told]) is None
+
+
+def test_why_there_is_no_pod():
+    created = event("SuccessfulCreate", "Created job", 9, kind="Normal")
+    other = event("Unhealthy", "something else", 5)
+    assert why_absent([created]) == ""
+    assert why_absent([created, other]) == "Unhealthy: something else"
+    assert why_absent([created, other, QUOTA]) == QUOTA["message"]
+    later = {**POLICY, "lastTimestamp": "2026-01-01T00:01:00Z"}
+    assert why_absent([QUOTA, later]) == POLICY["message"]

@@ -1,0 +1,304 @@
+"""A job is made once, and what becomes of its pods is told by the attempt's folder."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from steadytrain.components.shared.cluster import TRAIN_JOB
+from steadytrain.components.train.attempt import Exits, RankError
+from steadytrain.components.train.launch import follow
+from steadytrain.components.train.launch.follow import JOBSET_LABEL, JobFollower
+from steadytrain.components.train.launch.naming import FOLDER, GENERATION
+from steadytrain.components.train.recovery.failures import classify
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+ALREADY_GONE = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
+
+
+@pytest.fixture
+def follower(api, job, folder, monkeypatch):
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
+    told = []
+
+    def make(**compute):
+        made = JobFollower(api[1], job(**compute), folder, told.append)
+        made.lines = told
+        return made
+
+    return make
+
+
+def pod(node, phase="Running", state=None, *, uid="1", **status):
+    return {
+        "metadata": {
+            "name": f"tiny-a3-node-0-{node}-abcde",
+            "uid": uid,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {JOBSET_LABEL: "tiny-a3"},
+            "annotations": {INDEX: str(node)},
+        },
+        "spec": {"containers": [{"name": "node", "resources": {"limits": {"memory": "2Gi"}}}]},
+        "status": {
+            "phase": phase,
+            "containerStatuses": [{"image": "own:1", "state": state or {"running": {}}}],
+            **status,
+        },
+    }
+
+
+def event(message, *, name="tiny-a3-node-0", reason="FailedCreate"):
+    return {
+        "metadata": {"name": f"{name}.{abs(hash(message))}"},
+        "involvedObject": {"name": name},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+
+
+def failure(folder):
+    return classify(folder.errors(), {}, {})
+
+
+def create(follower):
+    """What the thread does first."""
+    follower._create()
+
+
+def test_job_and_runtime_are_made(api, follower):
+    create(follower())
+    assert api[0].names("trainjobs") == api[0].names("trainingruntimes") == ["tiny-a3"]
+
+
+def test_an_answer_that_is_lost_makes_no_second_job(api, follower):
+    server, _ = api
+    server.lossy = True
+    made = follower()
+    made.ending.wait = lambda seconds: False
+    follow.patiently(made._create, seconds=5, wait=made._pause)
+    assert server.names("trainjobs") == ["tiny-a3"]
+
+
+def test_what_an_earlier_supervisor_left_is_removed_first(api, follower, folder):
+    server, _ = api
+    made = follower()
+    left = made.job.train_job()
+    left["metadata"]["labels"][GENERATION] = "1"
+    earlier = {**left, "metadata": {**left["metadata"], "name": "tiny-a2"}}
+    server.put("trainjobs", left)
+    server.put("trainjobs", earlier)
+    create(made)
+    assert server.names("trainjobs") == ["tiny-a3"]
+    assert server.objects["trainjobs", "tiny-a3"]["metadata"]["labels"][GENERATION] == "2"
+
+
+def test_the_job_of_another_run_of_that_name_is_left_alone(api, follower, folder):
+    server, _ = api
+    made = follower()
+    other = made.job.train_job()
+    other["metadata"]["annotations"][FOLDER] = "/elsewhere/runs/tiny/attempts/0003"
+    server.put("trainjobs", other)
+    made.run()
+    assert server.objects["trainjobs", "tiny-a3"] == other
+    assert made.gone == {0, 1}
+    found = failure(folder)
+    assert found.failure_class == "user_bug"
+    assert "/elsewhere" in found.message
+    assert "another name" in found.remedy
+
+
+def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
+    server, _ = api
+    server.refusals["trainjobs"] = [(403, {"message": f"webhook: {ALREADY_GONE}"})] * 2
+    create(follower())
+    assert server.names("trainjobs") == ["tiny-a3"]
+
+
+def test_a_refusal_ends_the_attempt_with_the_servers_words(api, follower, folder):
+    server, _ = api
+    server.refusals["trainjobs"] = [(403, {"message": "admission webhook denied: too many GPUs"})]
+    made = follower()
+    made.run()
+    assert made.gone == {0, 1}
+    assert failure(folder).failure_class == "user_bug"
+    assert "too many GPUs" in failure(folder).message
+
+
+def test_a_server_that_stays_away_ends_it_as_a_fault_of_the_network(
+    api, follower, folder, monkeypatch
+):
+    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.0)
+    api[0].away = True
+    made = follower()
+    made.run()
+    assert failure(folder).failure_class == "network"
+
+
+def test_pods_that_run_are_left_in_peace(api, follower, folder):
+    made = follower()
+    api[0].put("pods", pod(0))
+    api[0].put("pods", pod(1))
+    made.look()
+    assert (made.started, made.gone, folder.errors()) == ({0, 1}, set(), [])
+
+
+def test_a_server_that_is_away_concludes_nothing(api, follower, folder):
+    made = follower(pods={"pending_timeout_seconds": 1e-6})
+    api[0].put("pods", pod(0))
+    api[0].put("pods", pod(1))
+    made.start()
+    while made.started != {0, 1}:
+        time.sleep(0.01)
+    api[0].away = True
+    seen = len(api[0].calls)
+    while len(api[0].calls) < seen + 3:
+        time.sleep(0.01)
+    made.ending.set()
+    made.join()
+    assert (made.gone, folder.errors()) == (set(), [])
+
+
+@pytest.mark.parametrize(
+    ("second", "words"), [(None, "was deleted"), (pod(1, uid="2"), "was deleted")]
+)
+def test_a_pod_that_is_gone_or_another_is_lost(api, follower, folder, second, words):
+    made = follower()
+    api[0].put("pods", pod(0))
+    api[0].put("pods", pod(1))
+    made.look()
+    del api[0].objects["pods", "tiny-a3-node-0-1-abcde"]
+    if second:
+        api[0].put("pods", second)
+    made.look()
+    assert made.gone == {1}
+    assert failure(folder).failure_class == "preemption"
+    assert words in failure(folder).message
+    assert failure(folder).rank == 1
+
+
+def test_pods_that_ended_well_leave_no_error(api, follower, folder):
+    made = follower()
+    done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    api[0].put("pods", pod(0, "Succeeded", done))
+    api[0].put("pods", pod(1, "Succeeded", done))
+    made.look()
+    assert (made.gone, folder.errors()) == ({0, 1}, [])
+
+
+def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, folder):
+    """Its exit status says that its ranks failed; why, they have said."""
+    Exits(time=1.0, statuses={0: 1}).save(folder.node(0).exits)
+    failed = {"terminated": {"exitCode": 1, "reason": "Error", "message": "some last line"}}
+    made = follower()
+    for node in (0, 1):
+        api[0].put("pods", pod(node, "Failed", failed))
+    made.look()
+    (told,) = folder.errors()
+    assert told.rank == 1
+    assert "some last line" in told.message
+
+
+def test_memory_that_ran_out_is_told_though_the_agent_told_of_a_kill(api, follower, folder):
+    Exits(time=1.0, statuses={0: -9}).save(folder.node(0).exits)
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    made = follower()
+    api[0].put("pods", pod(0, "Failed", killed))
+    api[0].put("pods", pod(1))
+    made.look()
+    assert failure(folder).failure_class == "host_oom"
+    assert "2Gi" in failure(folder).message
+
+
+def test_a_pod_that_waits_too_long_is_told_with_its_reason(api, follower, folder):
+    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    waiting = pod(0, "Pending", conditions=[{**reason, "message": "0/3 nodes: no GPU"}])
+    waiting["status"]["containerStatuses"] = []
+    api[0].put("pods", waiting)
+    api[0].put("pods", pod(1))
+    made = follower(pods={"pending_timeout_seconds": 1000})
+    made.look()
+    assert (made.gone, made.lines) == (set(), ["tiny-a3 waits: Unschedulable: 0/3 nodes: no GPU"])
+    made._since -= 1001
+    made.look()
+    assert failure(folder).failure_class == "pending_timeout"
+    assert "0/3 nodes: no GPU" in failure(folder).message
+    assert len(made.lines) == 1
+
+
+def test_a_volume_that_is_not_mounted_is_told_by_the_pods_events(api, follower, folder):
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    for node in (0, 1):
+        api[0].put("pods", pod(node, "Pending", creating))
+    name = "tiny-a3-node-0-0-abcde"
+    api[0].put("events", event("MountVolume.SetUp failed", name=name, reason="FailedMount"))
+    made = follower(pods={"pending_timeout_seconds": 1})
+    made._since -= 2
+    made.look()
+    assert "FailedMount: MountVolume.SetUp failed" in failure(folder).message
+
+
+def test_an_image_that_is_not_there_ends_it_at_once(api, follower, folder):
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "own:1: not found"}}
+    for node in (0, 1):
+        api[0].put("pods", pod(node, "Pending", waiting))
+    made = follower()
+    made.look()
+    assert made.gone == {0, 1}
+    assert failure(folder).failure_class == "user_bug"
+    assert "compute.pods.image" in failure(folder).remedy
+
+
+def test_a_quota_is_waited_for_and_then_told(api, follower, folder):
+    made = follower(pods={"pending_timeout_seconds": 1000})
+    create(made)
+    api[0].put("events", event('pods "x" is forbidden: exceeded quota: gpus'))
+    made._since -= 500
+    made.look()
+    assert made.gone == set()
+    made._since -= 501
+    made.look()
+    assert failure(folder).failure_class == "pending_timeout"
+    assert "exceeded quota: gpus" in failure(folder).message
+
+
+def test_pods_that_a_policy_forbids_end_it_at_once(api, follower, folder):
+    made = follower()
+    create(made)
+    made._since -= 10
+    api[0].put("events", event('pods "x" is forbidden: violates PodSecurity "restricted"'))
+    made.look()
+    assert failure(folder).failure_class == "user_bug"
+    assert "PodSecurity" in failure(folder).message
+
+
+def test_a_job_that_is_deleted_before_it_has_pods_is_lost(api, follower, folder):
+    made = follower()
+    create(made)
+    made._since -= 10
+    api[1].delete(TRAIN_JOB, "tiny-a3")
+    made.look()
+    assert failure(folder).failure_class == "preemption"
+    assert "TrainJob tiny-a3 was deleted" in failure(folder).message
+
+
+def test_asked_to_end_it_stops_asking_a_server_that_is_away(api, follower):
+    api[0].away = True
+    made = follower()
+    made.start()
+    made.ending.set()
+    made.join(5)
+    assert not made.is_alive()
+
+
+def test_the_first_reason_stays(api, follower, folder):
+    made = follower()
+    api[0].put("pods", pod(0))
+    killed = pod(1, "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    api[0].put("pods", killed)
+    made.look()
+    del api[0].objects["pods", killed["metadata"]["name"]]
+    made.look()
+    assert RankError.load(folder.node(1).error).kind == "OOMKilled"

@@ -1,0 +1,196 @@
+"""The launcher from start to end: which pods there are, what they are told, and that they go."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.attempt import Exits
+from steadytrain.components.train.launch import choose, follow, trainjob
+from steadytrain.components.train.launch.choose import launcher_for
+from steadytrain.components.train.launch.follow import JOBSET_LABEL
+from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.launch.trainjob import TrainJobLauncher
+from steadytrain.components.train.recovery.outcome import conclude
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def launcher(api, config, tmp_path):
+    def make(**pods):
+        volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
+        told = config(pods={"image": "train:1", "volumes": volumes, **pods})
+        return TrainJobLauncher(told, api[1])
+
+    return make
+
+
+def until(condition):
+    done = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("it did not come to that")
+
+
+def pod(node, phase="Running", state=None):
+    """As Trainer and the kubelet make one of a job."""
+    return {
+        "metadata": {
+            "name": f"tiny-a3-node-0-{node}-abcde",
+            "uid": "1",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {JOBSET_LABEL: "tiny-a3"},
+            "annotations": {INDEX: str(node)},
+        },
+        "spec": {"containers": [{"name": "node"}]},
+        "status": {
+            "phase": phase,
+            "containerStatuses": [{"image": "train:1", "state": state or {"running": {}}}],
+        },
+    }
+
+
+def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
+    server, _ = api
+    made = launcher()
+    assert made.world_size == 2
+    with made.start(folder) as attempt:
+        until(lambda: server.names("trainjobs"))
+        trainer = server.objects["trainjobs", "tiny-a3"]["spec"]["trainer"]
+        assert trainer["image"] == "train:1"
+        assert trainer["command"][1:] == [
+            *("-m", "steadytrain.components.train.agent", "--ranks=1", str(folder.path)),
+            *made.program,
+        ]
+        assert not attempt.poll()
+        folder.log(0).write_bytes(b"first line\n")
+        assert not attempt.poll()
+        for node in (0, 1):
+            Exits(time=1.0, statuses={node: 0}).save(folder.node(node).exits)
+        with folder.log(0).open("ab") as log:
+            log.write(b"last line\n")
+        assert attempt.poll()
+        assert attempt.exits() == {0: 0, 1: 0}
+    assert capsys.readouterr().out == "first line\nlast line\n"
+    assert server.names("trainjobs") == server.names("trainingruntimes") == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_however_it_is_left_nothing_stays(api, launcher, folder, error):
+    def leave():
+        until(lambda: server.names("trainjobs"))
+        raise error
+
+    server, _ = api
+    with pytest.raises(error), launcher().start(folder):
+        leave()
+    assert server.names("trainjobs") == server.names("trainingruntimes") == []
+    assert folder.leave.read_text() == "0"
+
+
+def test_a_pod_that_has_not_begun_is_not_waited_for_when_all_are_asked_to_leave(
+    api, launcher, folder
+):
+    with launcher().start(folder) as attempt:
+        until(lambda: api[0].names("trainjobs"))
+        assert not attempt.poll()
+        attempt.stop(30)
+        assert attempt.poll()
+
+
+def test_one_that_runs_is(api, launcher, folder):
+    for node in (0, 1):
+        api[0].put("pods", pod(node))
+    with launcher().start(folder) as attempt:
+        until(lambda: len(attempt.follower.started) == 2)
+        attempt.stop(30)
+        assert not attempt.poll()
+
+
+def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder):
+    server, _ = api
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    for node in (0, 1):
+        server.put("pods", pod(node))
+    with launcher().start(folder) as attempt:
+        until(lambda: len(attempt.follower.started) == 2)
+        attempt.follower.ending.set()
+        attempt.follower.join()
+        taken = pod(1)
+        taken["status"]["conditions"] = [{**target, "message": "for a pod of higher priority"}]
+        server.put("pods", taken)
+        for node in (0, 1):
+            Exits(time=1.0, statuses={node: 143}).save(folder.node(node).exits)
+        assert attempt.poll()
+    ending = conclude(folder, attempt.exits(), None)
+    assert ending.outcome == "preempted"
+    assert "PreemptionByScheduler" in ending.failure.message
+
+
+def test_a_job_that_cannot_be_removed_is_told(api, launcher, folder, monkeypatch, capsys):
+    monkeypatch.setattr(trainjob, "SLACK_SECONDS", 0)
+    made = launcher()
+    object.__setattr__(made.config.recovery, "stop_grace_seconds", 0.0)
+    with made.start(folder):
+        until(lambda: api[0].names("trainjobs"))
+        api[0].away = True
+    assert "not removed" in capsys.readouterr().err
+
+
+def test_without_an_image_nothing_is_asked_for(launcher):
+    with pytest.raises(BadInput, match=r"compute\.pods\.image"):
+        launcher(image=None)
+
+
+@pytest.mark.parametrize("volumes", [[], [{"claim": "steadytrain", "path": "/elsewhere"}]])
+def test_an_output_that_the_pods_do_not_share_is_refused(launcher, volumes):
+    with pytest.raises(BadInput, match="lies on no volume"):
+        launcher(volumes=volumes)
+
+
+def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypatch, tmp_path):
+    server, cluster = api
+    container = {
+        "name": "main",
+        "image": "own:1",
+        "volumeMounts": [{"name": "volume", "mountPath": str(tmp_path)}],
+    }
+    claim = {"name": "volume", "persistentVolumeClaim": {"claimName": "mine"}}
+    spec = {"containers": [container], "volumes": [claim]}
+    server.put("pods", {"metadata": {"name": "step-1", "labels": {}}, "spec": spec})
+    monkeypatch.setattr(trainjob, "own_pod_name", lambda: "step-1")
+    made = TrainJobLauncher(config(), cluster)
+    assert made.own.image == "own:1"
+    assert made.own.volumes == [claim]
+
+
+def test_elsewhere_than_in_a_step_it_trains_on_this_machine(config):
+    here = config(launcher="auto", nodes=1)
+    with launcher_for(here) as found:
+        assert isinstance(found, ProcessLauncher)
+    with pytest.raises(BadInput, match="one machine"), launcher_for(config(launcher="auto")):
+        pass
+
+
+@pytest.mark.parametrize(("offered", "kind"), [(True, TrainJobLauncher), (False, ProcessLauncher)])
+def test_in_a_step_it_trains_in_pods_where_the_cluster_has_trainer(
+    api, config, monkeypatch, tmp_path, offered, kind
+):
+    _, cluster = api
+    monkeypatch.setattr(choose, "own_pod_name", lambda: "step-1")
+    monkeypatch.setattr(choose, "connect", lambda: cluster)
+    monkeypatch.setattr(cluster, "offers", lambda _: offered)
+    volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
+    told = config(launcher="auto", nodes=1, pods={"image": "train:1", "volumes": volumes})
+    with launcher_for(told) as found:
+        assert isinstance(found, kind)

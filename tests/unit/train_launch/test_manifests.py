@@ -1,0 +1,214 @@
+"""The objects of an attempt: what Trainer and Kubernetes are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.train.launch.own_pod import OwnPod
+
+OWN = {
+    "metadata": {
+        "labels": {"pipeline/runid": "0a1b", "other": "x"},
+        "ownerReferences": [
+            {
+                "apiVersion": "argoproj.io/v1alpha1",
+                "kind": "Workflow",
+                "name": "run-xyz",
+                "uid": "1-2-3",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    },
+    "spec": {
+        "securityContext": {"runAsUser": 0, "fsGroup": 1000, "runAsNonRoot": True},
+        "imagePullSecrets": [{"name": "registry"}],
+        "volumes": [
+            {"name": "shared", "persistentVolumeClaim": {"claimName": "steadytrain"}},
+            {"name": "unused", "persistentVolumeClaim": {"claimName": "another"}},
+            {"name": "keys", "secret": {"secretName": "s3"}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "token", "projected": {"sources": []}},
+        ],
+        "containers": [
+            {"name": "wait", "image": "argo:1"},
+            {
+                "name": "main",
+                "image": "train:1",
+                "securityContext": {"runAsUser": 1000},
+                "envFrom": [{"secretRef": {"name": "more"}}],
+                "env": [
+                    {"name": "KFP_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "x"}}},
+                    {"name": "MY_POD", "valueFrom": {"fieldRef": {"fieldPath": "x"}}},
+                    {"name": "ARGO_TEMPLATE", "value": "{}"},
+                    {
+                        "name": "AWS_SECRET_ACCESS_KEY",
+                        "valueFrom": {"secretKeyRef": {"name": "s3", "key": "secret"}},
+                    },
+                    {"name": "AWS_ENDPOINT_URL", "value": "http://s3"},
+                ],
+                "volumeMounts": [
+                    {"name": "shared", "mountPath": "/data"},
+                    {"name": "keys", "mountPath": "/keys", "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                    {"name": "token", "mountPath": "/token"},
+                ],
+            },
+        ],
+    },
+}
+
+
+def pod_spec(job):
+    (replicated,) = job.runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    return replicated["template"]["spec"]["template"]["spec"]
+
+
+def container(job):
+    (found,) = pod_spec(job)["containers"]
+    return found
+
+
+def test_no_part_of_a_group_is_started_again_alone(job):
+    template = job().runtime()["spec"]["template"]["spec"]
+    (replicated,) = template["replicatedJobs"]
+    assert template["failurePolicy"] == {"maxRestarts": 0}
+    assert replicated["template"]["spec"]["backoffLimit"] == 0
+    assert pod_spec(job())["restartPolicy"] == "Never"
+
+
+def test_trainer_finds_what_trains(job):
+    (replicated,) = job().runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = replicated["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert replicated["name"] == container(job())["name"] == "node"
+    made = job(nproc_per_node=4)
+    trainer, runtime = made.train_job()["spec"]["trainer"], made.train_job()["spec"]["runtimeRef"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
+    assert (runtime["kind"], runtime["name"]) == ("TrainingRuntime", "tiny-a3")
+    assert made.runtime()["metadata"]["name"] == made.train_job()["metadata"]["name"] == "tiny-a3"
+
+
+def test_a_pod_is_allowed_where_all_is_restricted(job):
+    context = container(job())["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["runAsNonRoot"]
+    assert context["readOnlyRootFilesystem"]
+    assert not context["allowPrivilegeEscalation"]
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod_spec(job())["automountServiceAccountToken"] is False
+    mounts = {item["mountPath"] for item in container(job())["volumeMounts"]}
+    assert {"/tmp", "/dev/shm"} <= mounts
+
+
+def test_the_kubelet_waits_for_longer_than_the_ranks_may_take(job):
+    made = job(recovery={"stop_grace_seconds": 100.5})
+    assert pod_spec(made)["terminationGracePeriodSeconds"] > 100.5
+
+
+def test_shared_memory_is_memory(job):
+    volumes = {
+        item["name"]: item for item in pod_spec(job(pods={"shared_memory": "3Gi"}))["volumes"]
+    }
+    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
+
+
+@pytest.mark.parametrize(
+    ("compute", "gpus"),
+    [
+        ({"device": "cuda", "nproc_per_node": 4}, "4"),
+        ({"device": "cuda", "pods": {"gpus": 8}}, "8"),
+        ({"device": "cpu"}, None),
+        ({"device": "auto"}, None),
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own(job, compute, gpus):
+    resources = job(**compute).train_job()["spec"]["trainer"]["resourcesPerNode"]
+    assert resources["limits"].get("nvidia.com/gpu") == gpus
+    assert resources["requests"].get("nvidia.com/gpu") == gpus
+
+
+def test_memory_is_requested_as_it_is_limited(job):
+    made = job(pods={"memory": "7Gi", "cpu": 3})
+    resources = made.train_job()["spec"]["trainer"]["resourcesPerNode"]
+    assert resources["limits"] == {"memory": "7Gi"}
+    assert resources["requests"] == {"memory": "7Gi", "cpu": "3"}
+
+
+def test_where_it_may_run_is_as_configured(job):
+    toleration = {"key": "spot", "operator": "Exists"}
+    made = job(
+        pods={
+            "node_selector": {"gpu": "a100"},
+            "tolerations": [toleration],
+            "priority_class": "high",
+            "service_account": "trainer",
+            "labels": {"kueue.x-k8s.io/queue-name": "team", "steadytrain.io/run": "not this"},
+            "image": "mine:2",
+        }
+    )
+    spec = pod_spec(made)
+    assert spec["nodeSelector"] == {"gpu": "a100"}
+    assert spec["tolerations"] == [toleration]
+    assert spec["priorityClassName"] == "high"
+    assert spec["serviceAccountName"] == "trainer"
+    labels = made.train_job()["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team"
+    assert labels["steadytrain.io/run"] == "tiny"
+    assert made.train_job()["spec"]["trainer"]["image"] == "mine:2"
+
+
+def test_what_is_not_configured_is_left_to_the_cluster(job):
+    spec = pod_spec(job())
+    assert "priorityClassName" not in spec
+    assert "serviceAccountName" not in spec
+
+
+def test_labels_lead_from_pod_to_run(job):
+    (replicated,) = job().runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = replicated["template"]["spec"]["template"]["metadata"]["labels"]
+    assert labels["steadytrain.io/run"] == "tiny"
+    assert labels["steadytrain.io/attempt"] == "3"
+    assert labels["steadytrain.io/generation"] == "2"
+
+
+def test_the_workflow_owns_what_its_step_makes_and_does_not_wait_for_it(job):
+    made = job(own=OwnPod.of(OWN))
+    for manifest in (made.train_job(), made.runtime()):
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert owner == {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "name": "run-xyz",
+            "uid": "1-2-3",
+        }
+
+
+def test_the_steps_own_pod_is_passed_on_as_far_as_others_can_share_it():
+    own = OwnPod.of(OWN)
+    assert own.image == "train:1"
+    assert own.labels == {"pipeline/runid": "0a1b"}
+    assert [item["name"] for item in own.volumes] == ["shared", "keys"]
+    assert [item["mountPath"] for item in own.mounts] == ["/data", "/keys"]
+    assert [item["name"] for item in own.env] == ["AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"]
+    assert own.identity == {"fsGroup": 1000, "runAsUser": 1000}
+    assert own.pull_secrets == [{"name": "registry"}]
+
+
+def test_secrets_stay_references(job):
+    made = container(job(own=OwnPod.of(OWN)))
+    secrets = [item for item in made["env"] if "secretKeyRef" in item.get("valueFrom", {})]
+    assert secrets == [OWN["spec"]["containers"][1]["env"][3]]
+    assert made["envFrom"] == [{"secretRef": {"name": "more"}}]
+
+
+def test_no_variable_is_told_twice(job):
+    own = OwnPod(image="own:1", env=[{"name": "HOME", "value": "/home/me"}])
+    assert container(job(own=own))["env"] == [{"name": "HOME", "value": "/home/me"}]
+
+
+def test_claims_can_be_named(job):
+    made = job(own=OwnPod.of(OWN), pods={"volumes": [{"claim": "fast", "path": "/fast"}]})
+    claims = [item for item in pod_spec(made)["volumes"] if "persistentVolumeClaim" in item]
+    assert [item["persistentVolumeClaim"]["claimName"] for item in claims] == ["fast"]
+    assert container(made)["volumeMounts"][-1] == {"name": claims[0]["name"], "mountPath": "/fast"}

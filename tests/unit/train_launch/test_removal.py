@@ -1,0 +1,69 @@
+"""What an exit handler removes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch import removal
+from steadytrain.components.train.launch.naming import FOLDER, run_labels
+from steadytrain.components.train.launch.removal import remove_jobs, remove_unfinished
+from steadytrain.components.train.lease import hold
+
+
+@pytest.fixture
+def run(api, config, monkeypatch):
+    """A run on the cluster, of which a job is left."""
+    made = config(recovery={"lease_seconds": 0.5})
+    workspace = Workspace.of(made)
+    workspace.create()
+    monkeypatch.setattr(removal, "connect", lambda: api[1])
+    monkeypatch.setattr(removal, "own_pod_name", lambda: "report-1")
+    api[0].put("trainjobs", labelled("tiny-a1", workspace.attempts / "0001"))
+    api[0].put("trainjobs", labelled("elsewhere-a1", "/elsewhere/runs/tiny/attempts/0001"))
+    return made
+
+
+def labelled(name, folder):
+    metadata = {"name": name, "labels": run_labels("tiny"), "annotations": {FOLDER: str(folder)}}
+    return {"metadata": metadata}
+
+
+def test_what_is_left_of_the_run_goes(api, run):
+    assert remove_unfinished(run) == []
+    assert api[0].names("trainjobs") == ["elsewhere-a1"]
+
+
+def test_a_supervisor_that_is_at_work_keeps_its_job(api, run):
+    with hold(LocalStorage(Workspace.of(run).lease), run_id="tiny", seconds=60):
+        assert remove_unfinished(run) == []
+    assert api[0].names("trainjobs") == ["elsewhere-a1", "tiny-a1"]
+
+
+def test_without_trainer_there_is_nothing_to_remove(api, run, monkeypatch):
+    monkeypatch.setattr(api[1], "offers", lambda _: False)
+    assert remove_unfinished(run) == []
+    assert "tiny-a1" in api[0].names("trainjobs")
+
+
+def test_a_server_that_does_not_answer_is_told(api, run):
+    api[0].away = True
+    (told,) = remove_unfinished(run)
+    assert "API server" in told
+
+
+def test_outside_of_a_pipeline_nobody_is_asked(api, run, monkeypatch):
+    monkeypatch.setattr(removal, "own_pod_name", lambda: "")
+    assert remove_unfinished(run) == []
+    assert api[0].calls == []
+
+
+def test_what_does_not_go_is_named(api, run):
+    server, cluster = api
+    attempts = Workspace.of(run).attempts
+    held = labelled("tiny-a1-node-0-0-abcde", attempts / "0001")
+    held["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "another"
+    server.put("pods", held)
+    assert remove_jobs(cluster, "tiny", attempts, seconds=0.5) == ["tiny-a1-node-0-0-abcde"]
+    assert server.names("trainjobs") == ["elsewhere-a1"]
