@@ -70,10 +70,6 @@ class Kind:
 
 POD: Final = Kind("Pod", "pods", "", "v1")
 EVENT: Final = Kind("Event", "events", "", "v1")
-TRAIN_JOB: Final = Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1")
-TRAINING_RUNTIME: Final = Kind(
-    "TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1"
-)
 
 
 class Cluster:

@@ -20,6 +20,11 @@ from steadytrain.components.shared.events.types import (
 from support.launched import OUTPUT, Launched
 
 API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
+HOPELESS = {
+    "unschedulable": {"cpu": "1000"},
+    "no-image": {"image": "example.test/none:1"},
+    "over-quota": {"gpus": 1},
+}
 TAINT = {"key": "steadytrain.io/test", "value": "", "effect": "NoSchedule"}
 
 
@@ -33,7 +38,7 @@ def launched(cluster, train_image):
 @pytest.fixture(scope="module")
 def undisturbed(launched):
     """A run of two nodes that nothing befalls; its log."""
-    phase, log = launched.end(launched.start("undisturbed"))
+    phase, log = launched.end(launched.start("undisturbed"), 900)
     assert phase == "Succeeded", log
     return log
 
@@ -61,7 +66,7 @@ def disturbed(launched, undisturbed):
     _stop_the_api_server(launched, run)
     _lose_the_launcher(launched, run, "first")
     launched.start(run, pod="second")
-    phase, log = launched.end("second")
+    phase, log = launched.end("second", 900)
     assert phase == "Succeeded", log
     return log
 
@@ -121,13 +126,14 @@ def test_an_api_server_that_is_away_costs_no_attempt(launched, disturbed):
 
 @pytest.fixture(scope="module")
 def hopeless(launched):
-    """Runs that can never start, side by side; by run its phase and log."""
+    """Runs that can never start; by run its phase and log."""
     _forbid_gpus(launched.cluster)
-    once = {"recovery": {"max_failures_per_class": 1}}
-    launched.start("unschedulable", compute={"pods": {"cpu": "1000"}}, **once)
-    launched.start("no-image", compute={"pods": {"image": "example.test/none:1"}}, **once)
-    launched.start("over-quota", compute={"pods": {"gpus": 1}}, **once)
-    return {run: launched.end(run) for run in ("unschedulable", "no-image", "over-quota")}
+    ended, once = {}, {"recovery": {"max_failures_per_class": 1}}
+    for run, pods in HOPELESS.items():
+        pods = {**pods, "pending_timeout_seconds": 30}
+        launched.start(run, compute={"pods": pods}, **once)
+        ended[run] = launched.end(run)
+    return ended
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ CONFIG: dict[str, Any] = {
             "cpu": "100m",
             "memory": "2Gi",
             "shared_memory": "64Mi",
-            "pending_timeout_seconds": 15,
+            "pending_timeout_seconds": 60,
         },
     },
     "recovery": {
@@ -133,16 +133,13 @@ class Launched:
 
     def record(self, run: str) -> dict[str, Any]:
         """What the train step gave."""
-        path = f"{OUTPUT}/runs/{run}/records/train.json"
-        # What is JSON alone the client would make an object of, and a text of that.
-        told = self.cluster.shell("sh", "-c", f"echo the record:; cat {path}")
-        found: dict[str, Any] = json.loads(told.removeprefix("the record:"))
+        found: dict[str, Any] = json.loads(self._read(f"{run}/records/train.json"))
         return found
 
     def events(self, run: str, kind: type[E]) -> list[E]:
         """Of a run so far, in the order of their times."""
-        lines = self.cluster.shell("sh", "-c", f"cat {OUTPUT}/runs/{run}/events/*.jsonl")
-        told = [from_json(line) for line in lines.splitlines() if line.startswith("{")]
+        whole, _, _ = self._read(f"{run}/events/*.jsonl").rpartition("\n")
+        told = [from_json(line) for line in whole.splitlines() if line.startswith("{")]
         return sorted(
             (event for event in told if isinstance(event, kind)), key=lambda event: event.time
         )
@@ -157,7 +154,7 @@ class Launched:
     def micro_batches(self, run: str) -> list[int]:
         return [event.micro_batch_size for event in self.events(run, AttemptStarted)]
 
-    def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 300) -> E:
+    def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 600) -> E:
         """The first event of a kind that meets a condition."""
         deadline = time.monotonic() + seconds
         while True:
@@ -212,6 +209,12 @@ class Launched:
 
     def _pod(self) -> dict[str, Sequence[Mapping[str, Any]]]:
         return {"volumes": [volume()], "mounts": [volume_mount()]}
+
+    def _read(self, pattern: str) -> str:
+        """Files of the runs, one after the other."""
+        # What is JSON alone the client would make an object of, and a text of that.
+        told = self.cluster.shell("sh", "-c", f"echo told:; cat {OUTPUT}/runs/{pattern}")
+        return told.removeprefix("told:\n")
 
     def _write(self, path: str, content: str) -> None:
         script = "import pathlib, sys; path = pathlib.Path(sys.argv[1]); "

@@ -64,10 +64,11 @@ class PodsConfig(Section):
 class ComputeConfig(Section):
     """Where it is trained."""
 
-    launcher: Literal["auto", "process", "trainjob"] = Field(
+    launcher: Literal["auto", "process", "trainjob", "pytorchjob"] = Field(
         "auto",
-        description="process: on this machine; trainjob: in pods, by Kubeflow Trainer; auto: in "
-        "pods where it runs as a step of a pipeline on a cluster that has it",
+        description="process: on this machine; trainjob, pytorchjob: in pods, by Kubeflow Trainer "
+        "v2 or by the training operator before it; auto: in pods where it runs as a step of a "
+        "pipeline on a cluster that has one of them",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     nodes: int = Field(1, ge=1, description="machines, a pod each on a cluster")

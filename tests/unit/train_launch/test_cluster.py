@@ -6,14 +6,13 @@ import pytest
 
 from steadytrain.components.shared.cluster import (
     POD,
-    TRAIN_JOB,
-    TRAINING_RUNTIME,
     Refused,
     Unreachable,
     connect,
     own_pod_name,
     patiently,
 )
+from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TRAINING_RUNTIME
 
 
 def named(name, **labels):

@@ -8,14 +8,13 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.attempt import Exits
-from steadytrain.components.train.launch import choose, follow, trainjob
+from steadytrain.components.train.launch import choose, follow, pods
 from steadytrain.components.train.launch.choose import launcher_for
-from steadytrain.components.train.launch.follow import JOBSET_LABEL
+from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.launch.trainjob import TrainJobLauncher
+from steadytrain.components.train.launch.pytorchjob import PyTorchJob
+from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.components.train.recovery.outcome import conclude
-
-INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +24,10 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def launcher(api, config, tmp_path):
-    def make(**pods):
+    def make(**told):
         volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
-        told = config(pods={"image": "train:1", "volumes": volumes, **pods})
-        return TrainJobLauncher(told, api[1])
+        made = config(pods={"image": "train:1", "volumes": volumes, **told})
+        return PodsLauncher(made, api[1], TrainJob)
 
     return make
 
@@ -40,24 +39,6 @@ def until(condition):
             return
         done.wait(0.01)
     raise AssertionError("it did not come to that")
-
-
-def pod(node, phase="Running", state=None):
-    """As Trainer and the kubelet make one of a job."""
-    return {
-        "metadata": {
-            "name": f"tiny-a3-node-0-{node}-abcde",
-            "uid": "1",
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {JOBSET_LABEL: "tiny-a3"},
-            "annotations": {INDEX: str(node)},
-        },
-        "spec": {"containers": [{"name": "node"}]},
-        "status": {
-            "phase": phase,
-            "containerStatuses": [{"image": "train:1", "state": state or {"running": {}}}],
-        },
-    }
 
 
 def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
@@ -108,21 +89,23 @@ def test_a_pod_that_has_not_begun_is_not_waited_for_when_all_are_asked_to_leave(
         assert attempt.poll()
 
 
-def test_one_that_runs_is(api, launcher, folder):
-    for node in (0, 1):
-        api[0].put("pods", pod(node))
+def test_one_that_runs_is(api, launcher, folder, pod):
     with launcher().start(folder) as attempt:
+        until(lambda: api[0].names("trainjobs"))
+        for node in (0, 1):
+            api[0].put("pods", pod(node))
         until(lambda: len(attempt.follower.started) == 2)
         attempt.stop(30)
         assert not attempt.poll()
 
 
-def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder):
+def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder, pod):
     server, _ = api
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    for node in (0, 1):
-        server.put("pods", pod(node))
     with launcher().start(folder) as attempt:
+        until(lambda: server.names("trainjobs"))
+        for node in (0, 1):
+            server.put("pods", pod(node))
         until(lambda: len(attempt.follower.started) == 2)
         attempt.follower.ending.set()
         attempt.follower.join()
@@ -138,7 +121,7 @@ def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher,
 
 
 def test_a_job_that_cannot_be_removed_is_told(api, launcher, folder, monkeypatch, capsys):
-    monkeypatch.setattr(trainjob, "SLACK_SECONDS", 0)
+    monkeypatch.setattr(pods, "SLACK_SECONDS", 0)
     made = launcher()
     object.__setattr__(made.config.recovery, "stop_grace_seconds", 0.0)
     with made.start(folder):
@@ -168,8 +151,8 @@ def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypat
     claim = {"name": "volume", "persistentVolumeClaim": {"claimName": "mine"}}
     spec = {"containers": [container], "volumes": [claim]}
     server.put("pods", {"metadata": {"name": "step-1", "labels": {}}, "spec": spec})
-    monkeypatch.setattr(trainjob, "own_pod_name", lambda: "step-1")
-    made = TrainJobLauncher(config(), cluster)
+    monkeypatch.setattr(pods, "own_pod_name", lambda: "step-1")
+    made = PodsLauncher(config(), cluster, TrainJob)
     assert made.own.image == "own:1"
     assert made.own.volumes == [claim]
 
@@ -182,15 +165,27 @@ def test_elsewhere_than_in_a_step_it_trains_on_this_machine(config):
         pass
 
 
-@pytest.mark.parametrize(("offered", "kind"), [(True, TrainJobLauncher), (False, ProcessLauncher)])
-def test_in_a_step_it_trains_in_pods_where_the_cluster_has_trainer(
-    api, config, monkeypatch, tmp_path, offered, kind
+@pytest.mark.parametrize(
+    ("asked", "offers", "kind"),
+    [
+        ("auto", {"TrainJob", "PyTorchJob"}, TrainJob),
+        ("auto", {"PyTorchJob"}, PyTorchJob),
+        ("pytorchjob", {"TrainJob"}, PyTorchJob),
+        ("auto", set(), None),
+    ],
+)
+def test_in_a_step_it_trains_as_the_cluster_can(
+    api, config, monkeypatch, tmp_path, asked, offers, kind
 ):
     _, cluster = api
     monkeypatch.setattr(choose, "own_pod_name", lambda: "step-1")
     monkeypatch.setattr(choose, "connect", lambda: cluster)
-    monkeypatch.setattr(cluster, "offers", lambda _: offered)
+    monkeypatch.setattr(cluster, "offers", lambda found: found.name in offers)
     volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
-    told = config(launcher="auto", nodes=1, pods={"image": "train:1", "volumes": volumes})
+    told = config(launcher=asked, nodes=1, pods={"image": "train:1", "volumes": volumes})
     with launcher_for(told) as found:
-        assert isinstance(found, kind)
+        if kind:
+            assert isinstance(found, PodsLauncher)
+            assert found.job is kind
+        else:
+            assert isinstance(found, ProcessLauncher)
