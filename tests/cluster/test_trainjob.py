@@ -11,13 +11,12 @@ import pytest
 
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
-    AttemptStarted,
     CheckpointSaved,
     TrainingStep,
     Warned,
 )
 
-from support.launched import OUTPUT, Launched
+from support.launched import OUTPUT, STEPS, Launched
 
 API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
 HOPELESS = {
@@ -45,7 +44,7 @@ def undisturbed(launched):
 
 def test_two_nodes_train_under_the_service_account_and_leave_nothing(launched, undisturbed):
     assert launched.record("undisturbed")["attempts"] == 1
-    assert len(launched.losses("undisturbed")) == 30
+    assert len(launched.losses("undisturbed")) == STEPS
     assert launched.left("undisturbed") == []
 
 
@@ -63,9 +62,12 @@ def disturbed(launched, undisturbed):
     run = "disturbed"
     launched.start(run, pod="first")
     _delete_a_pod_with_the_node_tainted(launched, run)
-    _stop_the_api_server(launched, run)
-    _lose_the_launcher(launched, run, "first")
+    launched.until(run, CheckpointSaved, lambda event: event.attempt == 3)
+    # As its job sees it, the launcher's whole machine is lost.
+    launched.kill("first")
     launched.start(run, pod="second")
+    launched.until(run, TrainingStep, lambda event: event.attempt == 4)
+    _stop_the_api_server(launched.cluster.core)
     phase, log = launched.end("second", 900)
     assert phase == "Succeeded", log
     return log
@@ -80,9 +82,8 @@ def _delete_a_pod_with_the_node_tainted(launched, run):
         launched.until(run, AttemptEnded, lambda event: event.attempt == 2)
 
 
-def _stop_the_api_server(launched, run):
-    """While the third attempt trains; without the commands for that this is left out."""
-    launched.until(run, TrainingStep, lambda event: event.attempt == 3)
+def _stop_the_api_server(core):
+    """For half a minute; without the commands for that it is left out."""
     stop, start = os.environ.get(API_STOP), os.environ.get(API_START)
     if stop and start:
         subprocess.run(stop, shell=True, check=True)
@@ -90,14 +91,7 @@ def _stop_the_api_server(launched, run):
             time.sleep(30)
         finally:
             subprocess.run(start, shell=True, check=True)
-            _until_it_answers(launched.cluster.core)
-
-
-def _lose_the_launcher(launched, run, pod):
-    """The whole machine of it, as its job sees that."""
-    started = launched.events(run, AttemptStarted)[-1]
-    launched.until(run, CheckpointSaved, lambda event: event.attempt == started.attempt)
-    launched.kill(pod)
+            _until_it_answers(core)
 
 
 def test_whatever_befalls_it_the_weights_are_those_of_an_undisturbed_run(launched, disturbed):

@@ -24,6 +24,7 @@ from steadytrain.components.shared.events.types import (
 from support.cluster import Cluster, PodFailed, volume, volume_mount
 
 E = TypeVar("E", bound=Event)
+STEPS = 80
 OUTPUT = f"{MOUNT_PATH}/launched"
 CODE = f"{MOUNT_PATH}/code"
 JOB_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -68,10 +69,10 @@ CONFIG: dict[str, Any] = {
     },
     "training": {
         "global_batch_size": 8,
-        "max_steps": 30,
+        "max_steps": STEPS,
         "logging_steps": 1,
         "save_steps": 5,
-        "eval_steps": 30,
+        "eval_steps": STEPS,
     },
     "compute": {
         "device": "cpu",

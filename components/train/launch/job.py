@@ -22,7 +22,8 @@ _RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_SHARED_MEMORY, _TEMPORARY = "shared-memory", "tmp"
+# Names that no volume of the step's own pod has.
+_SHARED_MEMORY, _TEMPORARY = "steadytrain-shared-memory", "steadytrain-tmp"
 
 
 @dataclass(frozen=True)

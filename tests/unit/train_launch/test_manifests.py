@@ -120,7 +120,10 @@ def test_shared_memory_is_memory(job):
     volumes = {
         item["name"]: item for item in pod_spec(job(pods={"shared_memory": "3Gi"}))["volumes"]
     }
-    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
+    assert volumes["steadytrain-shared-memory"]["emptyDir"] == {
+        "medium": "Memory",
+        "sizeLimit": "3Gi",
+    }
 
 
 @pytest.mark.parametrize(
