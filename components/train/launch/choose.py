@@ -14,7 +14,6 @@ from steadytrain.components.shared.cluster import (
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.launch.follow import PATIENCE_SECONDS
 from steadytrain.components.train.launch.kinds import offered
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
@@ -32,9 +31,7 @@ def launcher_for(config: RunConfig) -> Iterator[Launcher]:
     compute = config.compute
     here = compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name())
     cluster = None if here else connect()
-    launcher = (
-        patiently(lambda: _in_pods(config, cluster), seconds=PATIENCE_SECONDS) if cluster else None
-    )
+    launcher = patiently(lambda: _in_pods(config, cluster)) if cluster else None
     if launcher is not None:
         yield launcher
     elif compute.nodes > 1:

@@ -34,10 +34,8 @@ from steadytrain.components.train.launch.naming import FOLDER, GENERATION, RUN
 from steadytrain.components.train.launch.removal import remove_jobs
 
 LOOK_SECONDS = 1.5
-PATIENCE_SECONDS = 180.0
-"""For an API server that does not answer, where nothing goes on without it."""
 _CACHE_SECONDS = 20.0
-"""For Trainer's webhook to learn of a runtime that was made just now."""
+"""For controllers to learn of what was made or deleted just now."""
 _TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
 """Kinds of evidence that are no news where a node's agent has told how its ranks ended."""
 
@@ -67,7 +65,7 @@ class JobFollower(threading.Thread):
 
     def run(self) -> None:
         try:
-            patiently(self._create, seconds=PATIENCE_SECONDS, wait=self._pause)
+            patiently(self._create, wait=self._pause)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
             if not self.ending.is_set():
@@ -177,7 +175,7 @@ class JobFollower(threading.Thread):
                 self.job.labels[RUN],
                 self.folder.path.parent,
                 self.job.kinds,
-                seconds=PATIENCE_SECONDS,
+                seconds=_CACHE_SECONDS,
                 pods=False,
                 wait=self._pause,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from steadytrain.components.shared.cluster import (
@@ -49,27 +50,24 @@ def remove_jobs(
         attempts: the folder of the run's attempts, which tells it from another of its name.
         kinds: what is made for an attempt.
         pods: whether their pods are waited for too.
-        seconds: to wait at most, for the API server's answer as for the pods' end.
+        seconds: to wait for their end at most; the API server's answer is waited for besides.
 
     Returns:
         Names of what is still there when the time is up: what a dead kubelet holds on to, say.
 
     Raises:
-        Unreachable: the API server did not answer in that time.
+        Unreachable: the API server does not answer.
         Refused: it forbids it.
     """
-    deadline = time.monotonic() + seconds
     asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
+    deadline = float("inf")
     while True:
-        left = patiently(
-            lambda: _of_run(cluster, run_id, attempts, awaited),
-            seconds=deadline - time.monotonic(),
-            wait=wait,
-        )
+        left = patiently(lambda: _of_run(cluster, run_id, attempts, awaited), wait=wait)
         for kind, name in left:
             if kind in kinds and (kind, name) not in asked:
-                _delete(cluster, kind, name, deadline, wait)
+                patiently(partial(cluster.delete, kind, name), wait=wait)
                 asked.add((kind, name))
+        deadline = min(deadline, time.monotonic() + seconds)
         if not left or time.monotonic() >= deadline:
             return [name for _, name in left]
         wait(_LOOK_SECONDS)
@@ -94,18 +92,12 @@ def remove_unfinished(config: RunConfig) -> list[str]:
         time.sleep(_LOOK_SECONDS)
     try:
         cluster = connect()
-        job = patiently(lambda: offered(cluster, config.compute.launcher), seconds=lease)
+        job = patiently(lambda: offered(cluster, config.compute.launcher))
         if job is None:
             return []
         return remove_jobs(cluster, config.run_id, workspace.attempts, job.kinds, seconds=lease)
     except (Unreachable, Refused) as error:
         return [str(error)]
-
-
-def _delete(
-    cluster: Cluster, kind: Kind, name: str, deadline: float, wait: Callable[[float], object]
-) -> None:
-    patiently(lambda: cluster.delete(kind, name), seconds=deadline - time.monotonic(), wait=wait)
 
 
 def _of_run(

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from steadytrain.components.shared import cluster
+from steadytrain.components.shared.cluster import patiently
 from steadytrain.components.train.attempt import Exits, RankError
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
@@ -59,7 +61,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(api, follower):
     server.lossy = True
     made = follower()
     made.ending.wait = lambda seconds: False
-    follow.patiently(made._create, seconds=5, wait=made._pause)
+    patiently(made._create, wait=made._pause)
     assert server.names("trainjobs") == ["tiny-a3"]
 
 
@@ -111,7 +113,7 @@ def test_a_refusal_ends_the_attempt_with_the_servers_words(api, follower, folder
 def test_a_server_that_stays_away_ends_it_as_a_fault_of_the_network(
     api, follower, folder, monkeypatch
 ):
-    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
     api[0].away = True
     made = follower()
     made.run()

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from steadytrain.components.shared import cluster
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.attempt import Exits
 from steadytrain.components.train.launch import choose, follow, pods
@@ -121,10 +122,8 @@ def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher,
 
 
 def test_a_job_that_cannot_be_removed_is_told(api, launcher, folder, monkeypatch, capsys):
-    monkeypatch.setattr(pods, "SLACK_SECONDS", 0)
-    made = launcher()
-    object.__setattr__(made.config.recovery, "stop_grace_seconds", 0.0)
-    with made.start(folder):
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
+    with launcher().start(folder):
         until(lambda: api[0].names("trainjobs"))
         api[0].away = True
     assert "not removed" in capsys.readouterr().err
@@ -142,7 +141,7 @@ def test_an_output_that_the_pods_do_not_share_is_refused(launcher, volumes):
 
 
 def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypatch, tmp_path):
-    server, cluster = api
+    server, here = api
     container = {
         "name": "main",
         "image": "own:1",
@@ -152,7 +151,7 @@ def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypat
     spec = {"containers": [container], "volumes": [claim]}
     server.put("pods", {"metadata": {"name": "step-1", "labels": {}}, "spec": spec})
     monkeypatch.setattr(pods, "own_pod_name", lambda: "step-1")
-    made = PodsLauncher(config(), cluster, TrainJob)
+    made = PodsLauncher(config(), here, TrainJob)
     assert made.own.image == "own:1"
     assert made.own.volumes == [claim]
 
@@ -177,10 +176,9 @@ def test_elsewhere_than_in_a_step_it_trains_on_this_machine(config):
 def test_in_a_step_it_trains_as_the_cluster_can(
     api, config, monkeypatch, tmp_path, asked, offers, kind
 ):
-    _, cluster = api
     monkeypatch.setattr(choose, "own_pod_name", lambda: "step-1")
-    monkeypatch.setattr(choose, "connect", lambda: cluster)
-    monkeypatch.setattr(cluster, "offers", lambda found: found.name in offers)
+    monkeypatch.setattr(choose, "connect", lambda: api[1])
+    monkeypatch.setattr(api[1], "offers", lambda found: found.name in offers)
     volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
     told = config(launcher=asked, nodes=1, pods={"image": "train:1", "volumes": volumes})
     with launcher_for(told) as found:
