@@ -40,7 +40,8 @@ def submit(
     """Start a run on a Kubeflow server.
 
     The pipeline is uploaded when its content is new to the server, and the run started in an
-    experiment. Its `output` must be a folder of a volume that every pod mounts.
+    experiment. Its `output` must be a folder of the volume that every step has at
+    /mnt/steadytrain.
 
     Credentials come from the environment only: KFP_EXISTING_TOKEN or KFP_COOKIE (of a login to
     multi-user Kubeflow); in a pod the token that the cluster mounts is found. From a machine

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from kubernetes import client, config
-from kubernetes.client import ApiException
 
 from steadytrain.components.shared.attached import NAME
 from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
@@ -76,13 +75,35 @@ def cluster(api, namespace, step_image) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def mlflow(cluster, train_image) -> str:
+    """Name of the service of a tracking server, of which the Secret NAME tells the steps."""
+    name, port = "mlflow", 5000
+    command = ["mlflow", "server", "--host", "0.0.0.0", "--port", str(port), "--workers", "1"]
+    command += ["--allowed-hosts", "*", "--backend-store-uri", "sqlite:////tmp/mlflow.db"]
+    command += ["--serve-artifacts", "--artifacts-destination", "/tmp/artifacts"]
+    probe = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1}
+    container = {
+        "image": train_image,
+        "command": command,
+        "startupProbe": {**probe, "failureThreshold": 300},
+        # Without a request it would starve beside the pods of a run.
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
+    }
+    cluster.start(name, container, labels={"app": name})
+    service = {"selector": {"app": name}, "ports": [{"port": port}]}
+    core, namespace = cluster.core, cluster.namespace
+    core.create_namespaced_service(namespace, {"metadata": {"name": name}, "spec": service})
+    data = {"MLFLOW_TRACKING_URI": f"http://{name}.{namespace}:{port}"}
+    core.create_namespaced_secret(namespace, {"metadata": {"name": NAME}, "stringData": data})
+    cluster.wait_until_ready(name, 300)
+    # The first question is slow: it makes the tables.
+    cluster.ask(f"{name}:{port}", "api/2.0/mlflow/experiments/search?max_results=1")
+    return f"{name}:{port}"
+
+
 def _until_gone(api: client.CoreV1Api, namespace: str, seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            api.read_namespace(namespace)
-        except ApiException as error:
-            assert error.status == 404
-            return
+    while api.list_namespace(field_selector=f"metadata.name={namespace}").items:
+        assert time.monotonic() < deadline, f"{namespace} is still there after {seconds:.0f} s"
         time.sleep(1)
-    raise AssertionError(f"namespace {namespace} is still there after {seconds:.0f} s")

@@ -1,13 +1,56 @@
-"""The compiled pipeline's containers on a real cluster."""
+"""The whole DAG in its own images on a real cluster, under restricted Pod Security."""
 
 from __future__ import annotations
 
+import json
+import uuid
+from urllib.parse import urlencode
+
+import pytest
+
 from steadytrain.components.shared.attached import MOUNT_PATH
+from steadytrain.components.shared.config import load, to_parameters
+from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.lint import read_pipeline
 
-from support.cluster import volume, volume_mount
+from support.cluster import PodFailed
+from support.command import TINY_LM
+from support.walker import Walker
+
+STEPS = {"preprocess", "train", "evaluate", "register", "promote", "report"}
 
 
-def test_pods_share_the_volume(cluster, step_image):
-    container = {"image": step_image, "command": ["sh", "-c", f"echo here > {MOUNT_PATH}/found"]}
-    cluster.run("writer", container, volumes=[volume()], mounts=[volume_mount()])
-    assert cluster.read(f"{MOUNT_PATH}/found") == "here\n"
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    path = compile_pipeline(tmp_path_factory.mktemp("compile") / "pipeline.yaml")
+    return read_pipeline(path)
+
+
+@pytest.fixture
+def walker(cluster, mlflow, compiled):
+    return Walker(cluster, *compiled, job=str(uuid.uuid4()))
+
+
+def tiny(run, *sets):
+    config = load("causal-lm", [*TINY_LM, f"output={MOUNT_PATH}", *sets])
+    return to_parameters(config, run=run)
+
+
+def test_the_dag_runs_in_its_images_and_ends_with_a_champion(walker, cluster, mlflow):
+    walker.run(**tiny("whole"))
+    assert walker.states.keys() >= STEPS
+    assert set(walker.states.values()) == {"done"}
+    query = urlencode({"name": "stdlib-lm", "alias": "champion"})
+    answer = cluster.ask(mlflow, f"api/2.0/mlflow/registered-models/alias?{query}")
+    assert answer["model_version"]["version"] == "1"
+    promoted = json.loads(cluster.read(f"{MOUNT_PATH}/runs/whole/records/promote.json"))
+    assert promoted["champion"]
+    assert "stdlib-lm" in cluster.read(f"{MOUNT_PATH}/runs/whole/report.html")
+
+
+def test_the_report_is_written_where_a_step_failed(walker, cluster):
+    with pytest.raises(PodFailed, match="nothing-is-here"):
+        walker.run(**tiny("failed", f"data.source=[{MOUNT_PATH}/nothing-is-here]"))
+    assert walker.states["preprocess"] == "failed"
+    assert walker.states["report"] == "done"
+    assert "nothing-is-here" in cluster.read(f"{MOUNT_PATH}/runs/failed/report.html")

@@ -72,8 +72,8 @@ def train(tmp_path):
             compute={"device": "cpu", "threads_per_rank": 1},
             recovery={"backoff_seconds": 0, "breaker_reset_seconds": 0},
         )
-        launcher = Grouped(bench.config.compute, group)
-        outcome = Supervisor(bench.config, data, launcher, sinks=sinks).run()
+        with Grouped(bench.config.compute, group) as launcher:
+            outcome = Supervisor(bench.config, data, launcher, sinks=sinks).run()
         assert outcome.succeeded, outcome
         return bench.workspace
 

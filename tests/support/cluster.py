@@ -1,4 +1,4 @@
-"""A namespace on a real cluster: pods under restricted Pod Security, a volume, what services say."""
+"""A namespace on a real cluster: restricted pods, a volume, what services say."""
 
 from __future__ import annotations
 
@@ -101,24 +101,41 @@ class Cluster:
                 raise PodFailed(f"pod {name} is {status.phase} after {seconds:.0f} s: {status}")
             time.sleep(0.5)
 
+    def wait_until_ready(self, name: str, seconds: float) -> None:
+        """Until a pod that runs answers its probe."""
+        self.wait(name, ["Running"], seconds)
+        deadline = time.monotonic() + seconds
+        while True:
+            (container,) = self.core.read_namespaced_pod(
+                name, self.namespace
+            ).status.container_statuses
+            if container.ready:
+                return
+            if time.monotonic() > deadline or container.restart_count:
+                raise PodFailed(f"pod {name} is not ready after {seconds:.0f} s")
+            time.sleep(0.5)
+
     def read(self, path: str) -> str:
         """A file of the volume."""
         return self.shell("cat", path)
 
     def shell(self, *command: str) -> str:
         """What a command in the keeper's pod prints."""
-        return str(
-            stream(
-                self.core.connect_get_namespaced_pod_exec,
-                KEEPER,
-                self.namespace,
-                command=list(command),
-                stdout=True,
-                stderr=True,
-                stdin=False,
-                tty=False,
-            )
+        running = stream(
+            self.core.connect_get_namespaced_pod_exec,
+            KEEPER,
+            self.namespace,
+            command=list(command),
+            stdout=True,
+            stderr=True,
+            stdin=False,
+            tty=False,
+            _preload_content=False,  # else what is JSON comes back as Python's text of it
         )
+        running.run_forever(timeout=60)
+        printed, complaint = running.read_stdout(timeout=1), running.read_stderr(timeout=1)
+        assert running.returncode == 0, f"{' '.join(command)}: {complaint}"
+        return str(printed)
 
     def ask(self, service: str, path: str) -> Any:
         """What a service answers to GET, as JSON; by way of the API server."""

@@ -1,4 +1,4 @@
-"""The volume of a test's namespace: of the cluster's storage class, or else a folder of the node."""
+"""The volume of a test's namespace: of the storage class, or else a folder of the node."""
 
 from __future__ import annotations
 

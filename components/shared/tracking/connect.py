@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -65,6 +66,13 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
         TrackingError: the store cannot be used.
     """
     uri = resolve_uri(config, workspace)
+    if uri.startswith("sqlite:") and find_spec("sqlalchemy") is None:
+        raise TrackingError(
+            f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed, which "
+            "the image of the steps that do not train leaves out",
+            remedy="give the address of an MLflow server: tracking.uri or MLFLOW_TRACKING_URI, "
+            "which on a cluster the Secret holds",
+        )
     with tracking_errors(uri):
         client = import_mlflow().MlflowClient(uri, _registry_uri(uri))
         given = os.environ.get("MLFLOW_RUN_ID")

@@ -13,8 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -36,7 +35,10 @@ def prepare(modules: Iterable[str]) -> None:
     # What the collector never looks at is never written to, and so stays shared.
     gc.freeze()
     global _possible
-    _possible = _alone() and not _cuda_initialized()
+    obstacles = list(_obstacles())
+    _possible = not obstacles
+    for obstacle in obstacles:
+        print(f"ranks are started anew instead of forked: {obstacle}", file=sys.stderr)
     # They are told to leave by themselves, and are not to do what their parent would do then.
     os.register_at_fork(after_in_child=_forget_signals)
 
@@ -95,10 +97,15 @@ def _forget_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _alone() -> bool:
-    """Whether this is the only thread, so that no lock is held in a fork by one that is gone."""
-    threads = len(psutil.Process().threads()) if sys.platform == "linux" else 0
-    return threads == threading.active_count() == 1
+def _obstacles() -> Iterator[str]:
+    """Why a fork would not be as good as a new process."""
+    if sys.platform != "linux":
+        yield f"libraries of {sys.platform} do not bear it"
+    elif (threads := len(psutil.Process().threads())) > 1:
+        # A lock that one of them holds would be held in the fork for ever.
+        yield f"what is imported has begun {threads - 1} other threads"
+    if _cuda_initialized():
+        yield "what is imported has initialized CUDA"
 
 
 def _cuda_initialized() -> bool:

@@ -80,9 +80,14 @@ class ProcessLauncher:
 
     def _variables(self) -> dict[str, str]:
         threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
-        # Libraries read it when they are imported. OpenBLAS begins its threads there and then,
-        # and a process that has several cannot be forked.
-        return {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+        # Libraries read them when they are imported. The last two would begin threads there and
+        # then, and a process that has several cannot be forked.
+        own = {
+            "OMP_NUM_THREADS": str(threads),
+            "OPENBLAS_NUM_THREADS": "1",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        }
+        return {**os.environ, **own}
 
     def _arguments(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank

@@ -37,13 +37,13 @@ def launcher():
 def make_folder(tmp_path, config):
     """An attempt's folder that names what to run."""
 
-    def make(**recovery):
-        folder = AttemptFolder(tmp_path / "attempts" / "0001")
+    def make(*, attempt=1, **recovery):
+        folder = AttemptFolder(tmp_path / "attempts" / f"{attempt:04d}")
         settings = config.recovery.model_copy(update=recovery)
         changed = config.model_copy(update={"recovery": settings})
         (tmp_path / "config.yaml").write_text(changed.to_yaml())
         AttemptSpec(
-            attempt=1,
+            attempt=attempt,
             run_id=config.run_id,
             config=str(tmp_path / "config.yaml"),
             data="",

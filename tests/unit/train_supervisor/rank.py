@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.workspace import Workspace
@@ -154,6 +156,7 @@ def validate(folder: AttemptFolder) -> int:
 def tell(folder: AttemptFolder) -> int:
     for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "MASTER_ADDR"):
         print(f"{name}={os.environ.get(name)}")
+    print(f"COMMAND={' '.join(psutil.Process().cmdline())}")
     return finish(folder)
 
 

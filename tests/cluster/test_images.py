@@ -1,0 +1,130 @@
+"""The images as an administrator lets them run: any user, nothing writable but /tmp, no network."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
+
+from support.command import TINY_LM
+
+LOCK = Path(__file__).parents[2] / "requirements.lock"
+MEGABYTE = 1_000_000
+RESTRICTED = [
+    "--rm",
+    "--network=none",
+    "--read-only",
+    "--tmpfs=/tmp:exec,mode=1777",
+    "--cap-drop=ALL",
+    "--user=4711",
+    "--env=HOME=/nonexistent",
+    "--entrypoint=",
+]
+IMAGES = pytest.mark.parametrize("image", [STEP_IMAGE, TRAIN_IMAGE])
+INSTALLED = (
+    "import importlib.metadata as m, json; "
+    "print(json.dumps({d.name: d.version for d in m.distributions(path=[p])}))"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    if shutil.which("docker") is None:
+        pytest.skip("needs docker")
+    found = docker("images", "--quiet", STEP_IMAGE), docker("images", "--quiet", TRAIN_IMAGE)
+    if not all(found):
+        pytest.skip("the images are not built: make images")
+
+
+def docker(*arguments):
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(image, *command):
+    return docker("run", *RESTRICTED, image, *command)
+
+
+def tiny(step, *more):
+    sets = " ".join(f"--set '{item}'" for item in (*TINY_LM, "output=/tmp/output", *more))
+    return f"steadytrain step {step} causal-lm {sets}"
+
+
+def test_the_light_image_preprocesses():
+    # On a cluster it tracks to a server (test_pipeline.py).
+    command = f"MLFLOW_ALLOW_FILE_STORE=1 {tiny('preprocess', 'tracking.uri=file:/tmp/tracked')}"
+    told = json.loads(run(STEP_IMAGE, "sh", "-c", command))
+    assert told["sides"].keys() == {"train", "validation", "test"}
+
+
+def test_the_light_image_says_that_it_tracks_to_a_server_only():
+    said = run(STEP_IMAGE, "sh", "-c", f"{tiny('preprocess')} 2>&1 || true")
+    assert "SQLAlchemy is not installed" in said
+    assert "the address of an MLflow server" in said
+
+
+def test_the_training_image_trains():
+    told = run(TRAIN_IMAGE, "sh", "-ec", f"{tiny('preprocess')} > /dev/null; {tiny('train')}")
+    assert json.loads(told)["outcome"] == "finished"
+
+
+def test_the_light_image_is_light():
+    with subprocess.Popen(["docker", "save", STEP_IMAGE], stdout=subprocess.PIPE) as saving:
+        counted = Counted()
+        with gzip.GzipFile(fileobj=counted, mode="wb", compresslevel=6) as packed:
+            shutil.copyfileobj(saving.stdout, packed, MEGABYTE)
+    assert saving.returncode == 0
+    assert counted.size < 200 * MEGABYTE
+    spec = "import importlib.util as u; print(u.find_spec('torch'))"
+    assert run(STEP_IMAGE, "python", "-c", spec) == "None\n"
+
+
+class Counted:
+    """A file that only counts."""
+
+    size = 0
+
+    def write(self, content):
+        self.size += len(content)
+        return len(content)
+
+    def flush(self):
+        pass
+
+
+@IMAGES
+def test_what_is_installed_is_what_the_lock_file_says(image):
+    locked = set(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", LOCK.read_text(), re.MULTILINE))
+    code = f"import sysconfig; p = sysconfig.get_path('purelib'); {INSTALLED}"
+    installed = json.loads(run(image, "python", "-c", code))
+    assert installed.pop("steadytrain") == version("steadytrain")
+    normal = {(re.sub(r"[-_.]+", "-", name).lower(), at) for name, at in installed.items()}
+    assert normal <= locked
+    assert len(normal) > 50
+
+
+@IMAGES
+def test_it_says_what_it_is_and_runs_as_nobody_in_particular(image):
+    (found,) = json.loads(docker("inspect", image))
+    settings = found["Config"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", settings["User"])
+    labels = {key.rpartition(".")[2]: value for key, value in settings["Labels"].items()}
+    assert labels["version"] == version("steadytrain")
+    assert labels["title"] == image.partition(":")[0]
+    assert re.fullmatch(r"[0-9a-f]{40}", labels["revision"])
+
+
+@IMAGES
+def test_nothing_of_the_builder_is_left_in_it(image):
+    (found,) = json.loads(docker("inspect", image))
+    told = json.dumps(found["Config"]) + docker("history", "--no-trunc", image)
+    assert not re.search(r"(?i)index_url|default_index|token|password|secret", told)

@@ -1,0 +1,90 @@
+"""What ranks are forked from: imported once for all attempts, replaced when it is gone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.launch.process import ProcessLauncher
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module to import ahead, which does what a test says."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(filter(None, sys.path))}")
+
+    def make(content):
+        (tmp_path / "ahead.py").write_text(content)
+        compute = ComputeConfig(threads_per_rank=1)
+        return ProcessLauncher(compute, [sys.executable, str(RANK), "tell"], imports=["ahead"])
+
+    return make
+
+
+def run(launcher, folder):
+    with launcher.start(folder) as attempt:
+        while not attempt.poll():
+            time.sleep(0.02)
+        return dict(attempt.exits())
+
+
+def test_what_is_imported_ahead_is_imported_once(module, make_folder, tmp_path):
+    imported = tmp_path / "imported"
+    with module(f"open({str(imported)!r}, 'a').write('once ')") as launcher:
+        folders = [make_folder(attempt=number) for number in (1, 2)]
+        assert [run(launcher, folder) for folder in folders] == [{0: 0}, {0: 0}]
+    assert imported.read_text() == "once "
+    assert all("agent.template" in folder.log(0).read_text() for folder in folders)
+
+
+def test_a_template_that_was_killed_is_replaced(module, folder, make_folder):
+    with module("") as launcher:
+        run(launcher, folder)
+        psutil.Process(launcher._template._process.pid).kill()
+        launcher._template._process.wait()
+        assert run(launcher, make_folder(attempt=2)) == {0: 0}
+
+
+def test_no_template_outlives_its_launcher(module, folder):
+    with module("") as launcher:
+        run(launcher, folder)
+        template = psutil.Process(launcher._template._process.pid)
+    assert not template.is_running()
+
+
+def test_an_import_that_fails_is_told(module, folder):
+    with module("import nothing_of_that_name") as launcher:
+        assert run(launcher, folder) == {}
+    assert "nothing_of_that_name" in folder.node(0).log.read_text()
+    (error,) = folder.errors()
+    assert error.kind == "NodeLost"
+
+
+def test_with_a_second_thread_ranks_are_started_and_not_forked(module, folder):
+    """Whatever lock it holds, nobody would release in a fork."""
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True)"
+    with module(f"{thread}.start()") as launcher:
+        assert run(launcher, folder) == {0: 0}
+    assert "1 other threads" in folder.node(0).log.read_text()
+    assert f"COMMAND={sys.executable} {RANK} tell {folder.path}" in folder.log(0).read_text()
+
+
+def test_what_ranks_import_lets_them_be_forked(folder):
+    with ProcessLauncher(ComputeConfig(), [sys.executable, str(RANK), "tell"]) as launcher:
+        assert run(launcher, folder) == {0: 0}
+    assert "agent.template" in folder.log(0).read_text()
+
+
+def test_a_stop_while_it_imports(module, folder):
+    with module("import time; time.sleep(600)") as launcher, launcher.start(folder) as attempt:
+        attempt.stop(0)
+        assert not attempt.poll()
+    assert not processes_of(folder.path)
