@@ -144,9 +144,7 @@ class Job:
 
         Cores are not: a limit would slow a start that has the node to itself.
         """
-        pods, gpus = self.pods, self.pods.gpus
-        if gpus is None:
-            gpus = self.compute.nproc_per_node if self.compute.device == "cuda" else 0
+        pods, gpus = self.pods, self.compute.gpus_of_a_node
         limits = {"memory": pods.memory}
         if gpus:
             limits[pods.gpu_resource] = str(gpus)

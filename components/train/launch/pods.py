@@ -27,8 +27,10 @@ from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.plan.device import CPU
 
 _AGENT = "steadytrain.components.train.agent"
+_GPU_LABEL = "nvidia.com/gpu.product"
 
 
 class PodsLauncher:
@@ -54,6 +56,14 @@ class PodsLauncher:
     @property
     def world_size(self) -> int:
         return self.config.compute.world_size
+
+    @property
+    def device(self) -> str:
+        """Of a GPU on another machine the label by which a node is chosen tells the most."""
+        compute = self.config.compute
+        if not compute.gpus_of_a_node:
+            return CPU
+        return compute.pods.node_selector.get(_GPU_LABEL, compute.pods.gpu_resource)
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[JobAttempt]:
@@ -112,9 +122,10 @@ class PodsLauncher:
 
     def _command(self, folder: AttemptFolder) -> list[str]:
         compute = self.config.compute
-        options = [f"--ranks={compute.nproc_per_node}"]
-        if compute.threads_per_rank:
-            options.append(f"--threads={compute.threads_per_rank}")
+        # A pod sees all cores of its node, and shares them with others.
+        share = int(compute.pods.cores) // compute.nproc_per_node
+        threads = compute.threads_per_rank or max(1, share)
+        options = [f"--ranks={compute.nproc_per_node}", f"--threads={threads}"]
         return [sys.executable, "-m", _AGENT, *options, str(folder.path), *self.program]
 
     def _check(self) -> None:

@@ -51,8 +51,8 @@ def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
         trainer = server.objects["trainjobs", "tiny-a3"]["spec"]["trainer"]
         assert trainer["image"] == "train:1"
         assert trainer["command"][1:] == [
-            *("-m", "steadytrain.components.train.agent", "--ranks=1", str(folder.path)),
-            *made.program,
+            *("-m", "steadytrain.components.train.agent", "--ranks=1", "--threads=4"),
+            *(str(folder.path), *made.program),
         ]
         assert not attempt.poll()
         folder.log(0).write_bytes(b"first line\n")
@@ -187,3 +187,15 @@ def test_in_a_step_it_trains_as_the_cluster_can(
             assert found.job is kind
         else:
             assert isinstance(found, ProcessLauncher)
+
+
+@pytest.mark.parametrize(
+    ("pods", "device"),
+    [
+        ({}, "cpu"),
+        ({"gpus": 8}, "nvidia.com/gpu"),
+        ({"gpus": 8, "node_selector": {"nvidia.com/gpu.product": "A100"}}, "A100"),
+    ],
+)
+def test_what_the_ranks_compute_on_is_what_their_pods_ask_for(launcher, pods, device):
+    assert launcher(**pods).device == device
