@@ -11,6 +11,7 @@ import pytest
 
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
+    AttemptStarted,
     CheckpointSaved,
     TrainingStep,
     Warned,
@@ -174,10 +175,49 @@ def _runs(launched):
     return f"{OUTPUT}/runs"
 
 
+def test_where_capacity_stays_away_it_goes_on_with_fewer_nodes(launched, undisturbed):
+    with _room_for_one_pod(launched):
+        launched.start(
+            "elastic",
+            compute={"pods": {"pending_timeout_seconds": 30}},
+            recovery={"min_nodes": 1},
+        )
+        phase, log = launched.end("elastic", 900)
+    assert phase == "Succeeded", log
+    assert launched.classes("elastic") == ["pending_timeout", ""]
+    begun = launched.events("elastic", AttemptStarted)
+    assert [event.nodes for event in begun] == [2, 1]
+    assert [event.micro_batch_size for event in begun] == [4, 8]
+    losses = launched.losses("undisturbed")
+    assert launched.losses("elastic") == pytest.approx(losses, rel=1e-6)
+    assert launched.left("elastic") == []
+
+
+def test_the_exit_handler_removes_what_a_lost_launcher_has_left(launched):
+    launched.start("lost")
+    launched.until("lost", TrainingStep, lambda event: event.attempt == 1)
+    launched.kill("lost")
+    assert launched.left("lost", seconds=0)
+    launched.report("lost")
+    assert launched.left("lost") == []
+
+
 def _forbid_gpus(cluster):
     hard = {"requests.nvidia.com/gpu": "0"}
     body = {"metadata": {"name": "no-gpus"}, "spec": {"hard": hard}}
     cluster.core.create_namespaced_resource_quota(cluster.namespace, body)
+
+
+@contextlib.contextmanager
+def _room_for_one_pod(launched):
+    """A quota that the launcher and one of two training pods can share."""
+    core, namespace = launched.cluster.core, launched.cluster.namespace
+    body = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "3Gi"}}}
+    core.create_namespaced_resource_quota(namespace, body)
+    try:
+        yield
+    finally:
+        core.delete_namespaced_resource_quota("small", namespace)
 
 
 @contextlib.contextmanager

@@ -116,6 +116,10 @@ class Launched:
         self.cluster.start(name, self._step("train", run, faults=faults, **changes), **self._pod())
         return name
 
+    def report(self, run: str) -> str:
+        """Runs the report step of a run, as the exit handler does; returns its log."""
+        return self.cluster.run(f"{run}-report", self._step("report", run), **self._pod())
+
     def end(self, pod: str, seconds: float = 600) -> tuple[str, str]:
         """How a pod has ended, and its log; it is taken away."""
         phase = self.cluster.wait(pod, ("Succeeded", "Failed"), seconds)
