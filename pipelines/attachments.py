@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kfp import dsl, kubernetes
 
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME, SECRETS
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME, SECRETS, STEP_LABELS
 
 
 def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
-    """Gives a task the shared volume, the Secret, and shared memory for ranks of one node.
+    """Gives a task the volume, the Secret, labels, and shared memory for ranks of one node.
 
     Args:
         volume: name of the claim, or the pipeline's parameter that says it.
@@ -16,6 +16,8 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
     kubernetes.mount_pvc(task, pvc_name=volume, mount_path=MOUNT_PATH)
     keys = {key: key for key in SECRETS}
     kubernetes.use_secret_as_env(task, NAME, keys, optional=True)
+    for label, value in STEP_LABELS.items():
+        kubernetes.add_pod_label(task, label, value)
     if task.name == "train":
         # What a node has by default is 64 MiB, too little for torch.
         kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", medium="Memory")

@@ -13,6 +13,7 @@ import typer
 
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines import (
+    doctor_command,
     recovery_commands,
     schedule_commands,
     submit_command,
@@ -41,6 +42,24 @@ app = typer.Typer(
     "could not: `steadytrain explain RUN` tells why and what to do, `steadytrain resume RUN` "
     "goes on from its newest checkpoint.",
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("steadytrain"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -127,6 +146,9 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
     pipeline: Pipeline = "finetune",
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="One step for all that follows the training.")
+    ] = False,
 ) -> None:
     """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is.
 
@@ -137,7 +159,7 @@ def compile_(
     from steadytrain.pipelines.compile import compile_pipeline
 
     path = compile_pipeline(
-        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline
+        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline, fuse=fuse
     )
     typer.echo(f"wrote {path}")
 
@@ -177,16 +199,7 @@ def presets() -> None:
         typer.echo(f"{name}: {config.data.task} on {', '.join(config.data.source)}")
 
 
-@app.command()
-def doctor(output: Output = DEFAULT_OUTPUT) -> None:
-    """Show what this machine offers: versions, memory, disk, tracking, which credentials."""
-    from steadytrain.pipelines.doctor import examine
-
-    findings = examine(output)
-    for finding in findings:
-        typer.echo(f"{'ok ' if finding.good else 'BAD'}  {finding.topic}: {finding.text}")
-    if not all(finding.good for finding in findings):
-        raise typer.Exit(1)
+app.command()(doctor_command.doctor)
 
 
 @app.command()

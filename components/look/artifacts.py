@@ -9,6 +9,7 @@ from typing import Any
 
 from kfp import dsl
 
+from steadytrain.components.look.step import News
 from steadytrain.components.look.step import look as looked
 from steadytrain.components.shared.config import from_parameters
 
@@ -17,6 +18,19 @@ def look(*, parameters: Mapping[str, Any], page: dsl.HTML) -> bool:
     """Runs the step; leaves nothing in the workspace, since there may be no run to come."""
     news = looked(from_parameters(**parameters))
     print(news.reason)
-    Path(page.path).write_text(f"<p>{html.escape(news.reason)}</p>", encoding="utf-8")
-    page.metadata.update(reason=news.reason)
+    Path(page.path).write_text(_page(news), encoding="utf-8")
+    page.metadata.update(
+        reason=news.reason, **{f"{move.what}_shift": round(move.value, 4) for move in news.moves}
+    )
     return news.found
+
+
+def _page(news: News) -> str:
+    rows = "".join(
+        f"<tr><td>{move.what}</td><td>{move.measure}</td><td>{move.value:.3f}</td>"
+        f"<td>{move.limit:g}</td><td>{move.chance:.3f}</td></tr>"
+        for move in news.moves
+    )
+    heads = "".join(f"<th>{name}</th>" for name in ("", "measure", "shift", "limit", "by chance"))
+    table = f"<table><tr>{heads}</tr>{rows}</table>" if rows else ""
+    return f"<p>{html.escape(news.reason)}</p>{table}"

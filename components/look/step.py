@@ -1,26 +1,35 @@
 """Looks whether the data are other ones than those that the models at hand have learned from.
 
-Compared are digests over the input as it is stored, before any of it is read
-for training; so the step takes as long as it takes to read local files, and a
-listing for those in S3.
+First digests over the input as it is stored are compared, which takes as long as it takes to read
+local files, and a listing for those in S3. Only where they differ is every record read, to tell
+whether the new data are also of another kind: drift.
 """
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
-from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.register.versions import INPUTS, Registry
+from steadytrain.components.look.drift import Move, moves
+from steadytrain.components.preprocess.inputs import Inputs, find_inputs
+from steadytrain.components.preprocess.profile import profile_of
+from steadytrain.components.register.versions import INPUTS, PROFILE, Registry, Version
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataProfile
 from steadytrain.components.shared.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class News:
-    """Whether there is something new, and why, in a sentence."""
+    """Whether there is something new, and why, in a sentence.
+
+    moves: what the data's statistics have done since the champion; empty where it is not known.
+    """
 
     found: bool
     reason: str
+    moves: tuple[Move, ...] = ()
 
 
 def look(config: RunConfig) -> News:
@@ -33,7 +42,8 @@ def look(config: RunConfig) -> News:
         BadInput: an address names nothing that can be read.
         TrackingError: the registry cannot be used.
     """
-    digest = find_inputs(config.data).digest()
+    inputs = find_inputs(config.data)
+    digest = inputs.digest()
     registry, aliases = Registry(config, Workspace.of(config)), config.registry
     for alias in (aliases.champion_alias, aliases.candidate_alias):
         version = registry.by_alias(alias)
@@ -46,10 +56,40 @@ def look(config: RunConfig) -> News:
     champion = registry.by_alias(aliases.champion_alias)
     if champion is None:
         return News(found=True, reason=f"{registry.name} has no champion yet")
-    known = INPUTS in champion.tags
-    what = "are other ones than" if known else "cannot be compared with"
-    return News(
-        found=True,
-        reason=f"the data {what} those of the champion, version {champion.number} of "
-        f"{registry.name}",
-    )
+    return _compare(config, inputs, champion, f"version {champion.number} of {registry.name}")
+
+
+def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) -> News:
+    """Other data than the champion's: are they of another kind, and does that decide?"""
+    what = "are other ones than" if INPUTS in champion.tags else "cannot be compared with"
+    told = f"the data {what} those of the champion, {name}"
+    then = _profile_tagged(champion)
+    if then is None:
+        return News(found=True, reason=f"{told}; whether they have drifted is not known")
+    found = tuple(moves(then, _profile(config, inputs), config.retrain))
+    moved = [str(move) for move in found if move.moved]
+    if moved:
+        return News(True, f"{told}, and have drifted: {', '.join(moved)}", found)
+    if config.retrain.when == "drift" and found:
+        return News(False, f"nothing new: {told}, but have not drifted: {_listed(found)}", found)
+    return News(True, f"{told}; they have not drifted: {_listed(found)}", found)
+
+
+def _profile_tagged(version: Version) -> DataProfile | None:
+    """None where the version has none, or one that this version of steadytrain cannot read."""
+    try:
+        return DataProfile.model_validate_json(version.tags.get(PROFILE, ""))
+    except ValueError:
+        return None
+
+
+def _listed(found: tuple[Move, ...]) -> str:
+    return ", ".join(map(str, found)) or "no record of them can be used"
+
+
+def _profile(config: RunConfig, inputs: Inputs) -> DataProfile:
+    """What the data are like; what has to be fetched lies in the output folder meanwhile."""
+    output = Workspace.of(config).output
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".look-", dir=output) as scratch:
+        return profile_of(inputs, config.data, Path(scratch))

@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.card import DataCard, card_html
 from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.model import Model
-from steadytrain.components.preprocess.parallel import Workers, cores, workers
+from steadytrain.components.preprocess.parallel import Workers, workers, worth_starting
 from steadytrain.components.preprocess.prepare import (
     PartJob,
     SideCounts,
@@ -43,8 +43,6 @@ from steadytrain.components.shared.stage import Stage
 
 TEST_RECORDS: Final = "test-records.arrow"
 TOKENIZER: Final = "tokenizer"
-SMALL_BYTES: Final = 4 << 20
-"""Below this, starting other processes takes longer than the work."""
 
 
 def build(
@@ -58,9 +56,7 @@ def build(
     Raises:
         DataError: the data cannot be used.
     """
-    size = inputs.bytes
-    small = size is not None and size < SMALL_BYTES
-    with workers(1 if small else cores()) as pool:
+    with workers(worth_starting(inputs.bytes)) as pool:
         return _Builder(config, model, inputs, scratch, current, pool).build()
 
 
@@ -99,7 +95,7 @@ class _Builder:
             self.quarantine.close()
         sides = {side: self._pack(side, names) for side in SIDES}
         self._join_test_records(names)
-        record = self._record(sides, labels)
+        record = self._record(sides, labels, reading)
         self._write_card(record, reading)
         return record
 
@@ -232,7 +228,9 @@ class _Builder:
                     for number in range(reader.num_record_batches):
                         out.write_batch(reader.get_batch(number))
 
-    def _record(self, sides: dict[Side, SideRecord], labels: list[str]) -> DataRecord:
+    def _record(
+        self, sides: dict[Side, SideRecord], labels: list[str], reading: Reading
+    ) -> DataRecord:
         split = split_digest(self.data)
         prepared = [
             *(name for side in sides.values() for name in (*side.shards, side.index)),
@@ -250,6 +248,7 @@ class _Builder:
             sequence_length=self.data.sequence_length,
             tokenizer=TOKENIZER,
             labels=labels,
+            profile=reading.tally.profile(),
         )
 
     def _write_card(self, record: DataRecord, reading: Reading) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
+from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
 from steadytrain.components.preprocess.split import SIDES, side_of
@@ -39,6 +40,7 @@ class Taken:
 
     labels: names of the labels by their hash.
     columns: names that occurred, and in how many rows.
+    tally: what its good records are like.
     bytes: how much of its file the chunk was.
     """
 
@@ -46,6 +48,7 @@ class Taken:
     defects: list[Entry] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
     columns: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
     records: int = 0
     bytes: int = 0
 
@@ -66,6 +69,7 @@ def take_in(job: Job) -> Taken:
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
     records = [record for record, _, _ in good]
     taken.labels = {_hash(record.label): record.label for record in records if record.label}
+    taken.tally.count(records)
     taken.batch = _batch(good, job)
     return taken
 

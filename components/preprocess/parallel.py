@@ -11,9 +11,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from steadytrain.components.shared.errors import SteadytrainError
+
+SMALL_BYTES: Final = 4 << 20
+"""Below this, starting other processes takes longer than the work."""
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -67,6 +70,11 @@ def workers(count: int) -> Iterator[Workers]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def worth_starting(size: int | None) -> int:
+    """How many workers so many bytes of input are worth; None: nobody knows how many."""
+    return 1 if size is not None and size < SMALL_BYTES else cores()
 
 
 def _pool(count: int) -> ProcessPoolExecutor:

@@ -11,6 +11,7 @@ from typing import Final
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.intake import Job, take_in
 from steadytrain.components.preprocess.parallel import Workers
+from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Quarantine, reason_table
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.validate import needed_columns
@@ -27,11 +28,13 @@ class Reading:
 
     labels: names of all labels by their hash, as the spool holds it.
     columns: names that occurred.
+    tally: what the good records are like.
     """
 
     records: int = 0
     labels: dict[int, str] = field(default_factory=dict)
     columns: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
 
 
 def read_everything(
@@ -60,6 +63,7 @@ def read_everything(
         reading.records += taken.records
         reading.columns += taken.columns
         reading.labels |= taken.labels
+        reading.tally.add(taken.tally)
         done += taken.bytes
         progress(done)
         if not spool.count and reading.records >= _EARLY:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.register.card import model_card
-from steadytrain.components.register.versions import Registry, Version, version_tags
+from steadytrain.components.register.versions import Registry, Version, profile_tag, version_tags
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -44,7 +44,7 @@ def run(config: RunConfig) -> RegistrationRecord:
         if version is None:
             card = model_card(config, data, train, evaluation, gate, tags)
             model_uri = _log(config, workspace, data, train, tags, card)
-            version = _register_once(registry, model_uri, tags, card)
+            version = _register_once(registry, model_uri, tags | profile_tag(data), card)
         else:
             current.reused = True
         registry.set_alias(config.registry.candidate_alias, version)

@@ -23,7 +23,7 @@ SPLIT, LABELS, TASK = (
     "steadytrain.task",
 )
 RUN, WEIGHTS = "steadytrain.pipeline_run", "steadytrain.weights_digest"
-INPUTS = "steadytrain.inputs_digest"
+INPUTS, PROFILE = "steadytrain.inputs_digest", "steadytrain.data_profile"
 
 
 def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dict[str, str]:
@@ -38,6 +38,11 @@ def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dic
         "steadytrain.code_version": f"{installed_version('steadytrain')}+{code_digest()[:12]}",
         "steadytrain.parent_model": config.model.base or "none (from scratch)",
     }
+
+
+def profile_tag(data: DataRecord) -> dict[str, str]:
+    """What a version's data are like, for later ones to be compared with (components/look)."""
+    return {PROFILE: data.profile.model_dump_json()} if data.profile else {}
 
 
 def comparable_tags(config: RunConfig, data: DataRecord) -> dict[str, str]:

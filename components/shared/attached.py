@@ -24,3 +24,9 @@ SECRETS: Final = (
     "STEADYTRAIN_WEBHOOK_URL",
 )
 """Keys of the Secret, and the variables that they become. Any of them, and the Secret, may lack."""
+
+STEP_LABELS: Final = {
+    "app.kubernetes.io/part-of": "steadytrain",
+    "app.kubernetes.io/component": "step",
+}
+"""Of every step's pod; the network policies go by them."""

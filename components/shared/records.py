@@ -70,6 +70,18 @@ class SideRecord(Record):
     target_tokens: int = 0
 
 
+class DataProfile(Record):
+    """What records are like (see components/preprocess/profile.py).
+
+    Each is [half][bucket], in parts of a million of what both halves hold; all are 0 where the
+    data have nothing of the kind.
+    """
+
+    lengths: list[list[int]]
+    labels: list[list[int]]
+    words: list[list[int]]
+
+
 class DataRecord(Record):
     """Prepared data.
 
@@ -84,6 +96,7 @@ class DataRecord(Record):
     tokenizer: folder, relative to `folder`; "" where the task has none.
     labels: classes in the order of their indices; empty for language models.
     inputs_digest: digest over what was read, as it was stored; "" where it is not known.
+    profile: of all good records, before duplicates are set aside; none where it is not known.
     """
 
     folder: str
@@ -96,6 +109,7 @@ class DataRecord(Record):
     tokenizer: str = ""
     labels: list[str] = []
     inputs_digest: str = ""
+    profile: DataProfile | None = None
 
     def path(self, name: str) -> Path:
         """Absolute path of something in the data folder."""

@@ -44,10 +44,10 @@ def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def moto_server() -> Iterator[int]:
-    """Moto as a server on loopback, one request at a time; gives its port."""
+def moto_server(host: str = "127.0.0.1") -> Iterator[int]:
+    """Moto as a server of this machine, one request at a time; gives its port."""
     application = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, application, request_handler=MotoRequestHandler)
+    server = make_server(host, 0, application, request_handler=MotoRequestHandler)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -25,10 +25,10 @@ def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": SIZE}},
     }
-    on_node = not _has_default_class()
+    on_node = not default_class()
     if on_node:
         claim |= {"storageClassName": "", "volumeName": name}
-        _on_node(f"mkdir -m 0777 {FOLDER}/{name}", name, image)
+        on_node(f"mkdir -m 0777 {FOLDER}/{name}", name, image)
         api.create_persistent_volume(
             {
                 "metadata": {"name": name},
@@ -46,15 +46,19 @@ def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
     finally:
         if on_node:
             api.delete_persistent_volume(name)
-            _on_node(f"rm -r {FOLDER}/{name}", name, image)
+            on_node(f"rm -r {FOLDER}/{name}", name, image)
 
 
-def _has_default_class() -> bool:
+def default_class() -> str:
+    """Name of the storage class that claims get which name none; "" where there is none."""
     classes = client.StorageV1Api().list_storage_class().items
-    return any((item.metadata.annotations or {}).get(_DEFAULT) == "true" for item in classes)
+    default = (
+        item for item in classes if (item.metadata.annotations or {}).get(_DEFAULT) == "true"
+    )
+    return next((str(item.metadata.name) for item in default), "")
 
 
-def _on_node(command: str, name: str, image: str) -> None:
+def on_node(command: str, name: str, image: str) -> None:
     """As root, which the test's own namespace allows nobody to be."""
     api, home = client.CoreV1Api(), Cluster("default")
     spec = {

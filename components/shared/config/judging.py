@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -56,6 +56,27 @@ class GateConfig(Section):
                 f"no metric {', '.join(unknown)}: one of {', '.join(GREATER_IS_BETTER)}"
             )
         return floors
+
+
+class RetrainConfig(Section):
+    """When the pipeline `retrain` goes on past its look at the data.
+
+    How shifts are measured, and where the defaults come from: components/look/drift.py.
+    """
+
+    when: Literal["new_data", "drift"] = Field(
+        "new_data",
+        description="drift: new data are not enough, one of the shifts must be above its limit",
+    )
+    max_length_shift: float = Field(
+        0.25, ge=0, description="of records' lengths; population stability index"
+    )
+    max_label_shift: float = Field(
+        0.1, ge=0, le=1, description="of the labels' shares; Jensen-Shannon distance"
+    )
+    max_word_shift: float = Field(
+        0.1, ge=0, le=1, description="of the words' shares; Jensen-Shannon distance"
+    )
 
 
 class RegistryConfig(Section):

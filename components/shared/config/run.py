@@ -17,8 +17,10 @@ from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,
+    RetrainConfig,
     TrackingConfig,
 )
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.training import (
     ModelConfig,
     RecoveryConfig,
@@ -27,8 +29,10 @@ from steadytrain.components.shared.config.training import (
 
 SCHEMA_VERSION: Final = 1
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
+    "retrain": True,
     "run": True,
     "output": True,
+    "pipeline": True,
     "compute": {"price_per_hour", "pods"},
 }
 
@@ -57,11 +61,13 @@ class RunConfig(Section):
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
     compute: ComputeConfig = ComputeConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
     registry: RegistryConfig = RegistryConfig()
     tracking: TrackingConfig = TrackingConfig()
+    retrain: RetrainConfig = RetrainConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

@@ -37,6 +37,7 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines.retrain",
         "steadytrain.pipelines.local",
         "steadytrain.pipelines.compile",
+        "steadytrain.pipelines.cluster.doctor",
         "steadytrain.pipelines.server.triggers",
         "steadytrain.components.preprocess.step",
     ],

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.preprocess.split import SIDES, side_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.encoding import encode_chat, encode_text, load_tokenizer
@@ -54,6 +56,14 @@ def test_the_record_is_saved_and_the_folder_whole(prepared: DataRecord) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [prepared.fingerprint]
     output, run_id = folder.parents[1], next((folder.parents[1] / "runs").iterdir()).name
     assert DataRecord.load(Workspace(output, run_id).record("preprocess")) == prepared
+
+
+def test_its_profile_is_what_retraining_finds_in_the_same_data(
+    prepared: DataRecord, tmp_path: Path, configure: Any
+) -> None:
+    data = configure(tmp_path / "texts.jsonl").data
+    assert prepared.profile == profile_of(find_inputs(data), data, tmp_path)
+    assert sum(map(sum, prepared.profile.lengths)) == pytest.approx(1_000_000, abs=50)
 
 
 def test_progress_is_told(prepared: DataRecord) -> None:
@@ -345,6 +355,6 @@ def test_all_cores_give_the_same(
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(120))
     alone = run(configure(path, run_name="one"))
-    monkeypatch.setattr("steadytrain.components.preprocess.build.SMALL_BYTES", 0)
+    monkeypatch.setattr("steadytrain.components.preprocess.parallel.SMALL_BYTES", 0)
     together = run(configure(path, run_name="two", recovery={"reuse_ttl_seconds": 0}))
     assert alone.fingerprint == together.fingerprint

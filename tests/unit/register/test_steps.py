@@ -7,10 +7,11 @@ import pytest
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
-from steadytrain.components.register.versions import Registry
+from steadytrain.components.register.versions import PROFILE, Registry
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.records import (
+    DataProfile,
     EvaluationRecord,
     GateRecord,
     RegistrationRecord,
@@ -47,6 +48,14 @@ def test_the_evaluation_leaves_records_scores_and_a_page(trained):
     for word in ("accuracy", "baseline", "triangle", "Slices", "Worst examples"):
         assert word in page
     assert "http" not in page
+
+
+def test_a_version_tells_what_its_data_are_like(trained):
+    profile = DataProfile(lengths=[[4], [6]], labels=[[5], [5]], words=[[7], [3]])
+    config = trained("first", 0.8, {"profile": profile})
+    whole(config)
+    version = Registry(config, Workspace.of(config)).by_alias(config.registry.champion_alias)
+    assert DataProfile.model_validate_json(version.tags[PROFILE]) == profile
 
 
 def test_the_evaluation_is_used_again_and_what_made_it_champion_stands(trained):

@@ -1,0 +1,1 @@
+"""What a cluster offers a run, and what stands in its way."""

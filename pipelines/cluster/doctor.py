@@ -1,0 +1,93 @@
+"""`steadytrain doctor --cluster`: every question in its order, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.pipelines.cluster.access import check_connection, open_cluster, reason
+from steadytrain.pipelines.cluster.line import Line, failed, unasked
+from steadytrain.pipelines.cluster.offers import (
+    check_gpus,
+    check_kinds,
+    check_quota,
+    check_runtime,
+    check_volume,
+)
+from steadytrain.pipelines.cluster.permissions import check_permissions
+from steadytrain.pipelines.cluster.trial import try_image
+from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_tracking
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What is to be looked at.
+
+    namespace: where runs are to work; "": the connection's own.
+    service_account: whose rights are asked for; "": those of the connection.
+    image: of training.
+    image_seconds: longest wait for a pod of it.
+    storage: an s3:// address; "": not asked.
+    host: of Kubeflow Pipelines; "": as the environment says.
+    """
+
+    namespace: str = ""
+    service_account: str = ""
+    image: str
+    image_seconds: float = 300.0
+    storage: str = ""
+    host: str = ""
+
+
+def examine_cluster(questions: Questions) -> Iterator[Line]:
+    """A line for each thing, as it is found out."""
+    yield from _within_the_cluster(questions)
+    for topic, ask in (
+        ("S3", lambda: try_storage(questions.storage)),
+        ("MLflow", try_tracking),
+        ("Kubeflow Pipelines", lambda: try_pipelines(questions.host)),
+    ):
+        yield from _told(topic, ask)
+
+
+def _within_the_cluster(questions: Questions) -> Iterator[Line]:
+    connected = False
+    for line in _told("cluster", lambda: check_connection(open_cluster(questions.namespace))):
+        yield line
+        connected = line.state == "pass"
+    if not connected:
+        yield unasked("all within the cluster", "it cannot be asked", "mend the above first")
+        return
+    cluster = open_cluster(questions.namespace)
+    checks: tuple[tuple[str, Callable[[], Line | Iterable[Line]]], ...] = (
+        ("permissions", lambda: check_permissions(cluster, questions.service_account)),
+        ("kinds", lambda: check_kinds(cluster)),
+        ("runtime", lambda: check_runtime(cluster)),
+        ("GPUs", lambda: check_gpus(cluster)),
+        ("quota", lambda: check_quota(cluster)),
+        ("volume", lambda: check_volume(cluster)),
+        ("image", lambda: try_image(cluster, questions.image, questions.image_seconds)),
+    )
+    for topic, ask in checks:
+        yield from _told(topic, ask)
+
+
+def _told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:
+    """The answer, or the error that came instead, as lines."""
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        answer = ask()
+        yield from [answer] if isinstance(answer, Line) else answer
+    except SteadytrainError as error:
+        yield failed(topic, error.message, error.remedy)
+    except ApiException as error:
+        yield failed(topic, reason(error), "check the credentials of the connection, or its rights")
+    except HTTPError as error:
+        yield failed(
+            topic,
+            f"no answer from the API server: {reason(error)}",
+            "check the address in KUBECONFIG and the way to it (VPN, firewall)",
+        )

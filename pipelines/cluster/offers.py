@@ -1,0 +1,263 @@
+"""What the cluster has: kinds of objects, the Trainer, GPUs, room in the quota, a volume."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from steadytrain.components.shared.attached import NAME
+from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
+from steadytrain.components.train.launch.naming import run_labels
+from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.trainjob import TRAINING_RUNTIME, TrainJob
+from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
+from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
+
+GPU: Final = "nvidia.com/gpu"
+_TRAINER = "trainer.kubeflow.org"
+_INSTALL_TRAINER = (
+    "install Kubeflow Trainer 2: kubectl apply --server-side -k "
+    "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.0.0'"
+)
+_ASK_ADMINISTRATOR = "have somebody look who may: it is a right on the whole cluster"
+
+
+def check_kinds(cluster: Cluster) -> Iterator[Line]:
+    """Which kinds of objects there are, and in which versions.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer.
+    """
+    groups = {
+        group["name"]: [version["version"] for version in group["versions"]]
+        for group in cluster.get("/apis")["groups"]
+    }
+    trainer = _has(cluster, groups, _TRAINER, "v1alpha1", "trainjobs")
+    pytorch = _has(cluster, groups, "kubeflow.org", "v1", "pytorchjobs")
+    if trainer:
+        yield passed("TrainJob", "v1alpha1, of Trainer 2")
+        if "jobset.x-k8s.io" in groups:
+            yield passed("JobSet", ", ".join(groups["jobset.x-k8s.io"]))
+        else:
+            yield failed("JobSet", "there is none, and the Trainer needs it", _INSTALL_TRAINER)
+    elif pytorch:
+        yield unasked(
+            "TrainJob",
+            "there is none; training goes by PyTorchJob",
+            f"for the launcher that recovers best, {_INSTALL_TRAINER}",
+        )
+    else:
+        versions = ", ".join(groups.get(_TRAINER, ()))
+        yield failed(
+            "TrainJob",
+            f"{_TRAINER} offers {versions}, v1alpha1 is needed"
+            if versions
+            else "there is neither TrainJob nor PyTorchJob",
+            _INSTALL_TRAINER,
+        )
+    if pytorch:
+        yield passed("PyTorchJob", "v1")
+    if _has(cluster, groups, "argoproj.io", "v1alpha1", "workflows"):
+        yield passed("Workflow", "v1alpha1, of Argo")
+    else:
+        yield failed(
+            "Workflow",
+            "there is no Argo, which Kubeflow Pipelines rests on",
+            "install Kubeflow Pipelines 2, or connect to the cluster where it runs",
+        )
+    if queue := groups.get("kueue.x-k8s.io"):
+        yield passed("Kueue", ", ".join(queue))
+
+
+def _has(
+    cluster: Cluster, groups: dict[str, list[str]], group: str, version: str, plural: str
+) -> bool:
+    if version not in groups.get(group, ()):
+        return False
+    listed = cluster.get(f"/apis/{group}/{version}")["resources"]
+    return any(item["name"] == plural for item in listed)
+
+
+def check_runtime(cluster: Cluster) -> Line:
+    """Whether a TrainingRuntime of a run would be taken, by a dry run: the Trainer's webhook."""
+    from kubernetes import client
+
+    topic = "runtime"
+    try:
+        client.CustomObjectsApi(cluster.api).create_namespaced_custom_object(
+            _TRAINER,
+            "v1alpha1",
+            cluster.namespace,
+            "trainingruntimes",
+            _runtime(),
+            dry_run="All",
+            _request_timeout=SECONDS,
+        )
+    except client.ApiException as error:
+        if status_of(error) == 404:
+            return unasked(topic, "there is no Trainer to ask", _INSTALL_TRAINER)
+        if status_of(error) == 403:
+            return unasked(topic, reason(error), f"{APPLY}, or ask as one who may")
+        return failed(
+            topic,
+            f"a TrainingRuntime is refused: {reason(error)}",
+            "see whether the Trainer's controller runs: kubectl get pods -A -l "
+            "app.kubernetes.io/name=trainer",
+        )
+    return passed(topic, "a TrainingRuntime of a run would be taken")
+
+
+def _runtime() -> Manifest:
+    job = TrainJob(
+        name=f"steadytrain-doctor-{secrets.token_hex(3)}",
+        folder="/nowhere",
+        labels=run_labels("doctor"),
+        command=["true"],
+        compute=ComputeConfig(),
+        recovery=RecoveryConfig(),
+        own=OwnPod(image="steadytrain/train:0"),
+    )
+    return dict(job.manifests())[TRAINING_RUNTIME]
+
+
+def check_gpus(cluster: Cluster) -> Line:
+    """Which GPUs the nodes have, with their memory as GPU feature discovery labels it."""
+    from kubernetes import client
+
+    topic = "GPUs"
+    try:
+        nodes = all_items(client.CoreV1Api(cluster.api).list_node)
+    except client.ApiException as error:
+        if status_of(error) == 403:
+            return unasked(topic, "nodes may not be listed", _ASK_ADMINISTRATOR)
+        raise
+    found: Counter[str] = Counter()
+    for node in nodes:
+        count = int((node.status.allocatable or {}).get(GPU, 0))
+        if count and not node.spec.unschedulable:
+            found[_gpu(node.metadata.labels or {})] += count
+    if not found:
+        return passed(topic, f"none on {len(nodes)} nodes: training runs on CPUs")
+    return passed(topic, ", ".join(f"{count} x {name}" for name, count in found.most_common()))
+
+
+def _gpu(labels: dict[str, str]) -> str:
+    name = labels.get("nvidia.com/gpu.product", "GPU of unknown make")
+    memory = labels.get("nvidia.com/gpu.memory")
+    return f"{name} ({int(memory) / 1024:.0f} GiB)" if memory else f"{name} (memory not labelled)"
+
+
+def check_quota(cluster: Cluster) -> Iterator[Line]:
+    """Whether the namespace's quotas have anything left.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer.
+    """
+    from kubernetes import client
+
+    topic = "quota"
+    core = client.CoreV1Api(cluster.api)
+    try:
+        quotas = all_items(core.list_namespaced_resource_quota, cluster.namespace)
+    except client.ApiException as error:
+        if status_of(error) == 403:
+            yield unasked(topic, reason(error), _ASK_ADMINISTRATOR)
+            return
+        raise
+    if not quotas:
+        yield passed(topic, f"{cluster.namespace} has none")
+    for quota in quotas:
+        yield _quota_line(quota)
+
+
+def _quota_line(quota: Any) -> Line:
+    from kubernetes.utils import parse_quantity
+
+    hard, used = quota.status.hard or {}, quota.status.used or {}
+    spent = [
+        name for name in hard if parse_quantity(used.get(name, "0")) >= parse_quantity(hard[name])
+    ]
+    text = ", ".join(f"{name} {used.get(name, '0')} of {hard[name]}" for name in sorted(hard))
+    if spent:
+        return failed(
+            "quota",
+            f"{quota.metadata.name} has no {', '.join(sorted(spent))} left: {text}",
+            "end what is not needed there, or have the quota raised",
+        )
+    return passed("quota", f"{quota.metadata.name}: {text}")
+
+
+def check_volume(cluster: Cluster) -> Line:
+    """Whether the volume of the runs is there, and whether pods of all nodes can mount it.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer.
+    """
+    from kubernetes import client
+
+    topic = "volume"
+    try:
+        claim = client.CoreV1Api(cluster.api).read_namespaced_persistent_volume_claim(
+            NAME, cluster.namespace, _request_timeout=SECONDS
+        )
+    except client.ApiException as error:
+        if status_of(error) == 404:
+            return failed(topic, f"{cluster.namespace} has no claim {NAME}", APPLY)
+        if status_of(error) == 403:
+            return unasked(topic, reason(error), "ask as one who may read claims")
+        raise
+    modes = claim.status.access_modes or claim.spec.access_modes
+    storage = claim.spec.storage_class_name
+    text = f"{NAME}, {', '.join(modes)}, " + (f"class {storage}" if storage else "no class")
+    if claim.status.phase != "Bound":
+        return _unbound(cluster, text, storage)
+    if "ReadWriteMany" not in modes and _nodes(cluster) != 1:
+        return failed(
+            topic,
+            f"{text}: pods on other nodes cannot mount it",
+            "take a storage class with ReadWriteMany (NFS, CephFS, EFS, Filestore); "
+            "components/single-node is for clusters of one node",
+        )
+    return passed(topic, f"{text}, {claim.status.capacity['storage']}")
+
+
+def _unbound(cluster: Cluster, text: str, storage: str | None) -> Line:
+    from kubernetes import client
+
+    topic = "volume"
+    api = client.StorageV1Api(cluster.api)
+    try:
+        if storage:
+            found = api.read_storage_class(storage, _request_timeout=SECONDS)
+            if found.volume_binding_mode == "WaitForFirstConsumer":
+                return unasked(
+                    topic,
+                    f"{text}: its class binds it with the first pod",
+                    "run it again after the first run",
+                )
+        classes = [item.metadata.name for item in all_items(api.list_storage_class)]
+    except client.ApiException as error:
+        if status_of(error) not in (403, 404):
+            raise
+        classes = []
+    return failed(
+        topic,
+        f"{text}: not bound",
+        "set storageClassName of the claim to a class with ReadWriteMany, or make a volume for it; "
+        f"classes here: {', '.join(classes) or 'none that can be seen'}",
+    )
+
+
+def _nodes(cluster: Cluster) -> int:
+    """How many nodes there are; 0 where it may not be known."""
+    from kubernetes import client
+
+    try:
+        return len(all_items(client.CoreV1Api(cluster.api).list_node))
+    except client.ApiException as error:
+        if status_of(error) != 403:
+            raise
+        return 0

@@ -1,0 +1,73 @@
+"""What the launcher and the exit handler may do in the namespace, and whether they may.
+
+The same is in manifests/base/launcher.yaml, as a Role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from steadytrain.pipelines.cluster.access import SECONDS, Cluster
+from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed
+
+
+@dataclass(frozen=True)
+class Right:
+    """Verbs on one kind of object; `resource` is its plural."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+
+
+RIGHTS: Final = (
+    Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
+    Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
+    Right("", "pods", ("get", "list")),
+    Right("", "events", ("list",)),
+)
+
+
+def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
+    """A line for each kind of object: whether all verbs on it are allowed.
+
+    Args:
+        service_account: whose rights are asked for; "": those of the connection itself.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer the question.
+    """
+    asking = cluster.acting_as(service_account) if service_account else cluster
+    who = service_account or "this account"
+    for right in RIGHTS:
+        topic = f"may {right.resource}"
+        denied = [verb for verb in right.verbs if not _allowed(asking, right, verb)]
+        if denied:
+            yield failed(
+                topic,
+                f"{who} may not {', '.join(denied)} {right.resource} in {cluster.namespace}",
+                f"{APPLY}; its RoleBinding must name the account that the steps run under",
+            )
+        else:
+            yield passed(topic, ", ".join(right.verbs))
+
+
+def _allowed(cluster: Cluster, right: Right, verb: str) -> bool:
+    from kubernetes import client
+
+    review = client.V1SelfSubjectAccessReview(
+        spec=client.V1SelfSubjectAccessReviewSpec(
+            resource_attributes=client.V1ResourceAttributes(
+                namespace=cluster.namespace,
+                group=right.group,
+                resource=right.resource,
+                verb=verb,
+            )
+        )
+    )
+    answer = client.AuthorizationV1Api(cluster.api).create_self_subject_access_review(
+        review, _request_timeout=SECONDS
+    )
+    return bool(answer.status.allowed)

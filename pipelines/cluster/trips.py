@@ -1,0 +1,101 @@
+"""Round trips to what a run talks to: S3, MLflow, Kubeflow Pipelines."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from typing import Any
+
+from steadytrain.components.shared.errors import BadInput, TrackingError
+from steadytrain.components.shared.storage import open_storage
+from steadytrain.components.shared.tracking.connect import (
+    brisk,
+    import_mlflow,
+    shown,
+    tracking_errors,
+)
+from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
+from steadytrain.pipelines.server.connection import HOST_VARIABLE, connect
+
+_PROBE_BYTES = 1 << 20
+
+
+def try_storage(address: str) -> Line:
+    """Writes an object, reads it, compares the two and deletes it.
+
+    Raises:
+        SteadytrainError: storage cannot be used.
+    """
+    topic = "S3"
+    if not address:
+        return unasked(topic, "no address is given", "name one: --storage s3://bucket/prefix")
+    storage, name = open_storage(address), f"steadytrain-doctor-{secrets.token_hex(4)}"
+    content = secrets.token_bytes(_PROBE_BYTES)
+    storage.write(name, content)
+    try:
+        back = storage.read(name)
+    finally:
+        storage.delete(name)
+    if hashlib.sha256(back).digest() != hashlib.sha256(content).digest():
+        return failed(
+            topic,
+            f"{address} gave back other bytes than were written",
+            "something between here and the bucket changes objects: a proxy, a cache",
+        )
+    if storage.exists(name):
+        return failed(
+            topic,
+            f"{address}: an object is still there after it was deleted",
+            "give the credentials the right to delete (s3:DeleteObject)",
+        )
+    return passed(topic, f"{address}: written, read, compared, deleted")
+
+
+def try_tracking() -> Line:
+    """Makes an experiment and a run, logs to it, reads it back, and deletes both.
+
+    Raises:
+        TrackingError: the server cannot be used.
+    """
+    topic, uri = "MLflow", os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not uri:
+        return unasked(topic, "MLFLOW_TRACKING_URI is not set", "set it to the server's address")
+    with brisk(), tracking_errors(uri):
+        client = import_mlflow().MlflowClient(uri)
+        experiment = client.create_experiment(f"steadytrain-doctor-{secrets.token_hex(4)}")
+        try:
+            value = _log(client, experiment)
+        finally:
+            client.delete_experiment(experiment)
+    if value != 1.0:
+        raise TrackingError(f"{shown(uri)} gave back {value} for a metric of 1.0")
+    return passed(topic, f"{shown(uri)}: a run made, logged to, read and deleted")
+
+
+def _log(client: Any, experiment: str) -> float | None:
+    run = client.create_run(experiment).info.run_id
+    try:
+        client.log_param(run, "asked_by", "doctor")
+        client.log_metric(run, "probe", 1.0)
+        value = client.get_run(run).data.metrics.get("probe")
+        return None if value is None else float(value)
+    finally:
+        client.delete_run(run)
+
+
+def try_pipelines(host: str) -> Line:
+    """Asks Kubeflow Pipelines for its health and version.
+
+    Raises:
+        SteadytrainError: it cannot be reached, or is too old.
+    """
+    topic = "Kubeflow Pipelines"
+    if not (host or os.environ.get(HOST_VARIABLE) or "KUBERNETES_SERVICE_HOST" in os.environ):
+        return unasked(topic, "no address is given", f"give --host or set {HOST_VARIABLE}")
+    try:
+        server = connect(host)
+    except BadInput as error:
+        return failed(topic, error.message, error.remedy)
+    health = server.client.health()
+    return passed(topic, f"{server.host}, version {health.get('tag_name') or 'unknown'}")

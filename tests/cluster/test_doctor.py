@@ -1,0 +1,124 @@
+"""`steadytrain doctor --cluster` in a namespace where all is well, and where things are not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from support.manifests import build
+from support.namespaces import (
+    TEST_IMAGE,
+    apply,
+    in_namespace,
+    kubectl,
+    needs_cluster,
+    own_namespace,
+    volumes_for,
+)
+
+pytestmark = needs_cluster
+
+ACCOUNT = "pipeline-runner"
+
+
+def doctor(namespace, *options):
+    command = [sys.executable, "-m", "steadytrain.pipelines.cli", "doctor", "--cluster", "--json"]
+    done = subprocess.run(
+        [*command, "--namespace", namespace, *options], capture_output=True, text=True
+    )
+    lines = {line["topic"]: line for line in json.loads(done.stdout)}
+    assert done.returncode == any(line["state"] == "fail" for line in lines.values())
+    for line in lines.values():
+        assert bool(line["remedy"]) == (line["state"] != "pass")
+    return lines
+
+
+def apply_without_mlflow(namespace, scratch):
+    """The manifests, but for the server, which has its own test."""
+    objects = in_namespace(build("standalone", (), scratch), namespace)
+    kept = [item for item in objects if item["kind"] not in ("Deployment", "Service")]
+    apply(kept)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ready")
+    with own_namespace("ready") as namespace:
+        kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
+        objects = apply_without_mlflow(namespace, folder)
+        claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
+        with volumes_for(claims, namespace):
+            bound = "--for=jsonpath={.status.phase}=Bound"
+            kubectl("wait", bound, "pvc", "--all", "-n", namespace, "--timeout=60s")
+            yield namespace
+
+
+@pytest.fixture
+def empty():
+    with own_namespace("empty") as namespace:
+        yield namespace
+
+
+def test_where_all_is_well_every_line_passes_and_no_pod_stays(ready):
+    lines = doctor(ready, "--service-account", ACCOUNT, "--image", TEST_IMAGE)
+    rights = [line for topic, line in lines.items() if topic.startswith("may ")]
+    assert rights
+    assert {line["state"] for line in rights} == {"pass"}
+    for topic in ("cluster", "TrainJob", "JobSet", "Workflow", "runtime", "GPUs", "quota"):
+        assert lines[topic]["state"] == "pass", lines[topic]
+    assert lines["volume"]["state"] == "pass", lines["volume"]
+    assert "ReadWriteMany" in lines["volume"]["text"]
+    assert lines["image"]["state"] == "pass", lines["image"]
+    assert not kubectl("get", "pods", "-n", ready, "-o", "name")
+    assert lines["S3"]["state"] == lines["MLflow"]["state"] == "not asked"
+
+
+def test_an_image_that_cannot_be_pulled_is_told_at_once_and_leaves_no_pod(ready):
+    line = doctor(ready, "--image", "none.test/none:0")["image"]
+    assert line["state"] == "fail"
+    assert "ErrImagePull" in line["text"] or "ImagePullBackOff" in line["text"]
+    left = kubectl("get", "pods", "-n", ready, "-o", "jsonpath={.items[*].metadata.name}")
+    assert "doctor" not in left
+
+
+def test_an_account_without_rights_is_named_with_the_verbs_that_it_lacks(empty):
+    lines = doctor(empty, "--service-account", ACCOUNT)
+    denied = [line for topic, line in lines.items() if topic.startswith("may ")]
+    assert {line["state"] for line in denied} == {"fail"}
+    assert (
+        f"{ACCOUNT} may not create, get, list, delete trainjobs" in lines["may trainjobs"]["text"]
+    )
+    assert "RoleBinding" in lines["may trainjobs"]["remedy"]
+
+
+def test_without_a_volume_and_an_account_both_are_told(empty):
+    lines = doctor(empty)
+    assert lines["volume"]["state"] == lines["image"]["state"] == "fail"
+    assert "no claim steadytrain" in lines["volume"]["text"]
+    assert "no account steadytrain-trainer" in lines["image"]["text"]
+
+
+def test_a_claim_that_nothing_binds_is_told(empty, tmp_path):
+    apply_without_mlflow(empty, tmp_path)
+    line = doctor(empty, "--image", "none.test/none:0")["volume"]
+    assert line["state"] == "fail"
+    assert "not bound" in line["text"]
+
+
+def test_an_exhausted_quota_is_told_with_what_it_lacks(empty, tmp_path):
+    apply_without_mlflow(empty, tmp_path)
+    kubectl("create", "quota", "tight", "--hard=pods=0,requests.cpu=4", "-n", empty)
+    lines = doctor(empty)
+    assert lines["quota"]["state"] == lines["image"]["state"] == "fail"
+    assert "tight has no pods left" in lines["quota"]["text"]
+    assert "exceeded quota" in lines["image"]["text"]
+
+
+def test_a_namespace_that_is_not_there_is_told_once():
+    lines = doctor("steadytrain-nowhere")
+    assert lines["cluster"]["state"] == "fail"
+    assert lines["all within the cluster"]["state"] == "not asked"

@@ -1,0 +1,171 @@
+"""The Role is exactly what the launcher needs: its own code, run as the account that has it.
+
+The namespace has no room for a pod, so that the launcher also has to find out why none comes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from steadytrain.components.shared.cluster import POD, Cluster, Refused
+from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.launch import follow
+from steadytrain.components.train.launch.follow import JobFollower
+from steadytrain.components.train.launch.naming import attempt_labels, job_name
+from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.launch.trainjob import TrainJob
+from steadytrain.pipelines.cluster.permissions import RIGHTS
+
+from support.manifests import build
+from support.namespaces import apply, in_namespace, kubectl, needs_cluster, own_namespace
+
+pytestmark = needs_cluster
+
+ACCOUNT, ROLE = "pipeline-runner", "steadytrain-launcher"
+EVERY = [(right, verb) for right in RIGHTS for verb in right.verbs]
+
+
+@pytest.fixture(scope="module")
+def role(tmp_path_factory):
+    """The Role, bound to the account in a namespace without room."""
+    scratch = tmp_path_factory.mktemp("rights")
+    with own_namespace("rights") as namespace:
+        kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
+        kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
+        objects = in_namespace(build("standalone", (), scratch), namespace)
+        apply([item for item in objects if item["kind"] in ("Role", "RoleBinding")])
+        yield next(item for item in objects if item["kind"] == "Role")
+
+
+@pytest.fixture(scope="module")
+def account(role):
+    """The cluster as the account sees it, by a token of its own."""
+    namespace = role["metadata"]["namespace"]
+    settings = client.Configuration()
+    config.load_kube_config(client_configuration=settings)
+    # Nothing of whoever KUBECONFIG names may be left.
+    settings.cert_file = settings.key_file = settings.refresh_api_key_hook = None
+    token = kubectl("create", "token", ACCOUNT, "-n", namespace).strip()
+    settings.api_key = {"authorization": f"Bearer {token}"}
+    return Cluster(client.ApiClient(settings), namespace)
+
+
+@pytest.fixture
+def launch(account, tmp_path, monkeypatch):
+    """All that the launcher asks of the cluster: from its own pod to the removal of its job."""
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.1)
+    run = f"rights-{secrets.token_hex(4)}"
+    attempts = tmp_path / run / "attempts"
+    folder = AttemptFolder(attempts / "0001")
+    folder.path.mkdir(parents=True)
+    spec = AttemptSpec(
+        attempt=1,
+        run_id=run,
+        config="",
+        data="",
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+    )
+    job = TrainJob(
+        name=job_name(run, 1),
+        folder=str(folder.path),
+        labels=attempt_labels(spec),
+        command=["true"],
+        compute=ComputeConfig(device="cpu", nodes=2),
+        recovery=RecoveryConfig(),
+        own=OwnPod(image="none.test/none:0"),
+    )
+
+    def everything():
+        told = []
+        account.get(POD, "the-launchers-own")
+        follower = JobFollower(account, job, folder, told.append)
+        follower._create()
+        follower._create()  # as one does whose first answer was lost
+        deadline = time.monotonic() + 30
+        while not told and not follower.gone:
+            assert time.monotonic() < deadline
+            follower.look()
+            time.sleep(0.2)
+        remove_jobs(account, run, attempts, TrainJob.kinds, seconds=30)
+        return told, follower.gone
+
+    return everything
+
+
+def test_with_the_whole_role_the_launcher_launches_says_why_no_pod_comes_and_cleans_up(
+    role, launch
+):
+    told, gone = launch()
+    assert told or gone
+    kinds = "trainjobs,trainingruntimes"
+    assert not kubectl("get", kinds, "-n", role["metadata"]["namespace"], "-o", "name")
+
+
+@pytest.mark.parametrize(
+    ("right", "verb"), EVERY, ids=[f"{verb}-{right.resource}" for right, verb in EVERY]
+)
+def test_without_one_of_its_verbs_it_fails_and_names_the_verb(role, account, launch, right, verb):
+    apply([without(role, right, verb)])
+    try:
+        wait_until(account, right, verb, allowed=False)
+        with pytest.raises(Refused, match=f'cannot {verb} resource "{right.resource}"'):
+            launch()
+    finally:
+        apply([role])
+        wait_until(account, right, verb, allowed=True)
+        namespace = role["metadata"]["namespace"]
+        kubectl("delete", "trainjobs,trainingruntimes", "--all", "-n", namespace)
+
+
+def test_the_account_may_do_nothing_else_in_the_namespace(account):
+    spec = client.V1SelfSubjectRulesReviewSpec(namespace=account.namespace)
+    review = client.AuthorizationV1Api(account.client).create_self_subject_rules_review(
+        client.V1SelfSubjectRulesReview(spec=spec)
+    )
+    allowed = {
+        (group, resource, verb)
+        for rule in review.status.resource_rules
+        for group in rule.api_groups
+        for resource in rule.resources
+        for verb in rule.verbs
+        if group not in ("authorization.k8s.io", "authentication.k8s.io")  # about oneself
+    }
+    assert allowed == {(right.group, right.resource, verb) for right, verb in EVERY}
+
+
+def without(role, right, verb):
+    copy = yaml.safe_load(yaml.safe_dump(role))
+    for rule in copy["rules"]:
+        if rule["resources"] == [right.resource]:
+            rule["verbs"].remove(verb)
+    copy["rules"] = [rule for rule in copy["rules"] if rule["verbs"]]
+    return copy
+
+
+def wait_until(account, right, verb, *, allowed):
+    """The authorizer learns of a change within moments."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {
+            "resourceAttributes": {
+                "namespace": account.namespace,
+                "group": right.group,
+                "resource": right.resource,
+                "verb": verb,
+            }
+        },
+    }
+    api = client.AuthorizationV1Api(account.client)
+    deadline = time.monotonic() + 30
+    while api.create_self_subject_access_review(review).status.allowed is not allowed:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,75 @@
+"""An API server of Kubernetes that answers as it was told to, for clusters not at hand here."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+
+@dataclass
+class Answers:
+    """By path; a whole number is the status of a refusal. What is not there is 404."""
+
+    port: int
+    of: dict[str, Any] = field(default_factory=dict)
+
+    def kubeconfig(self, path: Path) -> Path:
+        """Writes how to reach it."""
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "it",
+                    "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+                    "clusters": [
+                        {"name": "it", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
+                    ],
+                    "users": [{"name": "it", "user": {}}],
+                }
+            )
+        )
+        return path
+
+    def listing(self, path: str, *items: Any) -> None:
+        self.of[path] = {"metadata": {}, "items": list(items)}
+
+
+@contextlib.contextmanager
+def kubernetes_server() -> Iterator[Answers]:
+    """The server, on loopback."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def respond(self) -> None:
+            answer = answers.of.get(urlsplit(self.path).path, 404)
+            refused = isinstance(answer, int)
+            body = {"message": f"{self.path} is refused"} if refused else answer
+            content = json.dumps(body).encode()
+            self.send_response(answer if refused else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = respond  # noqa: N815  the names are http.server's
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    answers = Answers(server.server_port)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield answers
+    finally:
+        server.shutdown()
+        server.server_close()

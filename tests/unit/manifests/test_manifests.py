@@ -1,0 +1,200 @@
+"""The manifests are valid, hold no secret, and ask for no right and no privilege too many."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.metadata import version
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from steadytrain.components.shared.attached import NAME, STEP_LABELS
+from steadytrain.components.shared.config.secrets import find_secrets
+from steadytrain.components.train.launch.naming import run_labels
+from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
+
+from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build, pods
+
+KUBERNETES = ("1.29", "1.34")
+# What has its schema in the cluster alone.
+CUSTOM = {"LocalQueue"}
+# Those that set the same thing in two ways.
+AT_ODDS = {"s3-irsa"}
+STACKS = [
+    *((overlay, ()) for overlay in OVERLAYS),
+    *(("standalone", (component,)) for component in COMPONENTS),
+    ("kubeflow-profile", tuple(name for name in COMPONENTS if name not in AT_ODDS)),
+]
+
+
+@pytest.fixture(params=STACKS, ids=lambda stack: "+".join([stack[0], *stack[1]]), scope="module")
+def objects(request, tmp_path_factory):
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl, which builds the overlays")
+    return build(*request.param, tmp_path_factory.mktemp("stack"))
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory):
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl, which builds the overlays")
+    return build("standalone", (), tmp_path_factory.mktemp("standalone"))
+
+
+def whole_objects():
+    for path in sorted(MANIFESTS.rglob("*.yaml")):
+        for item in yaml.safe_load_all(path.read_text()):
+            if path.name != "kustomization.yaml":
+                yield pytest.param(item, id=f"{path.stem}-{item['kind']}")
+
+
+@pytest.mark.parametrize("item", list(whole_objects()))
+def test_each_file_is_valid(item):
+    """Also where no kubectl is at hand."""
+    for kubernetes in KUBERNETES:
+        check(item, kubernetes)
+
+
+def test_each_stack_is_valid(objects):
+    for item in objects:
+        for kubernetes in KUBERNETES:
+            check(item, kubernetes)
+
+
+def check(item, kubernetes):
+    if item["kind"] in CUSTOM:
+        return
+    kubernetes_validate.validate(item, kubernetes, strict=True)
+
+
+def test_a_mistake_is_seen():
+    """The validation can fail."""
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a"}}
+    check(account, "1.34")
+    with pytest.raises(kubernetes_validate.ValidationError, match="automount"):
+        check({**account, "automount": False}, "1.34")
+
+
+def test_all_is_in_one_namespace(objects):
+    (namespace,) = {item["metadata"].get("namespace") for item in objects}
+    assert namespace
+
+
+def test_every_image_has_a_version(objects):
+    for pod in pods(objects):
+        for container in pod["containers"]:
+            assert re.fullmatch(r".+:v?\d+\.\d+\.\d+[-\w]*", container["image"])
+
+
+def test_our_image_is_that_of_this_version(standalone):
+    images = {one["image"] for pod in pods(standalone) for one in pod["containers"]}
+    assert images == {f"steadytrain/train:{version('steadytrain')}"}
+
+
+def test_pods_are_restricted(objects):
+    """What Pod Security asks for at its level `restricted`, and a root that cannot be written."""
+    for pod in pods(objects):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_pods_have_requests_limits_and_probes(objects):
+    for pod in pods(objects):
+        for container in pod["containers"]:
+            for kind in ("requests", "limits"):
+                assert container["resources"][kind].keys() == {"cpu", "memory"}
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
+
+
+def test_secrets_are_named_and_never_held(objects):
+    assert "Secret" not in {item["kind"] for item in objects}
+    assert not list(find_secrets(objects))
+    for pod in pods(objects):
+        for container in pod["containers"]:
+            for variable in container.get("env", []):
+                secret = re.search("KEY|TOKEN|PASSWORD|SECRET", variable["name"])
+                assert not (secret and "value" in variable)
+
+
+def test_a_database_is_known_by_its_secret_alone(tmp_path, standalone):
+    built = build("standalone", ("mlflow-database",), tmp_path)
+    (container,) = (one for pod in pods(built) for one in pod["containers"])
+    stores = [one for one in container["env"] if one["name"] == "MLFLOW_BACKEND_STORE_URI"]
+    reference = {"name": "steadytrain-mlflow-database", "key": "uri"}
+    assert stores == [
+        {"name": "MLFLOW_BACKEND_STORE_URI", "valueFrom": {"secretKeyRef": reference}}
+    ]
+
+
+def test_rights_are_named_one_by_one(objects):
+    roles = [item for item in objects if item["kind"] == "Role"]
+    assert len(roles) == 1
+    assert not [item for item in objects if item["kind"].startswith("ClusterRole")]
+    for rule in roles[0]["rules"]:
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert "secrets" not in rule["resources"]
+
+
+def test_the_role_is_what_the_doctor_asks_for(standalone):
+    (role,) = (item for item in standalone if item["kind"] == "Role")
+    stated = [
+        Right(group, resource, tuple(rule["verbs"]))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    ]
+    assert tuple(stated) == RIGHTS
+
+
+def test_the_volume_is_the_one_that_the_pipeline_mounts(objects):
+    claims = {
+        item["metadata"]["name"]: item["spec"]["accessModes"]
+        for item in objects
+        if item["kind"] == "PersistentVolumeClaim"
+    }
+    assert claims[NAME] in (["ReadWriteMany"], ["ReadWriteOnce"])
+
+
+def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone):
+    expected = {
+        "standalone": ("pipeline-runner", "kubeflow"),
+        "kubeflow-profile": ("default-editor", "my-profile"),
+    }
+    assert expected.keys() == set(OVERLAYS)
+    for overlay, (name, namespace) in expected.items():
+        built = build(overlay, (), tmp_path)
+        (binding,) = (item for item in built if item["kind"] == "RoleBinding")
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+        assert binding["subjects"] == [subject]
+
+
+def test_every_pod_of_ours_is_under_a_policy_that_denies_both_ways(objects):
+    """What a policy selects may do only what policies allow, in the directions that it names."""
+    deployed = [
+        item["spec"]["template"]["metadata"]["labels"]
+        for item in objects
+        if item["kind"] == "Deployment"
+    ]
+    for labels in [*deployed, STEP_LABELS, run_labels("some-run")]:
+        selecting = [item for item in objects if selects(item, labels)]
+        assert len(selecting) == 1
+        assert selecting[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def selects(item, labels):
+    if item["kind"] != "NetworkPolicy":
+        return False
+    selector = item["spec"]["podSelector"]
+    wanted = selector.get("matchLabels", {})
+    keys = [one["key"] for one in selector.get("matchExpressions", [])]
+    return wanted.items() <= labels.items() and labels.keys() >= set(keys)
