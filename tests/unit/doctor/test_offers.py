@@ -24,9 +24,7 @@ def answers(monkeypatch, tmp_path):
 
 
 def use(monkeypatch, kubeconfig):
-    """Points at a kubeconfig, as KUBECONFIG does before kubernetes is imported."""
-    name = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-    monkeypatch.setattr(name, str(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
 
 
 def node(gpus="", unschedulable=False, **labels):
