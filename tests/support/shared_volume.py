@@ -25,8 +25,8 @@ def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": SIZE}},
     }
-    on_node = not default_class()
-    if on_node:
+    no_class = not default_class()
+    if no_class:
         claim |= {"storageClassName": "", "volumeName": name}
         on_node(f"mkdir -m 0777 {FOLDER}/{name}", name, image)
         api.create_persistent_volume(
@@ -44,7 +44,7 @@ def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if on_node:
+        if no_class:
             api.delete_persistent_volume(name)
             on_node(f"rm -r {FOLDER}/{name}", name, image)
 

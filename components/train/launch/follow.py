@@ -66,16 +66,17 @@ class JobFollower(threading.Thread):
     def run(self) -> None:
         try:
             patiently(self._create, wait=self._pause)
+            self._since = time.monotonic()
+            while not self.ending.is_set():
+                with contextlib.suppress(Unreachable):
+                    self.look()
+                self.ending.wait(LOOK_SECONDS)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
-            if not self.ending.is_set():
-                self._lose_all(Evidence(kind, error.message, time.time(), error.remedy))
-            return
-        self._since = time.monotonic()
-        while not self.ending.is_set():
-            with contextlib.suppress(Unreachable):
-                self.look()
-            self.ending.wait(LOOK_SECONDS)
+            self._lose_all(Evidence(kind, error.message, time.time(), error.remedy))
+        except Exception as error:
+            # Nobody would look any more, and a pod that never comes be waited for for ever.
+            self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
 
     def look(self) -> None:
         """One look at the pods, and what follows from it."""
@@ -158,6 +159,8 @@ class JobFollower(threading.Thread):
         self.gone.add(node)
 
     def _lose_all(self, why: Evidence) -> None:
+        if self.ending.is_set():
+            return
         for node in self._nodes():
             self._lose(node, why)
 

@@ -15,7 +15,7 @@ from steadytrain.components.shared.cluster import (
     own_pod_name,
 )
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
@@ -85,14 +85,16 @@ class PodsLauncher:
                     follower.look()
         finally:
             follower.ending.set()
-            self._remove(folder)
+            # It may be about to make the job; what is made after the removal would stay.
             follower.join()
+            self._remove(folder)
             attempt.relay_log()
             stream.close()
 
     def _remove(self, folder: AttemptFolder) -> None:
         """Agents that still run end at once; then the job goes, with all it has."""
-        LocalStorage(folder.path).write(folder.leave.name, b"0")
+        with contextlib.suppress(StorageError):
+            LocalStorage(folder.path).write(folder.leave.name, b"0")
         seconds = self.config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
         try:
             left = remove_jobs(

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from steadytrain.components.shared import cluster
-from steadytrain.components.shared.cluster import patiently
+from steadytrain.components.shared.cluster import Refused, patiently
 from steadytrain.components.train.attempt import Exits, RankError
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
@@ -283,3 +283,26 @@ def test_the_first_reason_stays(api, follower, folder, pod):
     del api[0].objects["pods", killed["metadata"]["name"]]
     made.look()
     assert RankError.load(folder.node(1).error).kind == "OOMKilled"
+
+
+def test_what_it_may_not_look_at_ends_the_attempt(api, follower, folder, monkeypatch):
+    def forbidden(*_, **__):
+        raise Refused("cannot read events: forbidden", status=403, reason="Forbidden", remedy="ask")
+
+    made = follower()
+    monkeypatch.setattr(made, "look", forbidden)
+    made.run()
+    assert made.gone == {0, 1}
+    assert failure(folder).message == "cannot read events: forbidden"
+    assert failure(folder).remedy == "ask"
+
+
+def test_a_pod_that_it_does_not_understand_ends_the_attempt_with_a_word(api, follower, folder, pod):
+    strange = pod(0)
+    del strange["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]
+    made = follower()
+    made._cleared = True
+    api[0].put("pods", strange)
+    made.run()
+    assert made.gone == {0, 1}
+    assert "replica-type" in failure(folder).message

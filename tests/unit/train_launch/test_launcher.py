@@ -80,6 +80,13 @@ def test_however_it_is_left_nothing_stays(api, launcher, folder, error):
     assert folder.leave.read_text() == "0"
 
 
+def test_left_at_once_no_job_is_made_afterwards(api, launcher, folder):
+    with launcher().start(folder):
+        pass
+    assert api[0].names("trainjobs") == api[0].names("trainingruntimes") == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("job-")]
+
+
 def test_a_pod_that_has_not_begun_is_not_waited_for_when_all_are_asked_to_leave(
     api, launcher, folder
 ):
