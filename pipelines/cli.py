@@ -146,6 +146,9 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
     pipeline: Pipeline = "finetune",
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="One step for all that follows the training.")
+    ] = False,
 ) -> None:
     """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is.
 
@@ -156,7 +159,7 @@ def compile_(
     from steadytrain.pipelines.compile import compile_pipeline
 
     path = compile_pipeline(
-        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline
+        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline, fuse=fuse
     )
     typer.echo(f"wrote {path}")
 

@@ -19,6 +19,7 @@ def compile_pipeline(
     tell: Callable[[Finding], object] = lambda _: None,
     *,
     pipeline: Pipeline = "finetune",
+    fuse: bool = False,
 ) -> Path:
     """Writes a compiled DAG; identical bytes from run to run.
 
@@ -26,6 +27,7 @@ def compile_pipeline(
         path: the YAML file to write; its folder is made.
         tell: gets what is unwise on a server, though nothing breaks.
         pipeline: the main DAG, or the one that looks for new data first.
+        fuse: whether all that follows the training is one step.
 
     Raises:
         UnsafePipeline: it would break on a server; nothing is written.
@@ -35,7 +37,11 @@ def compile_pipeline(
         warnings.simplefilter("ignore", DeprecationWarning)
         from kfp import compiler
 
-        dag = getattr(importlib.import_module(f"steadytrain.pipelines.{pipeline}"), pipeline)
+        from steadytrain.pipelines.finetune import fused
+
+        module = importlib.import_module(f"steadytrain.pipelines.{pipeline}")
+        with fused(fuse):
+            dag = module.pipeline(getattr(module, pipeline))
 
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder, "pipeline.yaml")

@@ -1,11 +1,14 @@
 """The main DAG: preprocess, train, evaluate and gate, register, promote; then the report."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from kfp import dsl
 
 from steadytrain.components.evaluate.component import evaluate
+from steadytrain.components.judge.component import judge
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.register.component import promote, register
 from steadytrain.components.report.component import report
@@ -22,11 +25,29 @@ def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:
     return attach(limit(task), volume).set_display_name(title).set_caching_options(False)
 
 
+_fused: ContextVar[bool] = ContextVar("fused", default=False)
+
+
+@contextlib.contextmanager
+def fused(fuse: bool) -> Iterator[None]:
+    """Whether pipelines that are made within have one step for all that follows the training."""
+    # KFP calls a pipeline's function with the pipeline's parameters alone.
+    token = _fused.set(fuse)
+    try:
+        yield
+    finally:
+        _fused.reset(token)
+
+
 def train_and_judge(parameters: Mapping[str, Any], volume: str) -> None:
     """The steps from the data to the champion, in the context of a pipeline."""
     prepared = step(preprocess(**parameters), "Preprocess", volume)
     resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
     trained = step(train(resolved=resolved, data=data), "Train", volume)
+    if _fused.get():
+        judged = judge(resolved=resolved, data=data, model=trained.outputs["model"])
+        step(judged, "Evaluate, gate, register", volume)
+        return
     judged = step(
         evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
         "Evaluate and gate",
@@ -39,13 +60,15 @@ def train_and_judge(parameters: Mapping[str, Any], volume: str) -> None:
         step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote", volume)
 
 
-@dsl.pipeline(
+pipeline = dsl.pipeline(
     name="steadytrain-finetune",
     display_name="Train, judge, register",
     description="Trains or fine-tunes a model so that the run finishes, compares it with the "
     "champion, and registers it in MLflow. A field left at its empty value is as the "
     "configuration says.",
 )
+
+
 def finetune(
     config: str = "causal-lm",
     run: str = "",

@@ -97,7 +97,7 @@ class _Seen:
 def _child(config: RunConfig, workspace: Workspace) -> Iterator[subprocess.Popen[bytes]]:
     folder = workspace.logs
     folder.mkdir(parents=True, exist_ok=True)
-    pipeline = compile_pipeline(folder / "pipeline.yaml")
+    pipeline = compile_pipeline(folder / "pipeline.yaml", fuse=config.pipeline.fuse)
     parameters = folder / "parameters.json"
     stated = to_parameters(config, run=workspace.run_id)
     parameters.write_text(json.dumps(stated), encoding="utf-8")

@@ -9,8 +9,7 @@ from steadytrain.components.report.component import report
 from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.pipelines.finetune import step, train_and_judge
 
-
-@dsl.pipeline(
+pipeline = dsl.pipeline(
     name="steadytrain-retrain",
     display_name="Retrain when there are new data",
     description="Looks whether the data are other ones than those of the champion and of the "
@@ -18,6 +17,8 @@ from steadytrain.pipelines.finetune import step, train_and_judge
     'and registers a model; if not, it ends with "nothing new". A field left at its empty value '
     "is as the configuration says.",
 )
+
+
 def retrain(
     config: str = "causal-lm",
     run: str = "",

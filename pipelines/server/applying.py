@@ -13,18 +13,30 @@ from steadytrain.components.shared.config.parameters import EACH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.server.connection import Server
-from steadytrain.pipelines.server.declared import ScheduleFile, configuration, read_schedules
+from steadytrain.pipelines.server.declared import (
+    Schedule,
+    ScheduleFile,
+    configuration,
+    read_schedules,
+)
 from steadytrain.pipelines.server.schedules import Change, Wanted, carry_out, plan, present
 from steadytrain.pipelines.server.submission import Submission
 from steadytrain.pipelines.server.upload import Version, look_up, upload
 
+_Shape = tuple[Pipeline, bool]
+
 
 @dataclass(frozen=True)
 class Declaration:
-    """A file of schedules that was found to be right. parameters: by the schedule's name."""
+    """A file of schedules that was found to be right.
+
+    parameters: by the schedule's name.
+    fused: names of those whose pipeline has one step for all that follows the training.
+    """
 
     file: ScheduleFile
     parameters: dict[str, dict[str, Any]]
+    fused: frozenset[str]
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
@@ -34,13 +46,15 @@ class Declaration:
             BadInput: with every problem of the file, or of a configuration.
         """
         file = read_schedules(path)
-        parameters = {}
+        parameters, fused = {}, set()
         for schedule in file.schedules:
             config = Submission.of(configuration(schedule, path.parent)).config
             # A run for each time: the same name would continue, and find all done.
             run = f"{schedule.name}-{EACH}"
             parameters[schedule.name] = to_parameters(config, run=run)
-        return cls(file, parameters)
+            if config.pipeline.fuse:
+                fused.add(schedule.name)
+        return cls(file, parameters, frozenset(fused))
 
     def plan(
         self,
@@ -55,14 +69,19 @@ class Declaration:
             uploading: whether the pipeline is uploaded where the server does not have it.
             tell: gets what is unwise in the pipeline.
         """
-        versions: dict[Pipeline, Version] = {}
-        for name in {schedule.pipeline for schedule in self.file.schedules}:
+        versions: dict[_Shape, Version] = {}
+        for shape in {self._shape(schedule) for schedule in self.file.schedules}:
+            name, fuse = shape
             with tempfile.TemporaryDirectory() as folder:
-                path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=name)
-                versions[name] = upload(server, path) if uploading else look_up(server, path)
+                path = Path(folder, "pipeline.yaml")
+                compile_pipeline(path, tell, pipeline=name, fuse=fuse)
+                versions[shape] = upload(server, path) if uploading else look_up(server, path)
         return plan(self._wanted(versions), present(server), self.file.name)
 
-    def _wanted(self, versions: Mapping[Pipeline, Version]) -> list[Wanted]:
+    def _shape(self, schedule: Schedule) -> _Shape:
+        return schedule.pipeline, schedule.name in self.fused
+
+    def _wanted(self, versions: Mapping[_Shape, Version]) -> list[Wanted]:
         file = self.file
         return [
             Wanted(
@@ -71,7 +90,7 @@ class Declaration:
                 declared=item,
                 cron=file.cron(item),
                 parameters=self.parameters[item.name],
-                version=versions[item.pipeline],
+                version=versions[self._shape(item)],
             )
             for item in file.schedules
         ]

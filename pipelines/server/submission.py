@@ -130,7 +130,8 @@ def submit(
         service_account=service_account,
     )
     with tempfile.TemporaryDirectory() as folder:
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline)
+        fuse = submission.config.pipeline.fuse
+        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)
         server = connect(host, namespace)
         version = upload(server, path)
     return start(server, submission, version)
@@ -157,7 +158,8 @@ def outline(
 ) -> list[str]:
     """What `submit` would send; nothing is sent, and no server is asked."""
     with tempfile.TemporaryDirectory() as folder:
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline)
+        fuse = submission.config.pipeline.fuse
+        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)
         version, size = version_name(path), path.stat().st_size
     rest = {
         "pipeline root": submission.pipeline_root,

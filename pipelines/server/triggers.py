@@ -190,7 +190,9 @@ def _start(server: Server, what: Trigger, run: str) -> str:
     config = what.config.model_copy(update={"run": run})
     submission = dataclasses.replace(what.submission, config=config)
     with tempfile.TemporaryDirectory() as folder:
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), pipeline=what.pipeline)
+        path = compile_pipeline(
+            Path(folder, "pipeline.yaml"), pipeline=what.pipeline, fuse=config.pipeline.fuse
+        )
         version = upload(server, path)
     return start(server, submission, version).run_id
 

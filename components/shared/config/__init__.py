@@ -11,6 +11,7 @@ from steadytrain.components.shared.config.judging import (
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.training import (
     ModelConfig,
@@ -25,6 +26,7 @@ __all__ = [
     "EvaluationConfig",
     "GateConfig",
     "ModelConfig",
+    "PipelineConfig",
     "PodsConfig",
     "RecoveryConfig",
     "RegistryConfig",

@@ -20,6 +20,7 @@ from steadytrain.components.shared.config.judging import (
     RetrainConfig,
     TrackingConfig,
 )
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.training import (
     ModelConfig,
     RecoveryConfig,
@@ -31,6 +32,7 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "run": True,
     "output": True,
+    "pipeline": True,
     "compute": {"price_per_hour", "pods"},
 }
 
@@ -59,6 +61,7 @@ class RunConfig(Section):
     model: ModelConfig
     training: TrainingConfig = TrainingConfig()
     compute: ComputeConfig = ComputeConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()

@@ -77,7 +77,6 @@ class Ranks:
     def __init__(self, process: Process, folder: Path, share: Share) -> None:
         self.process, self.folder, self.share = process, folder, share
         self._deadline = self._others_deadline = float("inf")
-        self._all: list[psutil.Process] = []
 
     def down(self) -> bool:
         """Whether all are down; those that outstay their time are killed here."""
@@ -117,23 +116,28 @@ class Ranks:
 
     def _end_stragglers(self) -> None:
         """Kills ranks that outlive another one; torchrun stays, to tell who was the first."""
-        if len(self._all) < self.share.count:
-            self._all = self._present()
+        remaining = [rank for rank in self._started() if alive(rank)]
+        if len(remaining) in (0, self.share.count):
+            self._others_deadline = float("inf")
             return
-        remaining = [rank for rank in self._all if alive(rank)]
-        if len(remaining) < self.share.count:
-            now = time.monotonic()
-            self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
-            if now >= self._others_deadline:
-                kill(remaining)
+        # One is down, or not there yet, which takes no time: one may be down unseen.
+        now = time.monotonic()
+        self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
+        if now >= self._others_deadline:
+            kill(remaining)
 
     def _present(self) -> list[psutil.Process]:
         """The ranks; torchrun itself where it has not started them yet."""
-        try:
-            main = psutil.Process(self.process.pid)
-            return ([] if self.share.alone else main.children()) or [main]
-        except psutil.NoSuchProcess:
-            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self._started() or [psutil.Process(self.process.pid)]
+        return []
+
+    def _started(self) -> list[psutil.Process]:
+        """What torchrun has started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not self.share.alone:
+                return psutil.Process(self.process.pid).children()
+        return []
 
 
 @contextlib.contextmanager

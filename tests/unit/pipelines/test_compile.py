@@ -88,6 +88,18 @@ def test_the_form_has_a_handful_of_parameters_each_described(spec):
     assert all(parameter.get("isOptional") for parameter in parameters.values())
 
 
+def test_fused_it_has_four_executors(tmp_path, spec):
+    path = compile_pipeline(tmp_path / "fused.yaml", fuse=True)
+    fused = next(yaml.safe_load_all(path.read_text()))
+    assert fused["deploymentSpec"]["executors"].keys() == {
+        "exec-preprocess",
+        "exec-train",
+        "exec-judge",
+        "exec-report",
+    }
+    assert fused["root"]["inputDefinitions"] == spec["root"]["inputDefinitions"]
+
+
 def test_component_bodies_only_call_the_package(spec):
     for name, executor in spec["deploymentSpec"]["executors"].items():
         source = executor["container"]["command"][-1]

@@ -172,7 +172,7 @@ def test_the_suggested_window_is_accepted(findings):
 
 
 def test_what_is_unsafe_is_not_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr("steadytrain.pipelines.finetune.finetune", dsl.pipeline(gives_a_token))
+    monkeypatch.setattr("steadytrain.pipelines.finetune.finetune", gives_a_token)
     with pytest.raises(UnsafePipeline, match="its input text holds a secret") as raised:
         compile_pipeline(tmp_path / "pipeline.yaml")
     assert raised.value.exit_code == 2

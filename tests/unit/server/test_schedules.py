@@ -51,7 +51,7 @@ def compiled():
         },
     }
 
-    def compile_pipeline(path, tell, pipeline):
+    def compile_pipeline(path, tell, pipeline, fuse):
         named = {"pipelineInfo": {"name": f"steadytrain-{pipeline}"}}
         path.write_text(yaml.safe_dump(content | named))
         return path

@@ -39,7 +39,7 @@ def compiled(request):
         },
     }
 
-    def compile_pipeline(path, pipeline):
+    def compile_pipeline(path, pipeline, fuse):
         path.write_text(yaml.safe_dump(content))
         return path
 

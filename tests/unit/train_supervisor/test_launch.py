@@ -124,7 +124,7 @@ def test_a_launcher_killed_without_warning_takes_the_ranks_along(folder, ranks, 
         "from steadytrain.components.train.launch.process import ProcessLauncher\n"
         f"compute = ComputeConfig(nproc_per_node={ranks})\n"
         f"launcher = ProcessLauncher(compute, [sys.executable, {rank!r}, 'wait'], imports=())\n"
-        f"with launcher.start(AttemptFolder(Path({str(folder.path)!r}))):\n"
+        f"with launcher, launcher.start(AttemptFolder(Path({str(folder.path)!r}))):\n"
         "    time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program])

@@ -38,7 +38,8 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 config = load(sys.argv[1])
 data = DataRecord.load(Workspace.of(config).record("preprocess"))
 rank = [sys.executable, sys.argv[2], "kill_first"]
-Supervisor(config, data, ProcessLauncher(config.compute, rank)).run()
+with ProcessLauncher(config.compute, rank, imports=()) as launcher:
+    Supervisor(config, data, launcher).run()
 """
 
 

@@ -1,0 +1,1 @@
+"""Evaluation, gate, registration and promotion in one step, for fewer pods."""
