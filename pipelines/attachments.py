@@ -21,4 +21,8 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
     if task.name == "train":
         # What a node has by default is 64 MiB, too little for torch.
         kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", medium="Memory")
+        # It supervises for as long as the training takes, and is no pod to tidy up.
+        kubernetes.add_pod_annotation(
+            task, "cluster-autoscaler.kubernetes.io/safe-to-evict", "false"
+        )
     return task

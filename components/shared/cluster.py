@@ -24,6 +24,8 @@ Manifest = dict[str, Any]
 
 POD_VARIABLE: Final = "KFP_POD_NAME"
 """By which a step of Kubeflow Pipelines knows its own pod."""
+PATIENCE_SECONDS = 180.0
+"""For an API server that does not answer, where nothing goes on without it."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = (5, 20)
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 8.0
@@ -70,10 +72,6 @@ class Kind:
 
 POD: Final = Kind("Pod", "pods", "", "v1")
 EVENT: Final = Kind("Event", "events", "", "v1")
-TRAIN_JOB: Final = Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1")
-TRAINING_RUNTIME: Final = Kind(
-    "TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1"
-)
 
 
 class Cluster:
@@ -208,16 +206,13 @@ def own_pod_name() -> str:
     return os.environ.get(POD_VARIABLE, "") if in_pod() else ""
 
 
-def patiently(
-    call: Callable[[], T], *, seconds: float, wait: Callable[[float], object] = time.sleep
-) -> T:
-    """Calls until the API server answers.
+def patiently(call: Callable[[], T], *, wait: Callable[[float], object] = time.sleep) -> T:
+    """Calls until the API server answers; after PATIENCE_SECONDS its silence is raised.
 
     Args:
-        seconds: after which its silence is raised.
         wait: between two calls.
     """
-    delay, deadline = _FIRST_DELAY, time.monotonic() + seconds
+    delay, deadline = _FIRST_DELAY, time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return call()

@@ -10,9 +10,9 @@ from typing import Any, Final
 from steadytrain.components.shared.attached import NAME
 from steadytrain.components.shared.cluster import Manifest
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
-from steadytrain.components.train.launch.manifests import Job
 from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.trainjob import TRAINING_RUNTIME, TrainJob
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
 
@@ -111,7 +111,7 @@ def check_runtime(cluster: Cluster) -> Line:
 
 
 def _runtime() -> Manifest:
-    job = Job(
+    job = TrainJob(
         name=f"steadytrain-doctor-{secrets.token_hex(3)}",
         folder="/nowhere",
         labels=run_labels("doctor"),
@@ -120,7 +120,7 @@ def _runtime() -> Manifest:
         recovery=RecoveryConfig(),
         own=OwnPod(image="steadytrain/train:0"),
     )
-    return job.runtime()
+    return dict(job.manifests())[TRAINING_RUNTIME]
 
 
 def check_gpus(cluster: Cluster) -> Line:

@@ -17,10 +17,10 @@ from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
-from steadytrain.components.train.launch.manifests import Job
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.pipelines.cluster.permissions import RIGHTS
 
 from support.manifests import build
@@ -73,7 +73,7 @@ def launch(account, tmp_path, monkeypatch):
         micro_batch_size=1,
         gradient_accumulation_steps=1,
     )
-    job = Job(
+    job = TrainJob(
         name=job_name(run, 1),
         folder=str(folder.path),
         labels=attempt_labels(spec),
@@ -94,7 +94,7 @@ def launch(account, tmp_path, monkeypatch):
             assert time.monotonic() < deadline
             follower.look()
             time.sleep(0.2)
-        remove_jobs(account, run, attempts, seconds=30)
+        remove_jobs(account, run, attempts, TrainJob.kinds, seconds=30)
         return told, follower.gone
 
     return everything

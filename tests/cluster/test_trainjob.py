@@ -17,9 +17,14 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 
-from support.launched import OUTPUT, Launched
+from support.launched import OUTPUT, STEPS, Launched
 
 API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
+HOPELESS = {
+    "unschedulable": {"cpu": "1000"},
+    "no-image": {"image": "example.test/none:1"},
+    "over-quota": {"gpus": 1},
+}
 TAINT = {"key": "steadytrain.io/test", "value": "", "effect": "NoSchedule"}
 
 
@@ -33,14 +38,14 @@ def launched(cluster, train_image):
 @pytest.fixture(scope="module")
 def undisturbed(launched):
     """A run of two nodes that nothing befalls; its log."""
-    phase, log = launched.end(launched.start("undisturbed"))
+    phase, log = launched.end(launched.start("undisturbed"), 900)
     assert phase == "Succeeded", log
     return log
 
 
 def test_two_nodes_train_under_the_service_account_and_leave_nothing(launched, undisturbed):
     assert launched.record("undisturbed")["attempts"] == 1
-    assert len(launched.losses("undisturbed")) == 30
+    assert len(launched.losses("undisturbed")) == STEPS
     assert launched.left("undisturbed") == []
 
 
@@ -58,10 +63,13 @@ def disturbed(launched, undisturbed):
     run = "disturbed"
     launched.start(run, pod="first")
     _delete_a_pod_with_the_node_tainted(launched, run)
-    _stop_the_api_server(launched, run)
-    _lose_the_launcher(launched, run, "first")
+    launched.until(run, CheckpointSaved, lambda event: event.attempt == 3)
+    # As its job sees it, the launcher's whole machine is lost.
+    launched.kill("first")
     launched.start(run, pod="second")
-    phase, log = launched.end("second")
+    launched.until(run, TrainingStep, lambda event: event.attempt == 4)
+    _stop_the_api_server(launched.cluster.core)
+    phase, log = launched.end("second", 900)
     assert phase == "Succeeded", log
     return log
 
@@ -75,9 +83,8 @@ def _delete_a_pod_with_the_node_tainted(launched, run):
         launched.until(run, AttemptEnded, lambda event: event.attempt == 2)
 
 
-def _stop_the_api_server(launched, run):
-    """While the third attempt trains; without the commands for that this is left out."""
-    launched.until(run, TrainingStep, lambda event: event.attempt == 3)
+def _stop_the_api_server(core):
+    """For half a minute; without the commands for that it is left out."""
     stop, start = os.environ.get(API_STOP), os.environ.get(API_START)
     if stop and start:
         subprocess.run(stop, shell=True, check=True)
@@ -85,14 +92,7 @@ def _stop_the_api_server(launched, run):
             time.sleep(30)
         finally:
             subprocess.run(start, shell=True, check=True)
-            _until_it_answers(launched.cluster.core)
-
-
-def _lose_the_launcher(launched, run, pod):
-    """The whole machine of it, as its job sees that."""
-    started = launched.events(run, AttemptStarted)[-1]
-    launched.until(run, CheckpointSaved, lambda event: event.attempt == started.attempt)
-    launched.kill(pod)
+            _until_it_answers(core)
 
 
 def test_whatever_befalls_it_the_weights_are_those_of_an_undisturbed_run(launched, disturbed):
@@ -121,13 +121,14 @@ def test_an_api_server_that_is_away_costs_no_attempt(launched, disturbed):
 
 @pytest.fixture(scope="module")
 def hopeless(launched):
-    """Runs that can never start, side by side; by run its phase and log."""
+    """Runs that can never start; by run its phase and log."""
     _forbid_gpus(launched.cluster)
-    once = {"recovery": {"max_failures_per_class": 1}}
-    launched.start("unschedulable", compute={"pods": {"cpu": "1000"}}, **once)
-    launched.start("no-image", compute={"pods": {"image": "example.test/none:1"}}, **once)
-    launched.start("over-quota", compute={"pods": {"gpus": 1}}, **once)
-    return {run: launched.end(run) for run in ("unschedulable", "no-image", "over-quota")}
+    ended, once = {}, {"recovery": {"max_failures_per_class": 1}}
+    for run, pods in HOPELESS.items():
+        pods = {**pods, "pending_timeout_seconds": 30}
+        launched.start(run, compute={"pods": pods}, **once)
+        ended[run] = launched.end(run)
+    return ended
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,49 @@ def _runs(launched):
     return f"{OUTPUT}/runs"
 
 
+def test_where_capacity_stays_away_it_goes_on_with_fewer_nodes(launched, undisturbed):
+    with _room_for_one_pod(launched):
+        launched.start(
+            "elastic",
+            compute={"pods": {"pending_timeout_seconds": 30}},
+            recovery={"min_nodes": 1},
+        )
+        phase, log = launched.end("elastic", 900)
+    assert phase == "Succeeded", log
+    assert launched.classes("elastic") == ["pending_timeout", ""]
+    begun = launched.events("elastic", AttemptStarted)
+    assert [event.nodes for event in begun] == [2, 1]
+    assert [event.micro_batch_size for event in begun] == [4, 8]
+    losses = launched.losses("undisturbed")
+    assert launched.losses("elastic") == pytest.approx(losses, rel=1e-6)
+    assert launched.left("elastic") == []
+
+
+def test_the_exit_handler_removes_what_a_lost_launcher_has_left(launched):
+    launched.start("lost")
+    launched.until("lost", TrainingStep, lambda event: event.attempt == 1)
+    launched.kill("lost")
+    assert launched.left("lost", seconds=0)
+    launched.report("lost")
+    assert launched.left("lost") == []
+
+
 def _forbid_gpus(cluster):
     hard = {"requests.nvidia.com/gpu": "0"}
     body = {"metadata": {"name": "no-gpus"}, "spec": {"hard": hard}}
     cluster.core.create_namespaced_resource_quota(cluster.namespace, body)
+
+
+@contextlib.contextmanager
+def _room_for_one_pod(launched):
+    """A quota that the launcher and one of two training pods can share."""
+    core, namespace = launched.cluster.core, launched.cluster.namespace
+    body = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "3Gi"}}}
+    core.create_namespaced_resource_quota(namespace, body)
+    try:
+        yield
+    finally:
+        core.delete_namespaced_resource_quota("small", namespace)
 
 
 @contextlib.contextmanager

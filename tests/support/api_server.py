@@ -88,10 +88,8 @@ class ApiServer:
         """What it owns goes with it."""
         del self.objects[kind, name]
         if kind == "trainjobs":
-            label = "jobset.sigs.k8s.io/jobset-name"
-            pods = [key for key, item in self.objects.items() if key[0] == "pods"]
-            for key in pods:
-                if self.objects[key]["metadata"]["labels"].get(label) == name:
+            for key in [key for key in self.objects if key[0] == "pods"]:
+                if key[1].startswith(f"{name}-"):
                     del self.objects[key]
 
 

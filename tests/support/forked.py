@@ -76,6 +76,8 @@ class ForkedLauncher:
     exits: of each attempt that is over.
     """
 
+    device = "cpu"
+
     def __init__(self, ranks: int = 1, **environment: str) -> None:
         self.world_size, self.environment = ranks, environment
         self.context = multiprocessing.get_context("forkserver")

@@ -24,6 +24,7 @@ from steadytrain.components.shared.events.types import (
 from support.cluster import Cluster, PodFailed, volume, volume_mount
 
 E = TypeVar("E", bound=Event)
+STEPS = 80
 OUTPUT = f"{MOUNT_PATH}/launched"
 CODE = f"{MOUNT_PATH}/code"
 JOB_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -68,10 +69,10 @@ CONFIG: dict[str, Any] = {
     },
     "training": {
         "global_batch_size": 8,
-        "max_steps": 30,
+        "max_steps": STEPS,
         "logging_steps": 1,
         "save_steps": 5,
-        "eval_steps": 30,
+        "eval_steps": STEPS,
     },
     "compute": {
         "device": "cpu",
@@ -80,7 +81,7 @@ CONFIG: dict[str, Any] = {
             "cpu": "100m",
             "memory": "2Gi",
             "shared_memory": "64Mi",
-            "pending_timeout_seconds": 15,
+            "pending_timeout_seconds": 60,
         },
     },
     "recovery": {
@@ -115,6 +116,10 @@ class Launched:
         self.cluster.start(name, self._step("train", run, faults=faults, **changes), **self._pod())
         return name
 
+    def report(self, run: str) -> str:
+        """Runs the report step of a run, as the exit handler does; returns its log."""
+        return self.cluster.run(f"{run}-report", self._step("report", run), **self._pod())
+
     def end(self, pod: str, seconds: float = 600) -> tuple[str, str]:
         """How a pod has ended, and its log; it is taken away."""
         phase = self.cluster.wait(pod, ("Succeeded", "Failed"), seconds)
@@ -133,16 +138,13 @@ class Launched:
 
     def record(self, run: str) -> dict[str, Any]:
         """What the train step gave."""
-        path = f"{OUTPUT}/runs/{run}/records/train.json"
-        # What is JSON alone the client would make an object of, and a text of that.
-        told = self.cluster.shell("sh", "-c", f"echo the record:; cat {path}")
-        found: dict[str, Any] = json.loads(told.removeprefix("the record:"))
+        found: dict[str, Any] = json.loads(self._read(f"{run}/records/train.json"))
         return found
 
     def events(self, run: str, kind: type[E]) -> list[E]:
         """Of a run so far, in the order of their times."""
-        lines = self.cluster.shell("sh", "-c", f"cat {OUTPUT}/runs/{run}/events/*.jsonl")
-        told = [from_json(line) for line in lines.splitlines() if line.startswith("{")]
+        whole, _, _ = self._read(f"{run}/events/*.jsonl").rpartition("\n")
+        told = [from_json(line) for line in whole.splitlines() if line.startswith("{")]
         return sorted(
             (event for event in told if isinstance(event, kind)), key=lambda event: event.time
         )
@@ -157,7 +159,7 @@ class Launched:
     def micro_batches(self, run: str) -> list[int]:
         return [event.micro_batch_size for event in self.events(run, AttemptStarted)]
 
-    def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 300) -> E:
+    def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 600) -> E:
         """The first event of a kind that meets a condition."""
         deadline = time.monotonic() + seconds
         while True:
@@ -212,6 +214,12 @@ class Launched:
 
     def _pod(self) -> dict[str, Sequence[Mapping[str, Any]]]:
         return {"volumes": [volume()], "mounts": [volume_mount()]}
+
+    def _read(self, pattern: str) -> str:
+        """Files of the runs, one after the other."""
+        # What is JSON alone the client would make an object of, and a text of that.
+        told = self.cluster.shell("sh", "-c", f"echo told:; cat {OUTPUT}/runs/{pattern}")
+        return told.removeprefix("told:\n")
 
     def _write(self, path: str, content: str) -> None:
         script = "import pathlib, sys; path = pathlib.Path(sys.argv[1]); "

@@ -22,6 +22,8 @@ class NodesLauncher:
     def __init__(self, nodes: int, *, program: Sequence[str] = RANK_PROGRAM) -> None:
         self.nodes, self.program = nodes, program
 
+    device = "cpu"
+
     @property
     def world_size(self) -> int:
         return self.nodes

@@ -21,6 +21,9 @@ Quantity = Annotated[
 ]
 """An amount in the notation of Kubernetes: 500m, 4, 16Gi."""
 
+Cores = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
+"""Of a processor: 500m, 4."""
+
 
 class VolumeConfig(Section):
     """A persistent volume claim that is mounted."""
@@ -33,7 +36,7 @@ class PodsConfig(Section):
     """The pods that train on a cluster, one a node; none of this decides what is learned."""
 
     image: str | None = Field(None, description="none: that of the train step's own pod")
-    cpu: Quantity = Field(
+    cpu: Cores = Field(
         "4", description="cores that each pod requests; it may take more where a node has them"
     )
     memory: Quantity = Field("16Gi", description="of each pod: requested, and its limit")
@@ -60,19 +63,28 @@ class PodsConfig(Section):
         1800, gt=0, description="how long a pod may wait for a node, a quota or its image"
     )
 
+    @property
+    def cores(self) -> float:
+        """What `cpu` asks for."""
+        thousandths = self.cpu.endswith("m")
+        return float(self.cpu.removesuffix("m")) / (1000 if thousandths else 1)
+
 
 class ComputeConfig(Section):
     """Where it is trained."""
 
-    launcher: Literal["auto", "process", "trainjob"] = Field(
+    launcher: Literal["auto", "process", "trainjob", "pytorchjob"] = Field(
         "auto",
-        description="process: on this machine; trainjob: in pods, by Kubeflow Trainer; auto: in "
-        "pods where it runs as a step of a pipeline on a cluster that has it",
+        description="process: on this machine; trainjob, pytorchjob: in pods, by Kubeflow Trainer "
+        "v2 or by the training operator before it; auto: in pods where it runs as a step of a "
+        "pipeline on a cluster that has one of them",
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     nodes: int = Field(1, ge=1, description="machines, a pod each on a cluster")
     nproc_per_node: int = Field(1, ge=1, description="ranks of each node")
-    threads_per_rank: int | None = Field(None, ge=1, description="none: cores over ranks")
+    threads_per_rank: int | None = Field(
+        None, ge=1, description="none: cores over ranks; in a pod, of the cores that it requests"
+    )
     pods: PodsConfig = PodsConfig()
     price_per_hour: float | None = Field(
         None,
@@ -85,6 +97,13 @@ class ComputeConfig(Section):
     def world_size(self) -> int:
         """Ranks over all nodes."""
         return self.nodes * self.nproc_per_node
+
+    @property
+    def gpus_of_a_node(self) -> int:
+        """That each pod asks for."""
+        if self.pods.gpus is not None:
+            return self.pods.gpus
+        return self.nproc_per_node if self.device == "cuda" else 0
 
     @model_validator(mode="after")
     def _one_machine_is_one_node(self) -> ComputeConfig:

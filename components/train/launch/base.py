@@ -35,6 +35,10 @@ class Launcher(Protocol):
     def world_size(self) -> int:
         """Ranks that each attempt has."""
 
+    @property
+    def device(self) -> str:
+        """What they compute on: the name of a GPU, or "cpu"."""
+
     def start(self, folder: AttemptFolder) -> AbstractContextManager[RunningAttempt]:
         """Starts the ranks on what the attempt's folder specifies.
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 from steadytrain.components.shared.cluster import (
-    TRAIN_JOB,
     Cluster,
     connect,
     own_pod_name,
@@ -15,10 +14,9 @@ from steadytrain.components.shared.cluster import (
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.launch.base import Launcher
+from steadytrain.components.train.launch.kinds import offered
+from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.launch.trainjob import TrainJobLauncher
-
-_PATIENCE_SECONDS = 180.0
 
 
 @contextlib.contextmanager
@@ -31,9 +29,11 @@ def launcher_for(config: RunConfig) -> Iterator[Launcher]:
         Refused: this pod's service account may not look at its own pod.
     """
     compute = config.compute
-    cluster = _cluster(compute.launcher)
-    if cluster is not None:
-        yield patiently(lambda: TrainJobLauncher(config, cluster), seconds=_PATIENCE_SECONDS)
+    here = compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name())
+    cluster = None if here else connect()
+    launcher = patiently(lambda: _in_pods(config, cluster)) if cluster else None
+    if launcher is not None:
+        yield launcher
     elif compute.nodes > 1:
         raise BadInput(
             f"compute.nodes = {compute.nodes}: there is one machine here",
@@ -41,16 +41,11 @@ def launcher_for(config: RunConfig) -> Iterator[Launcher]:
             "compute.nproc_per_node instead",
         )
     else:
-        with ProcessLauncher(compute) as launcher:
-            yield launcher
+        with ProcessLauncher(compute) as process:
+            yield process
 
 
-def _cluster(asked: str) -> Cluster | None:
-    """The one to train on, or None for this machine."""
-    if asked == "process" or (asked == "auto" and not own_pod_name()):
-        return None
-    cluster = connect()
-    if asked == "auto":
-        offered = patiently(lambda: cluster.offers(TRAIN_JOB), seconds=_PATIENCE_SECONDS)
-        return cluster if offered else None
-    return cluster
+def _in_pods(config: RunConfig, cluster: Cluster) -> PodsLauncher | None:
+    """None where the cluster has no jobs that train."""
+    job = offered(cluster, config.compute.launcher)
+    return PodsLauncher(config, cluster, job) if job else None

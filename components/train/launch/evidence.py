@@ -135,8 +135,14 @@ def is_waiting(pod: Manifest) -> bool:
 
 
 def node_of(pod: Manifest) -> int:
-    """Which node of the attempt a pod is."""
-    return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
+    """Which node of the attempt a pod is, as Trainer's jobs tell it, or the training operator's."""
+    metadata = pod["metadata"]
+    index = metadata.get("annotations", {}).get("batch.kubernetes.io/job-completion-index")
+    if index is not None:
+        return int(index)
+    labels = metadata["labels"]
+    worker: bool = labels["training.kubeflow.org/replica-type"].lower() == "worker"
+    return int(labels["training.kubeflow.org/replica-index"]) + worker
 
 
 def _taken(status: Manifest) -> tuple[str, str] | None:

@@ -11,8 +11,6 @@ from typing import Final
 from steadytrain.components.shared.cluster import (
     EVENT,
     POD,
-    TRAIN_JOB,
-    TRAINING_RUNTIME,
     Cluster,
     Kind,
     Manifest,
@@ -31,16 +29,13 @@ from steadytrain.components.train.launch.evidence import (
     why_absent,
     why_pending,
 )
-from steadytrain.components.train.launch.manifests import Job
-from steadytrain.components.train.launch.naming import FOLDER, GENERATION, NODE, RUN
+from steadytrain.components.train.launch.job import Job
+from steadytrain.components.train.launch.naming import FOLDER, GENERATION, RUN
 from steadytrain.components.train.launch.removal import remove_jobs
 
-JOBSET_LABEL: Final = "jobset.sigs.k8s.io/jobset-name"
 LOOK_SECONDS = 1.5
-PATIENCE_SECONDS = 180.0
-"""For an API server that does not answer, where nothing goes on without it."""
 _CACHE_SECONDS = 20.0
-"""For Trainer's webhook to learn of a runtime that was made just now."""
+"""For controllers to learn of what was made or deleted just now."""
 _TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
 """Kinds of evidence that are no news where a node's agent has told how its ranks ended."""
 
@@ -70,7 +65,7 @@ class JobFollower(threading.Thread):
 
     def run(self) -> None:
         try:
-            patiently(self._create, seconds=PATIENCE_SECONDS, wait=self._pause)
+            patiently(self._create, wait=self._pause)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
             if not self.ending.is_set():
@@ -84,8 +79,8 @@ class JobFollower(threading.Thread):
 
     def look(self) -> None:
         """One look at the pods, and what follows from it."""
-        found = self.cluster.list(POD, {JOBSET_LABEL: self.job.name})
-        pods = {node_of(pod): pod for pod in sorted(found, key=_born)}
+        found = sorted(self.cluster.list(POD, self.job.labels), key=_born)
+        pods = {node_of(pod): pod for pod in found if self._is_ours(pod)}
         for node in self._nodes():
             self._judge(node, pods.get(node))
         self._seen |= pods
@@ -121,13 +116,13 @@ class JobFollower(threading.Thread):
         waited = time.monotonic() - self._since
         if waited < 2 * LOOK_SECONDS:
             return
-        events = [*self._events(f"{self.job.name}-{NODE}-0"), *self._events(self.job.name)]
+        events = [event for name in self.job.sources() for event in self._events(name)]
         told = why_absent(events)
         self._report(told)
         if why := refused(events):
             self._lose(node, why)
-        elif self.cluster.get(TRAIN_JOB, self.job.name) is None:
-            gone = f"TrainJob {self.job.name} was deleted"
+        elif self.cluster.get(self.job.kinds[0], self.job.name) is None:
+            gone = f"{self.job.kinds[0].name} {self.job.name} was deleted"
             self._lose(node, Evidence("PodDeleted", gone, time.time()))
         elif waited > self._limit:
             self._lose(node, self._late(f"the pod of node {node}", told))
@@ -167,47 +162,56 @@ class JobFollower(threading.Thread):
             self._lose(node, why)
 
     def _create(self) -> None:
-        """The runtime and the job; those of an earlier call whose answer was lost are ours.
+        """Makes the job, and what belongs to it; what an earlier call made, whose answer was lost,
+        is ours.
 
-        What an earlier supervisor has left is removed first: its agents have given up by its
-        lease, and what they wrote later than this one took over counts no more.
+        What an earlier supervisor has left is removed first. Its pods are not waited for, which
+        on a dead node would take for ever: their agents have given up by its lease, and what
+        they wrote later than this one took over counts no more.
         """
         if not self._cleared:
             remove_jobs(
                 self.cluster,
                 self.job.labels[RUN],
                 self.folder.path.parent,
-                seconds=PATIENCE_SECONDS,
+                self.job.kinds,
+                seconds=_CACHE_SECONDS,
+                pods=False,
                 wait=self._pause,
             )
             self._cleared = True
-        self._make(TRAINING_RUNTIME, self.job.runtime())
+        for kind, manifest in self.job.manifests():
+            self._make(kind, manifest)
+
+    def _make(self, kind: Kind, manifest: Manifest) -> None:
         deadline = time.monotonic() + _CACHE_SECONDS
         while True:
             try:
-                self._make(TRAIN_JOB, self.job.train_job())
+                self.cluster.create(kind, manifest)
                 return
             except Refused as error:
+                if error.reason == "AlreadyExists":
+                    self._recognise(kind, manifest, error)
+                    return
                 unknown = f'"{self.job.name}" not found' in error.message
                 if not unknown or time.monotonic() > deadline:
                     raise
             self._pause(0.2)
 
-    def _make(self, kind: Kind, manifest: Manifest) -> None:
-        try:
-            self.cluster.create(kind, manifest)
-        except Refused as error:
-            if error.reason != "AlreadyExists":
-                raise
-            there = self.cluster.get(kind, self.job.name)
-            if there and not _is_same(there, manifest):
-                raise Refused(
-                    f"{error.message}; it is of another run of this name, in "
-                    f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder of ours')}",
-                    status=error.status,
-                    reason=error.reason,
-                    remedy="give this run another name (run: ...), or wait for the other one",
-                ) from error
+    def _recognise(self, kind: Kind, manifest: Manifest, error: Refused) -> None:
+        """Raises where what is there already is not ours."""
+        there = self.cluster.get(kind, self.job.name)
+        if there and not _is_same(there, manifest):
+            raise Refused(
+                f"{error.message}; it is of another run of this name, in "
+                f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder of ours')}",
+                status=error.status,
+                reason=error.reason,
+                remedy="give this run another name (run: ...), or wait for the other one",
+            ) from error
+
+    def _is_ours(self, pod: Manifest) -> bool:
+        return bool(pod["metadata"].get("annotations", {}).get(FOLDER) == self.job.folder)
 
     def _events(self, name: str) -> list[Manifest]:
         return self.cluster.list(EVENT, fields=f"involvedObject.name={name}")

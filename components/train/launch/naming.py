@@ -8,17 +8,15 @@ from typing import Any, Final
 
 from steadytrain.components.train.attempt import AttemptSpec
 
-NODE: Final = "node"
-"""Name of the job within a job, and of its container, by which Trainer finds what trains."""
-
 RUN: Final = "steadytrain.io/run"
 ATTEMPT: Final = "steadytrain.io/attempt"
 GENERATION: Final = "steadytrain.io/generation"
 FOLDER: Final = "steadytrain.io/folder"
 """Annotation: the attempt's folder, which tells apart two runs of one name."""
 
-_LONGEST: Final = 63 - len(f"-{NODE}-0-9999-abcde")
-"""Of a job's name, so that those of its pods, which carry more, remain names of hosts."""
+_LONGEST: Final = 63 - len("-worker-0-9999-abcde")
+"""Of a job's name, so that those of its pods, which carry more (Trainer's "-node-0-<n>-<random>",
+the training operator's "-worker-<n>"), remain names of hosts."""
 _ATTEMPT_DIGITS: Final = 6
 _DIGEST: Final = 8
 

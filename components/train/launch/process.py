@@ -19,6 +19,7 @@ from steadytrain.components.train.agent.processes import MARK, alive, end_proces
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.agent import AgentAttempt
+from steadytrain.components.train.plan.device import device_name
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
 RANK_IMPORTS = (
@@ -61,6 +62,10 @@ class ProcessLauncher:
     @property
     def world_size(self) -> int:
         return self.compute.nproc_per_node
+
+    @property
+    def device(self) -> str:
+        return device_name(self.compute)
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:

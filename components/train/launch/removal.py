@@ -8,13 +8,12 @@ and where its runtime goes first, a webhook refuses the update that would let it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from steadytrain.components.shared.cluster import (
     POD,
-    TRAIN_JOB,
-    TRAINING_RUNTIME,
     Cluster,
     Kind,
     Refused,
@@ -26,11 +25,10 @@ from steadytrain.components.shared.cluster import (
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.kinds import offered
 from steadytrain.components.train.launch.naming import is_of, run_labels
 from steadytrain.components.train.lease import held
 
-_DELETED = (TRAIN_JOB, TRAINING_RUNTIME)
-_WAITED_FOR = (*_DELETED, POD)
 _LOOK_SECONDS = 0.3
 
 
@@ -38,37 +36,38 @@ def remove_jobs(
     cluster: Cluster,
     run_id: str,
     attempts: Path,
+    kinds: Sequence[Kind],
     *,
     seconds: float,
+    pods: bool = True,
     wait: Callable[[float], object] = time.sleep,
 ) -> list[str]:
-    """Deletes every job of a run, and waits until their pods are gone too.
+    """Deletes every job of a run, and waits until they are gone.
 
     Asked for first and waited for then: who has no time to wait has asked all the same.
 
     Args:
         attempts: the folder of the run's attempts, which tells it from another of its name.
-        seconds: to wait at most, for the API server's answer as for the pods' end.
+        kinds: what is made for an attempt.
+        pods: whether their pods are waited for too.
+        seconds: to wait for their end at most; the API server's answer is waited for besides.
 
     Returns:
         Names of what is still there when the time is up: what a dead kubelet holds on to, say.
 
     Raises:
-        Unreachable: the API server did not answer in that time.
+        Unreachable: the API server does not answer.
         Refused: it forbids it.
     """
-    deadline = time.monotonic() + seconds
-    asked = set[tuple[Kind, str]]()
+    asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
+    deadline = float("inf")
     while True:
-        left = patiently(
-            lambda: _of_run(cluster, run_id, attempts),
-            seconds=deadline - time.monotonic(),
-            wait=wait,
-        )
+        left = patiently(lambda: _of_run(cluster, run_id, attempts, awaited), wait=wait)
         for kind, name in left:
-            if kind in _DELETED and (kind, name) not in asked:
-                _delete(cluster, kind, name, deadline, wait)
+            if kind in kinds and (kind, name) not in asked:
+                patiently(partial(cluster.delete, kind, name), wait=wait)
                 asked.add((kind, name))
+        deadline = min(deadline, time.monotonic() + seconds)
         if not left or time.monotonic() >= deadline:
             return [name for _, name in left]
         wait(_LOOK_SECONDS)
@@ -93,23 +92,20 @@ def remove_unfinished(config: RunConfig) -> list[str]:
         time.sleep(_LOOK_SECONDS)
     try:
         cluster = connect()
-        if not patiently(lambda: cluster.offers(TRAIN_JOB), seconds=lease):
+        job = patiently(lambda: offered(cluster, config.compute.launcher))
+        if job is None:
             return []
-        return remove_jobs(cluster, config.run_id, workspace.attempts, seconds=lease)
+        return remove_jobs(cluster, config.run_id, workspace.attempts, job.kinds, seconds=lease)
     except (Unreachable, Refused) as error:
         return [str(error)]
 
 
-def _delete(
-    cluster: Cluster, kind: Kind, name: str, deadline: float, wait: Callable[[float], object]
-) -> None:
-    patiently(lambda: cluster.delete(kind, name), seconds=deadline - time.monotonic(), wait=wait)
-
-
-def _of_run(cluster: Cluster, run_id: str, attempts: Path) -> list[tuple[Kind, str]]:
+def _of_run(
+    cluster: Cluster, run_id: str, attempts: Path, kinds: Sequence[Kind]
+) -> list[tuple[Kind, str]]:
     return [
         (kind, item["metadata"]["name"])
-        for kind in _WAITED_FOR
+        for kind in kinds
         for item in cluster.list(kind, run_labels(run_id))
         if is_of(item, attempts)
     ]

@@ -32,7 +32,6 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.train.plan.batch import BatchPlan
-from steadytrain.components.train.plan.device import device_name
 from steadytrain.components.train.recovery.account import account
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.ledger import History, Ledger
@@ -79,7 +78,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
         self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
-        self.device = device_name(self.config.compute)
+        self.device = self.launcher.device
         self.sizing = Sizing(self.config, self.data, self.device, self.launcher.world_size)
 
     def run(self) -> Outcome:

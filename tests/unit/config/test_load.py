@@ -215,3 +215,25 @@ def test_a_price_makes_no_other_run():
     priced = from_mapping({**MINIMAL, "compute": {"price_per_hour": 2.5}})
     assert priced.run_id == from_mapping(MINIMAL).run_id
     assert "compute.price_per_hour" in problems({**MINIMAL, "compute": {"price_per_hour": -1}})
+
+
+def test_amounts_of_a_pod_are_in_the_notation_of_kubernetes():
+    found = from_mapping({**MINIMAL, "compute": {"pods": {"cpu": 2, "memory": "7Gi"}}})
+    assert (found.compute.pods.cpu, found.compute.pods.memory) == ("2", "7Gi")
+    assert from_mapping({**MINIMAL, "compute": {"pods": {"cpu": "500m"}}}).compute.pods.cores == 0.5
+    told = problems({**MINIMAL, "compute": {"pods": {"cpu": "many", "memory": "7 GB"}}})
+    assert {"compute.pods.cpu", "compute.pods.memory"} <= set(told)
+
+
+def test_where_pods_run_makes_no_other_run():
+    moved = from_mapping({**MINIMAL, "compute": {"pods": {"memory": "99Gi"}}})
+    assert moved.run_id == from_mapping(MINIMAL).run_id
+
+
+def test_ranks_are_counted_over_all_nodes():
+    training = {"global_batch_size": 24, "micro_batch_size": 3}
+    wide = {**MINIMAL, "training": training, "compute": {"nodes": 4, "nproc_per_node": 2}}
+    assert from_mapping(wide).compute.world_size == 8
+    told = problems({**wide, "training": {"global_batch_size": 20}})
+    assert "compute.nodes 4" in str(told["training.global_batch_size"])
+    assert "compute.nodes" in problems({**MINIMAL, "compute": {"launcher": "process", "nodes": 2}})

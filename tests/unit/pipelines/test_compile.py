@@ -133,3 +133,8 @@ def test_no_image_is_latest_and_none_installs_at_run_time(spec):
         image, command = executor["container"]["image"], " ".join(executor["container"]["command"])
         assert image.partition(":")[2] not in ("", "latest")
         assert "pip install" not in command
+
+
+def test_an_autoscaler_leaves_the_pod_that_supervises_alone(attached):
+    annotations = attached["exec-train"]["podMetadata"]["annotations"]
+    assert annotations == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}

@@ -6,9 +6,9 @@ import pytest
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.manifests import Job
-from steadytrain.components.train.launch.naming import attempt_labels, job_name
+from steadytrain.components.train.launch.naming import FOLDER, attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.trainjob import TrainJob
 
 from support.api_server import serving
 
@@ -65,9 +65,9 @@ def folder(tmp_path, spec, config):
 
 @pytest.fixture
 def job(config, spec, folder):
-    def make(own=None, **compute):
+    def make(own=None, kind=TrainJob, **compute):
         made = config(**compute)
-        return Job(
+        return kind(
             name=job_name(spec.run_id, spec.attempt),
             folder=str(folder.path),
             labels=attempt_labels(spec),
@@ -76,5 +76,27 @@ def job(config, spec, folder):
             recovery=made.recovery,
             own=own or OwnPod(image="own:1", mounts=[MOUNTED]),
         )
+
+    return make
+
+
+@pytest.fixture
+def pod(folder, spec):
+    """A pod of the attempt, as a controller and a kubelet make one; by default one that runs."""
+
+    def make(node, phase="Running", state=None, *, uid="1", **status):
+        index = {"batch.kubernetes.io/job-completion-index": str(node)}
+        container = {"image": "own:1", "state": state or {"running": {}}}
+        return {
+            "metadata": {
+                "name": f"tiny-a3-node-0-{node}-abcde",
+                "uid": uid,
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": attempt_labels(spec),
+                "annotations": {FOLDER: str(folder.path), **index},
+            },
+            "spec": {"containers": [{"name": "node", "resources": {"limits": {"memory": "2Gi"}}}]},
+            "status": {"phase": phase, "containerStatuses": [container], **status},
+        }
 
     return make

@@ -6,14 +6,13 @@ import pytest
 
 from steadytrain.components.shared.cluster import (
     POD,
-    TRAIN_JOB,
-    TRAINING_RUNTIME,
     Refused,
     Unreachable,
     connect,
     own_pod_name,
     patiently,
 )
+from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TRAINING_RUNTIME
 
 
 def named(name, **labels):
@@ -68,16 +67,17 @@ def test_a_server_that_comes_back_is_waited_for(api):
         waits.append(seconds)
         server.away = len(waits) < 3
 
-    assert patiently(lambda: cluster.list(POD), seconds=60, wait=wait) == []
+    assert patiently(lambda: cluster.list(POD), wait=wait) == []
     assert waits == sorted(waits)
     assert len(waits) == 3
 
 
-def test_a_server_that_stays_away_is_told(api):
+def test_a_server_that_stays_away_is_told(api, monkeypatch):
+    monkeypatch.setattr("steadytrain.components.shared.cluster.PATIENCE_SECONDS", 0.0)
     server, cluster = api
     server.away = True
     with pytest.raises(Unreachable, match="the server is starting"):
-        patiently(lambda: cluster.list(POD), seconds=0)
+        patiently(lambda: cluster.list(POD))
 
 
 def test_a_connection_that_breaks_is_told(api):

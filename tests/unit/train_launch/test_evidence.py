@@ -78,7 +78,7 @@ LOST = [
         pod(
             phase="Failed",
             reason="Evicted",
-            message='Usage of EmptyDir volume "shared-memory" exceeds the limit "64Mi".',
+            message='Usage of EmptyDir volume "steadytrain-shared-memory" exceeds the limit "1Mi"',
         ),
         "shared-memory",
     ),

@@ -6,14 +6,15 @@ import time
 
 import pytest
 
-from steadytrain.components.shared.cluster import TRAIN_JOB
+from steadytrain.components.shared import cluster
+from steadytrain.components.shared.cluster import patiently
 from steadytrain.components.train.attempt import Exits, RankError
 from steadytrain.components.train.launch import follow
-from steadytrain.components.train.launch.follow import JOBSET_LABEL, JobFollower
+from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.naming import FOLDER, GENERATION
+from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 from steadytrain.components.train.recovery.failures import classify
 
-INDEX = "batch.kubernetes.io/job-completion-index"
 ALREADY_GONE = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
 
 
@@ -28,24 +29,6 @@ def follower(api, job, folder, monkeypatch):
         return made
 
     return make
-
-
-def pod(node, phase="Running", state=None, *, uid="1", **status):
-    return {
-        "metadata": {
-            "name": f"tiny-a3-node-0-{node}-abcde",
-            "uid": uid,
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {JOBSET_LABEL: "tiny-a3"},
-            "annotations": {INDEX: str(node)},
-        },
-        "spec": {"containers": [{"name": "node", "resources": {"limits": {"memory": "2Gi"}}}]},
-        "status": {
-            "phase": phase,
-            "containerStatuses": [{"image": "own:1", "state": state or {"running": {}}}],
-            **status,
-        },
-    }
 
 
 def event(message, *, name="tiny-a3-node-0", reason="FailedCreate"):
@@ -78,14 +61,14 @@ def test_an_answer_that_is_lost_makes_no_second_job(api, follower):
     server.lossy = True
     made = follower()
     made.ending.wait = lambda seconds: False
-    follow.patiently(made._create, seconds=5, wait=made._pause)
+    patiently(made._create, wait=made._pause)
     assert server.names("trainjobs") == ["tiny-a3"]
 
 
 def test_what_an_earlier_supervisor_left_is_removed_first(api, follower, folder):
     server, _ = api
     made = follower()
-    left = made.job.train_job()
+    left = made.job.manifests()[-1][1]
     left["metadata"]["labels"][GENERATION] = "1"
     earlier = {**left, "metadata": {**left["metadata"], "name": "tiny-a2"}}
     server.put("trainjobs", left)
@@ -98,7 +81,7 @@ def test_what_an_earlier_supervisor_left_is_removed_first(api, follower, folder)
 def test_the_job_of_another_run_of_that_name_is_left_alone(api, follower, folder):
     server, _ = api
     made = follower()
-    other = made.job.train_job()
+    other = made.job.manifests()[-1][1]
     other["metadata"]["annotations"][FOLDER] = "/elsewhere/runs/tiny/attempts/0003"
     server.put("trainjobs", other)
     made.run()
@@ -130,14 +113,14 @@ def test_a_refusal_ends_the_attempt_with_the_servers_words(api, follower, folder
 def test_a_server_that_stays_away_ends_it_as_a_fault_of_the_network(
     api, follower, folder, monkeypatch
 ):
-    monkeypatch.setattr(follow, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
     api[0].away = True
     made = follower()
     made.run()
     assert failure(folder).failure_class == "network"
 
 
-def test_pods_that_run_are_left_in_peace(api, follower, folder):
+def test_pods_that_run_are_left_in_peace(api, follower, folder, pod):
     made = follower()
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
@@ -145,7 +128,7 @@ def test_pods_that_run_are_left_in_peace(api, follower, folder):
     assert (made.started, made.gone, folder.errors()) == ({0, 1}, set(), [])
 
 
-def test_a_server_that_is_away_concludes_nothing(api, follower, folder):
+def test_a_server_that_is_away_concludes_nothing(api, follower, folder, pod):
     made = follower(pods={"pending_timeout_seconds": 1e-6})
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
@@ -161,25 +144,23 @@ def test_a_server_that_is_away_concludes_nothing(api, follower, folder):
     assert (made.gone, folder.errors()) == (set(), [])
 
 
-@pytest.mark.parametrize(
-    ("second", "words"), [(None, "was deleted"), (pod(1, uid="2"), "was deleted")]
-)
-def test_a_pod_that_is_gone_or_another_is_lost(api, follower, folder, second, words):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_pod_that_is_gone_or_another_is_lost(api, follower, folder, pod, replaced):
     made = follower()
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
     made.look()
     del api[0].objects["pods", "tiny-a3-node-0-1-abcde"]
-    if second:
-        api[0].put("pods", second)
+    if replaced:
+        api[0].put("pods", pod(1, uid="2"))
     made.look()
     assert made.gone == {1}
     assert failure(folder).failure_class == "preemption"
-    assert words in failure(folder).message
+    assert "was deleted" in failure(folder).message
     assert failure(folder).rank == 1
 
 
-def test_pods_that_ended_well_leave_no_error(api, follower, folder):
+def test_pods_that_ended_well_leave_no_error(api, follower, folder, pod):
     made = follower()
     done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
     api[0].put("pods", pod(0, "Succeeded", done))
@@ -188,7 +169,7 @@ def test_pods_that_ended_well_leave_no_error(api, follower, folder):
     assert (made.gone, folder.errors()) == ({0, 1}, [])
 
 
-def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, folder):
+def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, folder, pod):
     """Its exit status says that its ranks failed; why, they have said."""
     Exits(time=1.0, statuses={0: 1}).save(folder.node(0).exits)
     failed = {"terminated": {"exitCode": 1, "reason": "Error", "message": "some last line"}}
@@ -201,7 +182,7 @@ def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, 
     assert "some last line" in told.message
 
 
-def test_memory_that_ran_out_is_told_though_the_agent_told_of_a_kill(api, follower, folder):
+def test_memory_that_ran_out_is_told_though_the_agent_told_of_a_kill(api, follower, folder, pod):
     Exits(time=1.0, statuses={0: -9}).save(folder.node(0).exits)
     killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     made = follower()
@@ -212,7 +193,7 @@ def test_memory_that_ran_out_is_told_though_the_agent_told_of_a_kill(api, follow
     assert "2Gi" in failure(folder).message
 
 
-def test_a_pod_that_waits_too_long_is_told_with_its_reason(api, follower, folder):
+def test_a_pod_that_waits_too_long_is_told_with_its_reason(api, follower, folder, pod):
     reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     waiting = pod(0, "Pending", conditions=[{**reason, "message": "0/3 nodes: no GPU"}])
     waiting["status"]["containerStatuses"] = []
@@ -228,7 +209,7 @@ def test_a_pod_that_waits_too_long_is_told_with_its_reason(api, follower, folder
     assert len(made.lines) == 1
 
 
-def test_a_volume_that_is_not_mounted_is_told_by_the_pods_events(api, follower, folder):
+def test_a_volume_that_is_not_mounted_is_told_by_the_pods_events(api, follower, folder, pod):
     creating = {"waiting": {"reason": "ContainerCreating"}}
     for node in (0, 1):
         api[0].put("pods", pod(node, "Pending", creating))
@@ -240,7 +221,7 @@ def test_a_volume_that_is_not_mounted_is_told_by_the_pods_events(api, follower, 
     assert "FailedMount: MountVolume.SetUp failed" in failure(folder).message
 
 
-def test_an_image_that_is_not_there_ends_it_at_once(api, follower, folder):
+def test_an_image_that_is_not_there_ends_it_at_once(api, follower, folder, pod):
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "own:1: not found"}}
     for node in (0, 1):
         api[0].put("pods", pod(node, "Pending", waiting))
@@ -293,7 +274,7 @@ def test_asked_to_end_it_stops_asking_a_server_that_is_away(api, follower):
     assert not made.is_alive()
 
 
-def test_the_first_reason_stays(api, follower, folder):
+def test_the_first_reason_stays(api, follower, folder, pod):
     made = follower()
     api[0].put("pods", pod(0))
     killed = pod(1, "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})

@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
+from steadytrain.components.shared import cluster
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.attempt import Exits
-from steadytrain.components.train.launch import choose, follow, trainjob
+from steadytrain.components.train.launch import choose, follow, pods
 from steadytrain.components.train.launch.choose import launcher_for
-from steadytrain.components.train.launch.follow import JOBSET_LABEL
+from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.launch.trainjob import TrainJobLauncher
+from steadytrain.components.train.launch.pytorchjob import PyTorchJob
+from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.components.train.recovery.outcome import conclude
-
-INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,10 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def launcher(api, config, tmp_path):
-    def make(**pods):
+    def make(**told):
         volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
-        told = config(pods={"image": "train:1", "volumes": volumes, **pods})
-        return TrainJobLauncher(told, api[1])
+        made = config(pods={"image": "train:1", "volumes": volumes, **told})
+        return PodsLauncher(made, api[1], TrainJob)
 
     return make
 
@@ -42,24 +42,6 @@ def until(condition):
     raise AssertionError("it did not come to that")
 
 
-def pod(node, phase="Running", state=None):
-    """As Trainer and the kubelet make one of a job."""
-    return {
-        "metadata": {
-            "name": f"tiny-a3-node-0-{node}-abcde",
-            "uid": "1",
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {JOBSET_LABEL: "tiny-a3"},
-            "annotations": {INDEX: str(node)},
-        },
-        "spec": {"containers": [{"name": "node"}]},
-        "status": {
-            "phase": phase,
-            "containerStatuses": [{"image": "train:1", "state": state or {"running": {}}}],
-        },
-    }
-
-
 def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
     server, _ = api
     made = launcher()
@@ -69,8 +51,8 @@ def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
         trainer = server.objects["trainjobs", "tiny-a3"]["spec"]["trainer"]
         assert trainer["image"] == "train:1"
         assert trainer["command"][1:] == [
-            *("-m", "steadytrain.components.train.agent", "--ranks=1", str(folder.path)),
-            *made.program,
+            *("-m", "steadytrain.components.train.agent", "--ranks=1", "--threads=4"),
+            *(str(folder.path), *made.program),
         ]
         assert not attempt.poll()
         folder.log(0).write_bytes(b"first line\n")
@@ -108,21 +90,23 @@ def test_a_pod_that_has_not_begun_is_not_waited_for_when_all_are_asked_to_leave(
         assert attempt.poll()
 
 
-def test_one_that_runs_is(api, launcher, folder):
-    for node in (0, 1):
-        api[0].put("pods", pod(node))
+def test_one_that_runs_is(api, launcher, folder, pod):
     with launcher().start(folder) as attempt:
+        until(lambda: api[0].names("trainjobs"))
+        for node in (0, 1):
+            api[0].put("pods", pod(node))
         until(lambda: len(attempt.follower.started) == 2)
         attempt.stop(30)
         assert not attempt.poll()
 
 
-def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder):
+def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder, pod):
     server, _ = api
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    for node in (0, 1):
-        server.put("pods", pod(node))
     with launcher().start(folder) as attempt:
+        until(lambda: server.names("trainjobs"))
+        for node in (0, 1):
+            server.put("pods", pod(node))
         until(lambda: len(attempt.follower.started) == 2)
         attempt.follower.ending.set()
         attempt.follower.join()
@@ -138,10 +122,8 @@ def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher,
 
 
 def test_a_job_that_cannot_be_removed_is_told(api, launcher, folder, monkeypatch, capsys):
-    monkeypatch.setattr(trainjob, "SLACK_SECONDS", 0)
-    made = launcher()
-    object.__setattr__(made.config.recovery, "stop_grace_seconds", 0.0)
-    with made.start(folder):
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
+    with launcher().start(folder):
         until(lambda: api[0].names("trainjobs"))
         api[0].away = True
     assert "not removed" in capsys.readouterr().err
@@ -159,7 +141,7 @@ def test_an_output_that_the_pods_do_not_share_is_refused(launcher, volumes):
 
 
 def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypatch, tmp_path):
-    server, cluster = api
+    server, here = api
     container = {
         "name": "main",
         "image": "own:1",
@@ -168,8 +150,8 @@ def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypat
     claim = {"name": "volume", "persistentVolumeClaim": {"claimName": "mine"}}
     spec = {"containers": [container], "volumes": [claim]}
     server.put("pods", {"metadata": {"name": "step-1", "labels": {}}, "spec": spec})
-    monkeypatch.setattr(trainjob, "own_pod_name", lambda: "step-1")
-    made = TrainJobLauncher(config(), cluster)
+    monkeypatch.setattr(pods, "own_pod_name", lambda: "step-1")
+    made = PodsLauncher(config(), here, TrainJob)
     assert made.own.image == "own:1"
     assert made.own.volumes == [claim]
 
@@ -182,15 +164,38 @@ def test_elsewhere_than_in_a_step_it_trains_on_this_machine(config):
         pass
 
 
-@pytest.mark.parametrize(("offered", "kind"), [(True, TrainJobLauncher), (False, ProcessLauncher)])
-def test_in_a_step_it_trains_in_pods_where_the_cluster_has_trainer(
-    api, config, monkeypatch, tmp_path, offered, kind
+@pytest.mark.parametrize(
+    ("asked", "offers", "kind"),
+    [
+        ("auto", {"TrainJob", "PyTorchJob"}, TrainJob),
+        ("auto", {"PyTorchJob"}, PyTorchJob),
+        ("pytorchjob", {"TrainJob"}, PyTorchJob),
+        ("auto", set(), None),
+    ],
+)
+def test_in_a_step_it_trains_as_the_cluster_can(
+    api, config, monkeypatch, tmp_path, asked, offers, kind
 ):
-    _, cluster = api
     monkeypatch.setattr(choose, "own_pod_name", lambda: "step-1")
-    monkeypatch.setattr(choose, "connect", lambda: cluster)
-    monkeypatch.setattr(cluster, "offers", lambda _: offered)
+    monkeypatch.setattr(choose, "connect", lambda: api[1])
+    monkeypatch.setattr(api[1], "offers", lambda found: found.name in offers)
     volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
-    told = config(launcher="auto", nodes=1, pods={"image": "train:1", "volumes": volumes})
+    told = config(launcher=asked, nodes=1, pods={"image": "train:1", "volumes": volumes})
     with launcher_for(told) as found:
-        assert isinstance(found, kind)
+        if kind:
+            assert isinstance(found, PodsLauncher)
+            assert found.job is kind
+        else:
+            assert isinstance(found, ProcessLauncher)
+
+
+@pytest.mark.parametrize(
+    ("pods", "device"),
+    [
+        ({}, "cpu"),
+        ({"gpus": 8}, "nvidia.com/gpu"),
+        ({"gpus": 8, "node_selector": {"nvidia.com/gpu.product": "A100"}}, "A100"),
+    ],
+)
+def test_what_the_ranks_compute_on_is_what_their_pods_ask_for(launcher, pods, device):
+    assert launcher(**pods).device == device

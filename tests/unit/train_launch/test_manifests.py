@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from steadytrain.components.train.launch.evidence import node_of
 from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.pytorchjob import PyTorchJob
 
 OWN = {
     "metadata": {
@@ -59,8 +61,16 @@ OWN = {
 }
 
 
+def train_job(job):
+    return job.manifests()[1][1]
+
+
+def runtime(job):
+    return job.manifests()[0][1]
+
+
 def pod_spec(job):
-    (replicated,) = job.runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    (replicated,) = runtime(job)["spec"]["template"]["spec"]["replicatedJobs"]
     return replicated["template"]["spec"]["template"]["spec"]
 
 
@@ -70,7 +80,7 @@ def container(job):
 
 
 def test_no_part_of_a_group_is_started_again_alone(job):
-    template = job().runtime()["spec"]["template"]["spec"]
+    template = runtime(job())["spec"]["template"]["spec"]
     (replicated,) = template["replicatedJobs"]
     assert template["failurePolicy"] == {"maxRestarts": 0}
     assert replicated["template"]["spec"]["backoffLimit"] == 0
@@ -78,15 +88,15 @@ def test_no_part_of_a_group_is_started_again_alone(job):
 
 
 def test_trainer_finds_what_trains(job):
-    (replicated,) = job().runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    (replicated,) = runtime(job())["spec"]["template"]["spec"]["replicatedJobs"]
     labels = replicated["template"]["metadata"]["labels"]
     assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     assert replicated["name"] == container(job())["name"] == "node"
     made = job(nproc_per_node=4)
-    trainer, runtime = made.train_job()["spec"]["trainer"], made.train_job()["spec"]["runtimeRef"]
+    trainer, reference = (train_job(made)["spec"][name] for name in ("trainer", "runtimeRef"))
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
-    assert (runtime["kind"], runtime["name"]) == ("TrainingRuntime", "tiny-a3")
-    assert made.runtime()["metadata"]["name"] == made.train_job()["metadata"]["name"] == "tiny-a3"
+    assert (reference["kind"], reference["name"]) == ("TrainingRuntime", "tiny-a3")
+    assert runtime(made)["metadata"]["name"] == train_job(made)["metadata"]["name"] == "tiny-a3"
 
 
 def test_a_pod_is_allowed_where_all_is_restricted(job):
@@ -110,7 +120,10 @@ def test_shared_memory_is_memory(job):
     volumes = {
         item["name"]: item for item in pod_spec(job(pods={"shared_memory": "3Gi"}))["volumes"]
     }
-    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "3Gi"}
+    assert volumes["steadytrain-shared-memory"]["emptyDir"] == {
+        "medium": "Memory",
+        "sizeLimit": "3Gi",
+    }
 
 
 @pytest.mark.parametrize(
@@ -123,14 +136,14 @@ def test_shared_memory_is_memory(job):
     ],
 )
 def test_each_rank_has_a_gpu_of_its_own(job, compute, gpus):
-    resources = job(**compute).train_job()["spec"]["trainer"]["resourcesPerNode"]
+    resources = train_job(job(**compute))["spec"]["trainer"]["resourcesPerNode"]
     assert resources["limits"].get("nvidia.com/gpu") == gpus
     assert resources["requests"].get("nvidia.com/gpu") == gpus
 
 
 def test_memory_is_requested_as_it_is_limited(job):
     made = job(pods={"memory": "7Gi", "cpu": 3})
-    resources = made.train_job()["spec"]["trainer"]["resourcesPerNode"]
+    resources = train_job(made)["spec"]["trainer"]["resourcesPerNode"]
     assert resources["limits"] == {"memory": "7Gi"}
     assert resources["requests"] == {"memory": "7Gi", "cpu": "3"}
 
@@ -152,10 +165,10 @@ def test_where_it_may_run_is_as_configured(job):
     assert spec["tolerations"] == [toleration]
     assert spec["priorityClassName"] == "high"
     assert spec["serviceAccountName"] == "trainer"
-    labels = made.train_job()["metadata"]["labels"]
+    labels = train_job(made)["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team"
     assert labels["steadytrain.io/run"] == "tiny"
-    assert made.train_job()["spec"]["trainer"]["image"] == "mine:2"
+    assert train_job(made)["spec"]["trainer"]["image"] == "mine:2"
 
 
 def test_what_is_not_configured_is_left_to_the_cluster(job):
@@ -165,7 +178,7 @@ def test_what_is_not_configured_is_left_to_the_cluster(job):
 
 
 def test_labels_lead_from_pod_to_run(job):
-    (replicated,) = job().runtime()["spec"]["template"]["spec"]["replicatedJobs"]
+    (replicated,) = runtime(job())["spec"]["template"]["spec"]["replicatedJobs"]
     labels = replicated["template"]["spec"]["template"]["metadata"]["labels"]
     assert labels["steadytrain.io/run"] == "tiny"
     assert labels["steadytrain.io/attempt"] == "3"
@@ -174,7 +187,7 @@ def test_labels_lead_from_pod_to_run(job):
 
 def test_the_workflow_owns_what_its_step_makes_and_does_not_wait_for_it(job):
     made = job(own=OwnPod.of(OWN))
-    for manifest in (made.train_job(), made.runtime()):
+    for manifest in (train_job(made), runtime(made)):
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert owner == {
             "apiVersion": "argoproj.io/v1alpha1",
@@ -212,3 +225,46 @@ def test_claims_can_be_named(job):
     claims = [item for item in pod_spec(made)["volumes"] if "persistentVolumeClaim" in item]
     assert [item["persistentVolumeClaim"]["claimName"] for item in claims] == ["fast"]
     assert container(made)["volumeMounts"][-1] == {"name": claims[0]["name"], "mountPath": "/fast"}
+
+
+def pytorch(job, **compute):
+    ((kind, manifest),) = job(kind=PyTorchJob, **compute).manifests()
+    assert (kind.plural, manifest["apiVersion"]) == ("pytorchjobs", "kubeflow.org/v1")
+    return manifest
+
+
+def test_the_training_operator_gets_a_master_and_workers(job):
+    spec = pytorch(job, nodes=4, nproc_per_node=2)["spec"]
+    replicas = spec["pytorchReplicaSpecs"]
+    assert {name: item["replicas"] for name, item in replicas.items()} == {"Master": 1, "Worker": 3}
+    assert spec["nprocPerNode"] == "2"
+    assert spec["runPolicy"]["backoffLimit"] == 0
+    for replica in replicas.values():
+        assert replica["restartPolicy"] == "Never"
+        (container,) = replica["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch"
+        assert container["command"] == ["python", "-m", "agent"]
+        assert container["resources"]["limits"] == {"memory": "16Gi"}
+
+
+def test_one_node_is_a_master_alone(job):
+    assert pytorch(job, nodes=1)["spec"]["pytorchReplicaSpecs"].keys() == {"Master"}
+
+
+def test_its_pods_are_told_apart_by_their_labels():
+    def pod(kind, index):
+        prefix = "training.kubeflow.org/replica-"
+        labels = {f"{prefix}type": kind, f"{prefix}index": str(index)}
+        return {"metadata": {"labels": labels}}
+
+    assert [node_of(pod("master", 0)), node_of(pod("worker", 0)), node_of(pod("worker", 2))] == [
+        0,
+        1,
+        3,
+    ]
+
+
+def test_both_kinds_ask_for_the_same_pods(job):
+    (replica,) = pytorch(job, nodes=1)["spec"]["pytorchReplicaSpecs"].values()
+    spec, other = replica["template"]["spec"], pod_spec(job(nodes=1))
+    assert {**spec, "containers": []} == {**other, "containers": []}

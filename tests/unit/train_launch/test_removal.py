@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from steadytrain.components.shared import cluster
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
 from steadytrain.components.train.launch.removal import remove_jobs, remove_unfinished
+from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 from steadytrain.components.train.lease import hold
 
 
 @pytest.fixture
 def run(api, config, monkeypatch):
     """A run on the cluster, of which a job is left."""
-    made = config(recovery={"lease_seconds": 0.5})
+    made = config(launcher="auto", recovery={"lease_seconds": 0.5})
     workspace = Workspace.of(made)
     workspace.create()
     monkeypatch.setattr(removal, "connect", lambda: api[1])
@@ -47,7 +49,8 @@ def test_without_trainer_there_is_nothing_to_remove(api, run, monkeypatch):
     assert "tiny-a1" in api[0].names("trainjobs")
 
 
-def test_a_server_that_does_not_answer_is_told(api, run):
+def test_a_server_that_does_not_answer_is_told(api, run, monkeypatch):
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
     api[0].away = True
     (told,) = remove_unfinished(run)
     assert "API server" in told
@@ -60,10 +63,22 @@ def test_outside_of_a_pipeline_nobody_is_asked(api, run, monkeypatch):
 
 
 def test_what_does_not_go_is_named(api, run):
-    server, cluster = api
+    server, here = api
     attempts = Workspace.of(run).attempts
-    held = labelled("tiny-a1-node-0-0-abcde", attempts / "0001")
-    held["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "another"
-    server.put("pods", held)
-    assert remove_jobs(cluster, "tiny", attempts, seconds=0.5) == ["tiny-a1-node-0-0-abcde"]
+    server.put("pods", labelled("held-by-a-dead-kubelet", attempts / "0001"))
+    assert remove_jobs(here, "tiny", attempts, (TRAIN_JOB,), seconds=0.5) == [
+        "held-by-a-dead-kubelet"
+    ]
+    assert server.names("trainjobs") == ["elsewhere-a1"]
+
+
+def test_a_server_that_comes_back_is_waited_for_and_then_asked(api, run):
+    server, here = api
+    server.away = True
+
+    def wait(_):
+        server.away = False
+
+    attempts = Workspace.of(run).attempts
+    assert remove_jobs(here, "tiny", attempts, (TRAIN_JOB,), seconds=0.0, wait=wait) == ["tiny-a1"]
     assert server.names("trainjobs") == ["elsewhere-a1"]

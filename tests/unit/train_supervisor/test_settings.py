@@ -146,7 +146,7 @@ class Reached(Exception):
 
 class NoRanks:
     def __init__(self, launcher):
-        self.world_size = launcher.world_size
+        self.world_size, self.device = launcher.world_size, launcher.device
 
     def start(self, folder):
         raise Reached

@@ -1,24 +1,20 @@
-"""An attempt as Kubeflow Trainer takes it: a TrainJob, and the runtime that says what it cannot.
-
-A TrainJob of Trainer 2.0 has no pod template, so each attempt has a TrainingRuntime of
-its own beside it, made and removed with it: a controller's cache never has an older one.
-"""
+"""An attempt as a job of a cluster: what its pods have, whichever controller makes them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
-from steadytrain.components.shared.cluster import TRAIN_JOB, TRAINING_RUNTIME, Kind, Manifest
+from steadytrain.components.shared.cluster import Kind, Manifest
 from steadytrain.components.shared.config import ComputeConfig, PodsConfig, RecoveryConfig
-from steadytrain.components.train.launch.naming import FOLDER, NODE
+from steadytrain.components.train.launch.naming import FOLDER
 from steadytrain.components.train.launch.own_pod import OwnPod
 
 SLACK_SECONDS = 15
 """What a node's agent may take beyond the ranks' grace, before the kubelet kills it."""
 
-_ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -26,7 +22,8 @@ _RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_SHARED_MEMORY, _TEMPORARY = "shared-memory", "tmp"
+# Names that no volume of the step's own pod has.
+_SHARED_MEMORY, _TEMPORARY = "steadytrain-shared-memory", "steadytrain-tmp"
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,14 @@ class Job:
     """What one attempt is on a cluster.
 
     folder: of the attempt, as its pods see it.
-    command: of each pod; who it is it learns from variables that Trainer sets.
+    command: of each pod; who it is it learns from variables that the controller sets: PET_NNODES,
+        PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT.
     """
+
+    kinds: ClassVar[tuple[Kind, ...]]
+    """What is made for an attempt; the job itself first."""
+    container: ClassVar[str]
+    """Name by which the controller knows the container that trains."""
 
     name: str
     folder: str
@@ -46,42 +49,26 @@ class Job:
     own: OwnPod
 
     @property
+    def image(self) -> str:
+        return self.pods.image or self.own.image
+
+    @property
     def pods(self) -> PodsConfig:
         return self.compute.pods
 
-    def train_job(self) -> Manifest:
-        """The TrainJob; Trainer gives each pod PET_NNODES, PET_NODE_RANK and the master's place."""
-        trainer = {
-            "image": self.pods.image or self.own.image,
-            "command": list(self.command),
-            "numNodes": self.compute.nodes,
-            "numProcPerNode": self.compute.nproc_per_node,
-            "resourcesPerNode": self._resources(),
-        }
-        runtime = {
-            "apiGroup": TRAINING_RUNTIME.group,
-            "kind": TRAINING_RUNTIME.name,
-            "name": self.name,
-        }
-        # Last, so that no label of the user's hides one of ours.
-        labelled = replace(self, labels=self.pods.labels | self.labels)
-        return labelled._object(TRAIN_JOB, {"runtimeRef": runtime, "trainer": trainer})
+    def manifests(self) -> Sequence[tuple[Kind, Manifest]]:
+        """What is to be made, in that order; the job itself last."""
+        raise NotImplementedError
 
-    def runtime(self) -> Manifest:
-        """The TrainingRuntime: one failure of any pod is the failure of all."""
-        job = {
-            "metadata": {"labels": _ANCESTOR},
-            "spec": {"backoffLimit": 0, "template": self._pod_template()},
-        }
-        jobs = [{"name": NODE, "template": job}]
-        policy = {"numNodes": self.compute.nodes, "torch": {"numProcPerNode": "auto"}}
-        template = {"spec": {"failurePolicy": {"maxRestarts": 0}, "replicatedJobs": jobs}}
-        return self._object(TRAINING_RUNTIME, {"mlPolicy": policy, "template": template})
+    def sources(self) -> Sequence[str]:
+        """Names of objects whose events tell why there are no pods."""
+        raise NotImplementedError
 
     def _object(self, kind: Kind, spec: Manifest) -> Manifest:
         metadata = {
             "name": self.name,
-            "labels": self.labels,
+            # Ours last, so that no label of the user's hides one of them.
+            "labels": self.pods.labels | self.labels,
             "annotations": self._marks,
             "ownerReferences": self.own.owners,
         }
@@ -131,8 +118,8 @@ class Job:
 
     def _container(self) -> Manifest:
         return {
-            "name": NODE,
-            "image": self.pods.image or self.own.image,
+            "name": self.container,
+            "image": self.image,
             "imagePullPolicy": "IfNotPresent",
             # Without a word of its own its last lines say why it ended.
             "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -151,14 +138,13 @@ class Job:
         home = {"HOME": {"name": "HOME", "value": "/tmp"}}
         return [*(home | {item["name"]: item for item in self.own.env}).values()]
 
+    @property
     def _resources(self) -> Manifest:
         """Memory and GPUs are limited to what is requested, so that no neighbour's need evicts.
 
         Cores are not: a limit would slow a start that has the node to itself.
         """
-        pods, gpus = self.pods, self.pods.gpus
-        if gpus is None:
-            gpus = self.compute.nproc_per_node if self.compute.device == "cuda" else 0
+        pods, gpus = self.pods, self.compute.gpus_of_a_node
         limits = {"memory": pods.memory}
         if gpus:
             limits[pods.gpu_resource] = str(gpus)

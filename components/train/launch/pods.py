@@ -1,0 +1,188 @@
+"""Attempts in pods of a cluster: an agent a pod, a pod a node."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from steadytrain.components.shared.cluster import (
+    POD,
+    Cluster,
+    Refused,
+    Unreachable,
+    own_pod_name,
+)
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.launch.agent import AgentAttempt
+from steadytrain.components.train.launch.follow import JobFollower
+from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
+from steadytrain.components.train.launch.naming import attempt_labels, job_name
+from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.process import RANK_PROGRAM
+from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.plan.device import CPU
+
+_AGENT = "steadytrain.components.train.agent"
+_GPU_LABEL = "nvidia.com/gpu.product"
+
+
+class PodsLauncher:
+    """Starts each attempt as a job of its own.
+
+    Args:
+        job: of which kind.
+        program: command of a rank; the attempt's folder is added to it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        cluster: Cluster,
+        job: type[Job],
+        program: Sequence[str] = RANK_PROGRAM,
+    ) -> None:
+        self.config, self.cluster, self.job = config, cluster, job
+        self.program = tuple(program)
+        self.own = _own_pod(cluster)
+        self._check()
+
+    @property
+    def world_size(self) -> int:
+        return self.config.compute.world_size
+
+    @property
+    def device(self) -> str:
+        """Of a GPU on another machine the label by which a node is chosen tells the most."""
+        compute = self.config.compute
+        if not compute.gpus_of_a_node:
+            return CPU
+        return compute.pods.node_selector.get(_GPU_LABEL, compute.pods.gpu_resource)
+
+    @contextlib.contextmanager
+    def start(self, folder: AttemptFolder) -> Iterator[JobAttempt]:
+        stream = Workspace.of(self.config).stream("launcher")
+        job = self._job(folder)
+        follower = JobFollower(
+            self.cluster,
+            job,
+            folder,
+            tell=lambda line: stream.emit(Warned(stage="train", message=line)),
+        )
+        follower.start()
+        attempt = JobAttempt(folder, follower)
+        try:
+            yield attempt
+            if any(attempt.exits().values()) or not attempt.exits():
+                # Why they were asked to leave, the cluster may know better than they do.
+                with contextlib.suppress(Unreachable, Refused):
+                    follower.look()
+        finally:
+            follower.ending.set()
+            self._remove(folder)
+            follower.join()
+            attempt.relay_log()
+            stream.close()
+
+    def _remove(self, folder: AttemptFolder) -> None:
+        """Agents that still run end at once; then the job goes, with all it has."""
+        LocalStorage(folder.path).write(folder.leave.name, b"0")
+        seconds = self.config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
+        try:
+            left = remove_jobs(
+                self.cluster,
+                self.config.run_id,
+                folder.path.parent,
+                self.job.kinds,
+                seconds=seconds,
+            )
+        except (Unreachable, Refused) as error:
+            left = [str(error)]
+        if left:
+            # Its agents end by the lease; the exit handler, or the next attempt, removes it.
+            print(f"not removed within {seconds:g} s: {', '.join(left)}", file=sys.stderr)
+
+    def _job(self, folder: AttemptFolder) -> Job:
+        spec = AttemptSpec.load(folder.spec)
+        return self.job(
+            name=job_name(spec.run_id, spec.attempt),
+            folder=str(folder.path),
+            labels=attempt_labels(spec) | self.own.labels,
+            command=self._command(folder),
+            compute=self.config.compute.model_copy(update={"nodes": spec.nodes}),
+            recovery=self.config.recovery,
+            own=self.own,
+        )
+
+    def _command(self, folder: AttemptFolder) -> list[str]:
+        compute = self.config.compute
+        # A pod sees all cores of its node, and shares them with others.
+        share = int(compute.pods.cores) // compute.nproc_per_node
+        threads = compute.threads_per_rank or max(1, share)
+        options = [f"--ranks={compute.nproc_per_node}", f"--threads={threads}"]
+        return [sys.executable, "-m", _AGENT, *options, str(folder.path), *self.program]
+
+    def _check(self) -> None:
+        """Refuses what could only fail once machines were there."""
+        pods, output = self.config.compute.pods, Workspace.of(self.config).output
+        if not (pods.image or self.own.image):
+            raise BadInput(
+                "compute.pods.image is missing, and this process is in no pod whose image it "
+                "could take",
+                remedy="set compute.pods.image, or run the train step as a step of a pipeline",
+            )
+        mounts = (
+            [volume.path for volume in pods.volumes]
+            if pods.volumes is not None
+            else [mount["mountPath"] for mount in self.own.mounts]
+        )
+        if not any(output.is_relative_to(Path(mount)) for mount in mounts):
+            raise BadInput(
+                f"output = {str(output)!r} lies on no volume that the training pods share "
+                f"({', '.join(mounts) or 'there is none'})",
+                remedy="give an output below a mounted claim, or set compute.pods.volumes",
+            )
+
+
+class JobAttempt(AgentAttempt):
+    """The ranks of an attempt in pods; rank 0's log goes to this process's output."""
+
+    def __init__(self, folder: AttemptFolder, follower: JobFollower) -> None:
+        super().__init__(folder, gone=self._is_gone, nodes=follower.job.compute.nodes)
+        self.follower = follower
+        self._asked = False
+        self._log_offset = 0
+
+    def poll(self) -> bool:
+        self.relay_log()
+        return super().poll()
+
+    def stop(self, grace_seconds: float) -> None:
+        self._asked = True
+        super().stop(grace_seconds)
+
+    def relay_log(self) -> None:
+        """What rank 0 has written since the last call."""
+        with contextlib.suppress(FileNotFoundError), self.folder.log(0).open("rb") as handle:
+            handle.seek(self._log_offset)
+            new = handle.read()
+            self._log_offset += len(new)
+            if new:
+                sys.stdout.write(new.decode("utf-8", "replace"))
+                sys.stdout.flush()
+
+    def _is_gone(self, node: int) -> bool:
+        """One that has not begun when all are asked to leave need not be waited for."""
+        return node in self.follower.gone or (self._asked and node not in self.follower.started)
+
+
+def _own_pod(cluster: Cluster) -> OwnPod:
+    name = own_pod_name()
+    pod = cluster.get(POD, name) if name else None
+    return OwnPod.of(pod) if pod else OwnPod()
