@@ -7,6 +7,7 @@ import pytest
 from steadytrain.pipelines.cluster.access import open_cluster
 from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
 from steadytrain.pipelines.cluster.offers import check_gpus, check_kinds, check_quota, check_volume
+from steadytrain.pipelines.cluster.permissions import check_permissions
 
 from support.kubernetes_server import Answers, kubernetes_server
 from support.ports import free_port
@@ -101,6 +102,23 @@ def test_without_trainer_a_pytorchjob_will_do(answers):
     found = kinds()
     assert found["TrainJob"].state == "not asked"
     assert found["PyTorchJob"].state == "pass"
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        ({"kubeflow": ("v1", "pytorchjobs")}, "pytorchjobs"),
+        ({"kubeflow": ("v1", "pytorchjobs"), "trainer": TRAINER}, "trainjobs"),
+        ({}, "trainjobs"),
+    ],
+)
+def test_rights_are_asked_for_on_the_kind_that_will_be_made(answers, groups, kind):
+    offer(answers, **groups)
+    reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    answers.of[reviews] = {"spec": {}, "status": {"allowed": True}}
+    lines = list(check_permissions(open_cluster("ours"), ""))
+    assert {line.state for line in lines} == {"pass"}
+    assert lines[0].topic == f"may {kind}"
 
 
 def test_with_neither_or_another_version_it_fails_with_the_remedy(answers):
