@@ -20,14 +20,8 @@ CLASS = "/apis/storage.k8s.io/v1/storageclasses"
 @pytest.fixture
 def answers(monkeypatch, tmp_path):
     with kubernetes_server() as answers:
-        use(monkeypatch, answers.kubeconfig(tmp_path / "config"))
+        monkeypatch.setenv("KUBECONFIG", str(answers.kubeconfig(tmp_path / "config")))
         yield answers
-
-
-def use(monkeypatch, kubeconfig):
-    """Points at a kubeconfig, as KUBECONFIG does before kubernetes is imported."""
-    name = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-    monkeypatch.setattr(name, str(kubeconfig))
 
 
 def node(gpus="", unschedulable=False, **labels):
@@ -199,7 +193,8 @@ def no_servers(monkeypatch):
 
 
 def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(monkeypatch, tmp_path):
-    use(monkeypatch, Answers(free_port()).kubeconfig(tmp_path / "config"))
+    config = Answers(free_port()).kubeconfig(tmp_path / "config")
+    monkeypatch.setenv("KUBECONFIG", str(config))
     found = states()
     assert found["cluster"].state == "fail"
     assert "no answer from the API server" in found["cluster"].text
@@ -207,7 +202,7 @@ def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(mon
 
 
 def test_no_cluster_at_all_is_told(monkeypatch, tmp_path):
-    use(monkeypatch, tmp_path / "none")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     line = states()["cluster"]
     assert line.state == "fail"
     assert "KUBECONFIG" in line.remedy
