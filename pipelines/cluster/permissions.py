@@ -22,12 +22,20 @@ class Right:
     verbs: tuple[str, ...]
 
 
-RIGHTS: Final = (
-    Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
-    Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
+_ABOUT_PODS: Final = (
     Right("", "pods", ("get", "list")),
     Right("", "events", ("list",)),
 )
+RIGHTS: Final = (
+    Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
+    Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
+    *_ABOUT_PODS,
+)
+PYTORCHJOB_RIGHTS: Final = (
+    Right("kubeflow.org", "pytorchjobs", ("create", "get", "list", "delete")),
+    *_ABOUT_PODS,
+)
+"""The same on a cluster without Trainer 2 (manifests/components/pytorchjob)."""
 
 
 def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
@@ -41,7 +49,7 @@ def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
     """
     asking = cluster.acting_as(service_account) if service_account else cluster
     who = service_account or "this account"
-    for right in RIGHTS:
+    for right in _needed(cluster):
         topic = f"may {right.resource}"
         denied = [verb for verb in right.verbs if not _allowed(asking, right, verb)]
         if denied:
@@ -52,6 +60,12 @@ def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
             )
         else:
             yield passed(topic, ", ".join(right.verbs))
+
+
+def _needed(cluster: Cluster) -> tuple[Right, ...]:
+    groups = {group["name"] for group in cluster.get("/apis")["groups"]}
+    pytorchjob = PYTORCHJOB_RIGHTS[0].group in groups and RIGHTS[0].group not in groups
+    return PYTORCHJOB_RIGHTS if pytorchjob else RIGHTS
 
 
 def _allowed(cluster: Cluster, right: Right, verb: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from steadytrain.pipelines.cluster.access import open_cluster
 from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
 from steadytrain.pipelines.cluster.offers import check_gpus, check_kinds, check_quota, check_volume
+from steadytrain.pipelines.cluster.permissions import check_permissions
 
 from support.kubernetes_server import Answers, kubernetes_server
 from support.ports import free_port
@@ -19,12 +20,8 @@ CLASS = "/apis/storage.k8s.io/v1/storageclasses"
 @pytest.fixture
 def answers(monkeypatch, tmp_path):
     with kubernetes_server() as answers:
-        use(monkeypatch, answers.kubeconfig(tmp_path / "config"))
+        monkeypatch.setenv("KUBECONFIG", str(answers.kubeconfig(tmp_path / "config")))
         yield answers
-
-
-def use(monkeypatch, kubeconfig):
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
 
 
 def node(gpus="", unschedulable=False, **labels):
@@ -99,6 +96,23 @@ def test_without_trainer_a_pytorchjob_will_do(answers):
     found = kinds()
     assert found["TrainJob"].state == "not asked"
     assert found["PyTorchJob"].state == "pass"
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        ({"kubeflow": ("v1", "pytorchjobs")}, "pytorchjobs"),
+        ({"kubeflow": ("v1", "pytorchjobs"), "trainer": TRAINER}, "trainjobs"),
+        ({}, "trainjobs"),
+    ],
+)
+def test_rights_are_asked_for_on_the_kind_that_will_be_made(answers, groups, kind):
+    offer(answers, **groups)
+    reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    answers.of[reviews] = {"spec": {}, "status": {"allowed": True}}
+    lines = list(check_permissions(open_cluster("ours"), ""))
+    assert {line.state for line in lines} == {"pass"}
+    assert lines[0].topic == f"may {kind}"
 
 
 def test_with_neither_or_another_version_it_fails_with_the_remedy(answers):
@@ -179,7 +193,8 @@ def no_servers(monkeypatch):
 
 
 def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(monkeypatch, tmp_path):
-    use(monkeypatch, Answers(free_port()).kubeconfig(tmp_path / "config"))
+    config = Answers(free_port()).kubeconfig(tmp_path / "config")
+    monkeypatch.setenv("KUBECONFIG", str(config))
     found = states()
     assert found["cluster"].state == "fail"
     assert "no answer from the API server" in found["cluster"].text
@@ -187,7 +202,7 @@ def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(mon
 
 
 def test_no_cluster_at_all_is_told(monkeypatch, tmp_path):
-    use(monkeypatch, tmp_path / "none")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     line = states()["cluster"]
     assert line.state == "fail"
     assert "KUBECONFIG" in line.remedy

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.look.step import look
+from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFailed
@@ -84,7 +85,7 @@ def retrain(config, tmp_path):
     parameters = tmp_path / "parameters.json"
 
     def run(name):
-        parameters.write_text(json.dumps({"config": config.to_yaml(), "run": name}))
+        parameters.write_text(json.dumps(to_parameters(config, run=name)))
         program = [sys.executable, "-m", "steadytrain.pipelines.dag"]
         done = subprocess.run(
             [*program, path, parameters, tmp_path / "kfp"], capture_output=True, text=True

@@ -13,7 +13,7 @@ import yaml
 from steadytrain.components.shared.attached import NAME, STEP_LABELS
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.components.train.launch.naming import run_labels
-from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
+from steadytrain.pipelines.cluster.permissions import PYTORCHJOB_RIGHTS, RIGHTS, Right
 
 from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build, pods
 
@@ -145,15 +145,19 @@ def test_rights_are_named_one_by_one(objects):
         assert "secrets" not in rule["resources"]
 
 
-def test_the_role_is_what_the_doctor_asks_for(standalone):
-    (role,) = (item for item in standalone if item["kind"] == "Role")
+@pytest.mark.parametrize(
+    ("components", "rights"), [((), RIGHTS), (("pytorchjob",), PYTORCHJOB_RIGHTS)]
+)
+def test_the_role_is_what_the_doctor_asks_for(tmp_path, standalone, components, rights):
+    built = build("standalone", components, tmp_path)
+    (role,) = (item for item in built if item["kind"] == "Role")
     stated = [
         Right(group, resource, tuple(rule["verbs"]))
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     ]
-    assert tuple(stated) == RIGHTS
+    assert tuple(stated) == rights
 
 
 def test_the_volume_is_the_one_that_the_pipeline_mounts(objects):
