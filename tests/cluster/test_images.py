@@ -37,8 +37,8 @@ INSTALLED = (
 
 @pytest.fixture(scope="module", autouse=True)
 def built():
-    if shutil.which("docker") is None:
-        pytest.skip("needs docker")
+    if shutil.which("docker") is None or subprocess.run(["docker", "info"]).returncode:
+        pytest.skip("needs docker, with its daemon")
     found = docker("images", "--quiet", STEP_IMAGE), docker("images", "--quiet", TRAIN_IMAGE)
     if not all(found):
         pytest.skip("the images are not built: make images")
