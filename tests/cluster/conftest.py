@@ -15,9 +15,10 @@ import pytest
 from kubernetes import client, config
 
 from steadytrain.components.shared.attached import NAME
-from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
+from steadytrain.components.shared.image import STEP_IMAGE
 
 from support.cluster import KEEPER, Cluster, volume, volume_mount
+from support.namespaces import TEST_IMAGE
 from support.shared_volume import shared_volume
 
 HERE = Path(__file__).parent
@@ -36,8 +37,7 @@ def step_image():
 
 @pytest.fixture(scope="session")
 def train_image():
-    """Another tag of it may be named, to try what is not built as the version's image yet."""
-    return os.environ.get("STEADYTRAIN_TEST_TRAIN_IMAGE", TRAIN_IMAGE)
+    return TEST_IMAGE
 
 
 @pytest.fixture(scope="session")

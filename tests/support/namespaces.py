@@ -19,7 +19,7 @@ from steadytrain.components.shared.image import TRAIN_IMAGE
 from support.shared_volume import FOLDER, default_class, on_node
 
 TEST_IMAGE = os.environ.get("STEADYTRAIN_TEST_TRAIN_IMAGE", TRAIN_IMAGE)
-"""Of training; must be on the nodes."""
+"""Of training; must be on the nodes. Another tag may be named, to try what has no version yet."""
 
 needs_cluster = pytest.mark.skipif(
     not os.environ.get("KUBECONFIG"), reason="needs a cluster, named by KUBECONFIG"

@@ -44,7 +44,7 @@ def prepare(modules: Iterable[str]) -> None:
 
 
 class Forked:
-    """A forked process, with what is used here of subprocess.Popen.
+    """A forked process, told of as subprocess.Popen does.
 
     Args:
         main: returns its exit status.
@@ -62,10 +62,6 @@ class Forked:
     def pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
 
     def poll(self) -> int | None:
         """Its exit status (negative: a signal), or None while it runs."""

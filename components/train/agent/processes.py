@@ -27,6 +27,8 @@ class Process(Protocol):
 
     def poll(self) -> int | None: ...
 
+    def wait(self) -> object: ...
+
 
 def end_processes(folder: Path, root: int | None = None) -> None:
     """Kills what belongs to an attempt's folder, or one below it, and the tree of `root`."""
@@ -40,7 +42,8 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
 
     This process itself is never among them.
     """
-    found = {process for process in psutil.process_iter() if _is_of(process, folder)}
+    real = folder.resolve()
+    found = {process for process in psutil.process_iter() if _is_of(process, folder, real)}
     with contextlib.suppress(psutil.NoSuchProcess):
         if root is not None:
             main = psutil.Process(root)
@@ -68,10 +71,10 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def _is_of(process: psutil.Process, folder: Path) -> bool:
+def _is_of(process: psutil.Process, folder: Path, real: Path) -> bool:
     if process.pid == os.getpid():
         return False
-    return _below(_mark(process), folder) or _below(_output(process), folder.resolve())
+    return _below(_mark(process), folder) or _below(_output(process), real)
 
 
 def _below(path: str, folder: Path) -> bool:

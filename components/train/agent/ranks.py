@@ -20,6 +20,7 @@ from steadytrain.components.train.agent import forking, torchrun
 from steadytrain.components.train.agent import rank as one_rank
 from steadytrain.components.train.agent.processes import (
     MARK,
+    Process,
     alive,
     end_processes,
     kill,
@@ -41,8 +42,6 @@ _OTHERS_RANK = (
     "MASTER_PORT",
 )
 _AGENT = "steadytrain.components.train.agent"
-
-Process = subprocess.Popen[bytes] | forking.Forked
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ def main(modules: Sequence[str]) -> int:
     """Imports, then forks an agent for each request until the input ends."""
     die_with_parent()
     forking.prepare(modules)
-    agents = []
     for line in sys.stdin:
         request = json.loads(line)
         become = partial(_become, request["arguments"])
-        agents.append(forking.Forked(become, request["environment"], Path(request["log"])))
-        print(agents[-1].pid, flush=True)
+        # multiprocessing keeps it, and reaps it when the next one is started.
+        print(forking.Forked(become, request["environment"], Path(request["log"])).pid, flush=True)
     return 0
 
 
