@@ -10,6 +10,8 @@ DOCKER_FLAGS ?=
 export OMP_NUM_THREADS ?= 2
 # Nothing is fetched from a model hub at run time.
 export HF_HUB_OFFLINE ?= 1
+# Without bytecode each of the hundreds of processes compiles torch and kfp anew: twice the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test unit lint images bench soak package lock setup clean
 

@@ -194,16 +194,19 @@ def test_storage_that_cannot_be_read_is_silence_not_a_crash(folder, wait_for):
 def test_of_many_that_ask_at_once_one_gets_it(folder):
     enough, answers, ready = threading.Event(), [], threading.Barrier(8)
 
+    def told(answer):
+        answers.append(answer)
+        if len(answers) == 8:
+            enough.set()
+
     def ask():
         ready.wait()
         try:
             with own(folder) as lease:
-                answers.append(lease.generation)
-                enough.wait(60)
+                told(lease.generation)
+                assert enough.wait(60)
         except RunBusy:
-            answers.append(None)
-        if len(answers) == 8:
-            enough.set()
+            told(None)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
