@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from kfp import dsl, kubernetes
 
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME, SECRETS, STEP_LABELS
+from steadytrain.components.shared.attached import (
+    API_ACCESS,
+    MOUNT_PATH,
+    NAME,
+    SECRETS,
+    STEP_LABELS,
+)
 
 
 def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
@@ -18,6 +24,9 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
     kubernetes.use_secret_as_env(task, NAME, keys, optional=True)
     for label, value in STEP_LABELS.items():
         kubernetes.add_pod_label(task, label, value)
+    if task.name == "report":
+        # It submits a run again that lost a step.
+        kubernetes.add_pod_label(task, *API_ACCESS)
     if task.name == "train":
         # What a node has by default is 64 MiB, too little for torch.
         kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", medium="Memory")

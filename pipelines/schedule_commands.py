@@ -58,9 +58,9 @@ def apply(
     first; one that was paused stays so. Each time is a run of its own, which ends early where
     there are no new data, unless `pipeline: finetune` says to train each time.
     """  # noqa: D301  the backspace keeps the example's lines
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.applying import Declaration
     from steadytrain.pipelines.server.applying import apply as applied
-    from steadytrain.pipelines.server.connection import connect
 
     declaration = Declaration.read(file)
     server = connect(host, namespace)
@@ -76,8 +76,8 @@ def apply(
 @app.command()
 def diff(file: File, host: Host = "", namespace: Namespace = "") -> None:
     """Show what `apply` would change; exit with 1 where that is something."""
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.applying import Declaration
-    from steadytrain.pipelines.server.connection import connect
 
     declaration = Declaration.read(file)
     changes = declaration.plan(connect(host, namespace), uploading=False)
@@ -92,7 +92,7 @@ def list_(host: Host = "", namespace: Namespace = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from steadytrain.pipelines.server.connection import connect
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.differences import told
     from steadytrain.pipelines.server.schedules import present
 
@@ -127,8 +127,8 @@ def delete(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
 
     `apply` would create it again as long as its file declares it.
     """
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import schedules
-    from steadytrain.pipelines.server.connection import connect
 
     server = connect(host, namespace)
     for item in schedules.find(schedules.present(server), name):
@@ -137,8 +137,8 @@ def delete(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
 
 
 def _switch(name: str, host: str, namespace: str, *, on: bool) -> None:
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import schedules
-    from steadytrain.pipelines.server.connection import connect
 
     server = connect(host, namespace)
     for item in schedules.find(schedules.present(server), name):

@@ -42,8 +42,8 @@ def trigger(
     same, use `steadytrain submit`. Data are other ones where a file's name, size or time (in S3
     its tag) has changed.
     """
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
-    from steadytrain.pipelines.server.connection import connect
 
     what = _trigger(source, overrides, pipeline, experiment, state)
     typer.echo(str(triggers.trigger(connect(host, namespace), what)))
@@ -70,8 +70,8 @@ def watch(
     when the run before it has ended. What was started is kept in storage: watchers may be
     restarted at any time, and several do no harm. Ends on SIGTERM and Ctrl-C.
     """
+    from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
-    from steadytrain.pipelines.server.connection import connect
 
     what, stop = _trigger(source, overrides, pipeline, experiment, state), threading.Event()
     server = connect(host, namespace)

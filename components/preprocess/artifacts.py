@@ -11,6 +11,8 @@ from kfp import dsl
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.begin import begin
 from steadytrain.components.shared.config import from_parameters
+from steadytrain.components.shared.kubeflow.links import run_tags
+from steadytrain.components.shared.tracking import run_links
 
 
 def preprocess(
@@ -23,9 +25,11 @@ def preprocess(
 ) -> None:
     """Runs the step; what it made is told in small artifacts and stays in the workspace."""
     config = from_parameters(**parameters)
-    workspace = begin(config)
+    workspace = begin(config, run_tags(str(parameters["job"])))
     shutil.copyfile(workspace.config, resolved.path)
-    resolved.metadata.update(run=config.run_id, digest=config.digest())
+    resolved.metadata.update(
+        run=config.run_id, digest=config.digest(), **run_links(config, workspace)
+    )
 
     record = run(config)
     shutil.copyfile(workspace.record("preprocess"), data.path)

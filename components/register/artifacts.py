@@ -8,22 +8,31 @@ from kfp import dsl
 
 from steadytrain.components.register.promote import promote as promote_version
 from steadytrain.components.register.step import run
-from steadytrain.components.shared.config import load
+from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.records import RegistrationRecord
+from steadytrain.components.shared.tracking import run_links, version_link
+from steadytrain.components.shared.workspace import Workspace
 
 
 def register(*, resolved: dsl.Artifact, version: dsl.Artifact) -> None:
     """Registers the run's model."""
-    _publish(run(load(Path(resolved.path))), version)
+    config = load(Path(resolved.path))
+    _publish(config, run(config), version)
 
 
 def promote(*, resolved: dsl.Artifact, champion: dsl.Artifact) -> None:
     """Promotes the run's model."""
-    _publish(promote_version(load(Path(resolved.path))), champion)
+    config = load(Path(resolved.path))
+    _publish(config, promote_version(config), champion)
 
 
-def _publish(record: RegistrationRecord, artifact: dsl.Artifact) -> None:
+def _publish(config: RunConfig, record: RegistrationRecord, artifact: dsl.Artifact) -> None:
     record.save(Path(artifact.path))
+    workspace = Workspace.of(config)
     artifact.metadata.update(
-        model_name=record.model_name, version=record.version, champion=record.champion
+        model_name=record.model_name,
+        version=record.version,
+        champion=record.champion,
+        **run_links(config, workspace),
+        **version_link(config, workspace, record.model_name, record.version),
     )

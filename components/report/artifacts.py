@@ -30,6 +30,6 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
         Path(page.path).write_text("<p>No step of the run has begun.</p>", encoding="utf-8")
         return
     try:
-        shutil.copyfile(run(config), page.path)
+        shutil.copyfile(run(config, parameters["job"]), page.path)
     finally:
         notify(workspace)

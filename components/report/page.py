@@ -44,6 +44,7 @@ _LABELS = {
     "failed": "Failed",
     "stopped": "Stopped",
     "unfinished": "Not finished",
+    "resubmitted": "Submitted again",
     "empty": "Not begun",
 }
 

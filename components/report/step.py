@@ -6,8 +6,11 @@ from pathlib import Path
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.page import render
+from steadytrain.components.report.resubmit import resubmit
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
+from steadytrain.components.report.termination import is_terminated
+from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.stage import stage
@@ -16,8 +19,13 @@ from steadytrain.components.shared.tracking import finish_run, log_artifacts
 from steadytrain.components.train.launch.removal import remove_unfinished
 
 
-def run(config: RunConfig) -> Path:
-    """Removes jobs that a lost step has left, writes the page, and ends the run in MLflow.
+def run(config: RunConfig, job: str = "") -> Path:
+    """Looks after what a lost step has left, writes the page, and ends the run in MLflow.
+
+    Its jobs are removed, and where there was one the pipeline is submitted again.
+
+    Args:
+        job: KFP's id of the run; "" where it is not a step of a pipeline.
 
     Returns:
         The page's path.
@@ -27,8 +35,10 @@ def run(config: RunConfig) -> Path:
     """
     with stage(config, "report") as current:
         workspace = current.workspace
-        for problem in remove_unfinished(config):
+        for problem in remove_unfinished(config, terminated=job if _is_terminated(job) else ""):
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
+        if told := resubmit(config, job):
+            current.emit(told)
         facts = gather(workspace)
         page = workspace.report
         LocalStorage(page.parent).write(page.name, render(facts).encode())
@@ -44,3 +54,13 @@ def run(config: RunConfig) -> Path:
             moment=cut[-1].end if cut else 0.0,
         )
     return page
+
+
+def _is_terminated(job: str) -> bool:
+    """Whether that is known; in doubt it is not, and jobs are removed when the lease has lapsed."""
+    if not (job and own_pod_name()):
+        return False
+    try:
+        return is_terminated(connect())
+    except (Unreachable, Refused):
+        return False

@@ -13,6 +13,7 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    Resubmitted,
     StepFailed,
     StepFinished,
     StepStarted,
@@ -22,7 +23,7 @@ from steadytrain.components.shared.events.types import (
 )
 
 StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
-RunState = Literal["finished", "failed", "stopped", "unfinished", "empty"]
+RunState = Literal["finished", "failed", "stopped", "unfinished", "resubmitted", "empty"]
 
 FIRST_STEP, REPORT_STEP = "begin", "report"
 _ON_REQUEST = {"Stopped", "KeyboardInterrupt"}
@@ -157,6 +158,9 @@ def outcome(facts: Facts) -> Outcome:
     last = steps[-1]
     if last.state == "failed" and last.failure:
         return Outcome("failed", f"{name} failed in {last.stage}.", last.failure)
+    if again := _again(facts, last):
+        told = f"It was submitted again, as run {again.kfp_run} of Kubeflow Pipelines."
+        return Outcome("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {told}")
     if last.state == "stopped":
         return Outcome("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
     if last.state == "unfinished":
@@ -188,6 +192,12 @@ def _complete(facts: Facts, last_stage: str) -> bool:
         return True
     promoted = facts.gate is not None and facts.gate.promoted
     return last_stage == "register" and not promoted
+
+
+def _again(facts: Facts, last: Execution) -> Resubmitted | None:
+    """The submission that followed the last step; no step of it has begun yet."""
+    told = facts.of(Resubmitted)
+    return told[-1] if told and told[-1].time >= last.end else None
 
 
 def _at_step(facts: Facts) -> str:

@@ -17,6 +17,8 @@ SECRETS: Final = (
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL",
     "HF_TOKEN",
+    "KF_PIPELINES_ENDPOINT",
+    "KF_PIPELINES_UI_ENDPOINT",
     "MLFLOW_TRACKING_URI",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
@@ -30,3 +32,6 @@ STEP_LABELS: Final = {
     "app.kubernetes.io/component": "step",
 }
 """Of every step's pod; the network policies go by them."""
+
+API_ACCESS: Final = ("access-ml-pipeline", "true")
+"""A label, and its value, by which full Kubeflow gives a pod a token for KFP's API."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
@@ -15,10 +17,13 @@ MIN_FREE_BYTES = 200 * 2**20
 """Below this not even a small run's checkpoints fit."""
 
 
-def begin(config: RunConfig) -> Workspace:
+def begin(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({})) -> Workspace:
     """Makes the run's folder, stores its configuration, opens its MLflow run.
 
     Safe to repeat: a run that is there already is continued.
+
+    Args:
+        tags: for the MLflow run, beside those that it has of every run.
 
     Raises:
         BadInput: the output cannot be written, or has no room.
@@ -29,7 +34,7 @@ def begin(config: RunConfig) -> Workspace:
         _check_room(workspace)
         check_tracking(config, workspace)
         LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
-        parent_run(config, workspace)
+        parent_run(config, workspace, tags)
         current.summary = f"run {config.run_id} in {workspace.output}"
         return workspace
 

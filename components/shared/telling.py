@@ -12,6 +12,7 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     DecisionMade,
     GradientOverflow,
+    Resubmitted,
     StepFailed,
     StepFinished,
     StepStarted,
@@ -136,6 +137,14 @@ def _(event: GradientOverflow) -> str:
 @tell.register
 def _(event: Warned) -> str:
     return f"{event.stage}: {event.message}"
+
+
+@tell.register
+def _(event: Resubmitted) -> str:
+    return (
+        f"a step was lost; submitted again as run {event.kfp_run}, "
+        f"{event.number} of at most {event.limit} in a row without a new checkpoint"
+    )
 
 
 def _first_line(text: str) -> str:

@@ -103,6 +103,11 @@ class Workspace:
         return self.folder / "told"
 
     @property
+    def resubmitted(self) -> Path:
+        """A note for each time that the pipeline was submitted again."""
+        return self.folder / "resubmitted"
+
+    @property
     def downloads(self) -> Path:
         return self.output / "downloads"
 

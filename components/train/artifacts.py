@@ -10,14 +10,20 @@ from kfp import dsl
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.task import with_task
 from steadytrain.components.train.step import run_stage
 
 
 def train(
-    *, resolved: dsl.Artifact, data: dsl.Dataset, model: dsl.Model, result: dsl.Metrics
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    model: dsl.Model,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
 ) -> None:
     """Runs the step; the model stays in the workspace and the artifact tells where."""
-    config = load(Path(resolved.path))
+    config = with_task(load(Path(resolved.path)), task)
     record = run_stage(config, DataRecord.load(Path(data.path)))
     shutil.copyfile(Workspace.of(config).record("train"), model.path)
     model.metadata.update(folder=record.model, weights_digest=record.weights_digest)

@@ -34,6 +34,7 @@ class AttemptSpec(Record):
 
     config, data: absolute paths of the run's config.yaml and of the DataRecord.
     nodes: that the ranks are divided among.
+    on_demand: whether it does without nodes that may be taken away.
     resume_from: a checkpoint's folder, or "" to begin at step 0.
     skipped_batches: global batches that are left out, by their place in the order.
     learning_rate_scale: factor on all rates of the schedule.
@@ -54,6 +55,7 @@ class AttemptSpec(Record):
     micro_batch_size: int
     gradient_accumulation_steps: int
     nodes: int = 1
+    on_demand: bool = False
     resume_from: str = ""
     gradient_checkpointing: bool = False
     snapshot: bool = True

@@ -4,15 +4,32 @@ from kfp import dsl
 
 from steadytrain.components.shared.image import TRAIN_IMAGE
 
+_FIELD = dsl.TaskConfigField
+# Where it may run is meant for the pods that train; their supervisor keeps to nodes that stay.
+_OF_THE_PODS = (
+    _FIELD.KUBERNETES_AFFINITY,
+    _FIELD.KUBERNETES_NODE_SELECTOR,
+    _FIELD.KUBERNETES_TOLERATIONS,
+)
+_OF_BOTH = (_FIELD.RESOURCES, _FIELD.ENV, _FIELD.KUBERNETES_VOLUMES)
 
-@dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
+
+@dsl.component(
+    base_image=TRAIN_IMAGE,
+    install_kfp_package=False,
+    task_config_passthroughs=[
+        *_OF_THE_PODS,
+        *(dsl.TaskConfigPassthrough(field=field, apply_to_task=True) for field in _OF_BOTH),
+    ],
+)
 def train(
     resolved: dsl.Input[dsl.Artifact],
     data: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
     result: dsl.Output[dsl.Metrics],
+    task: dsl.TaskConfig = None,  # KFP fills in a None, and only that
 ) -> None:
     """Trains the model; goes on from the newest checkpoint where there is one."""
     from steadytrain.components.train import artifacts
 
-    artifacts.train(resolved=resolved, data=data, model=model, result=result)
+    artifacts.train(resolved=resolved, data=data, model=model, result=result, task=task)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steadytrain.components.shared.cluster import connect
+from steadytrain.components.shared.kubeflow.connection import NAMESPACE_VARIABLE
 from steadytrain.pipelines.cluster.line import Line, failed, passed
-from steadytrain.pipelines.server.connection import NAMESPACE_VARIABLE
 
 SECONDS: Final = (5.0, 20.0)
 """To connect, and from one byte of an answer to the next."""

@@ -22,18 +22,20 @@ class Right:
     verbs: tuple[str, ...]
 
 
-_ABOUT_PODS: Final = (
+_BESIDES: Final = (
     Right("", "pods", ("get", "list")),
     Right("", "events", ("list",)),
+    # The exit handler asks whether the run was terminated.
+    Right("argoproj.io", "workflows", ("get",)),
 )
 RIGHTS: Final = (
     Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
     Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
-    *_ABOUT_PODS,
+    *_BESIDES,
 )
 PYTORCHJOB_RIGHTS: Final = (
     Right("kubeflow.org", "pytorchjobs", ("create", "get", "list", "delete")),
-    *_ABOUT_PODS,
+    *_BESIDES,
 )
 """The same on a cluster without Trainer 2 (manifests/components/pytorchjob)."""
 

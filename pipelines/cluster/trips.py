@@ -8,6 +8,7 @@ import secrets
 from typing import Any
 
 from steadytrain.components.shared.errors import BadInput, TrackingError
+from steadytrain.components.shared.kubeflow.connection import HOST_VARIABLE, connect
 from steadytrain.components.shared.storage import open_storage
 from steadytrain.components.shared.tracking.connect import (
     brisk,
@@ -16,7 +17,6 @@ from steadytrain.components.shared.tracking.connect import (
     tracking_errors,
 )
 from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
-from steadytrain.pipelines.server.connection import HOST_VARIABLE, connect
 
 _PROBE_BYTES = 1 << 20
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.config.parameters import EACH
+from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
-from steadytrain.pipelines.server.connection import Server
 from steadytrain.pipelines.server.declared import (
     Schedule,
     ScheduleFile,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
-from steadytrain.pipelines.server.connection import Server
+from steadytrain.components.shared.kubeflow.connection import Server
 
 ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 """KFP's own client waits for ever for a run that was cancelled."""

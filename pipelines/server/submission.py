@@ -13,10 +13,10 @@ import kfp_server_api
 from steadytrain.components.shared.attached import MOUNT_PATH
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.kubeflow.connection import Server, connect
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
-from steadytrain.pipelines.server.connection import Server, connect
 from steadytrain.pipelines.server.follow import Outcome, Steps, follow
 from steadytrain.pipelines.server.upload import Version, experiment_id, upload, version_name
 

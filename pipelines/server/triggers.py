@@ -22,11 +22,11 @@ from steadytrain.components.preprocess.sources import SourceFile, find_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
+from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
-from steadytrain.pipelines.server.connection import Server
 from steadytrain.pipelines.server.follow import ENDED
 from steadytrain.pipelines.server.submission import Submission, start
 from steadytrain.pipelines.server.upload import named, pages, upload

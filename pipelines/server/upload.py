@@ -12,8 +12,8 @@ import kfp_server_api
 
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import ServerError
+from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.pipelines.lint import read_pipeline, steps
-from steadytrain.pipelines.server.connection import Server
 
 _PAGE = 100
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from kubernetes import client, config
 
+from steadytrain.components.report.termination import WORKFLOW
 from steadytrain.components.shared.cluster import POD, Cluster, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -86,6 +87,7 @@ def launch(account, tmp_path, monkeypatch):
     def everything():
         told = []
         account.get(POD, "the-launchers-own")
+        account.get(WORKFLOW, "the-runs-own")
         follower = JobFollower(account, job, folder, told.append)
         follower._create()
         follower._create()  # as one does whose first answer was lost

@@ -18,6 +18,7 @@ from steadytrain.components.shared.events.types import (
 )
 
 from support.launched import OUTPUT, STEPS, Launched
+from support.s3 import make_bucket, moto_server
 
 API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
 HOPELESS = {
@@ -175,22 +176,38 @@ def _runs(launched):
     return f"{OUTPUT}/runs"
 
 
-def test_where_capacity_stays_away_it_goes_on_with_fewer_nodes(launched, undisturbed):
+@pytest.fixture(scope="module")
+def s3(launched):
+    """Variables by which a pod finds an S3 server of this machine, with a bucket."""
+    with moto_server("0.0.0.0") as port:
+        make_bucket(port, "bucket")
+        (address, *_) = launched.cluster.core.list_node().items[0].status.addresses
+        yield {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://{address.address}:{port}",
+        }
+
+
+def test_where_capacity_goes_and_stays_away_it_goes_on_with_fewer_nodes(launched, undisturbed, s3):
+    run, recovery = "elastic", {"min_nodes": 1, "checkpoints": "s3://bucket/checkpoints"}
+    pods = {"pending_timeout_seconds": 30}
+    launched.start(run, env=s3, compute={"pods": pods}, recovery=recovery)
+    launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
     with _room_for_one_pod(launched):
-        launched.start(
-            "elastic",
-            compute={"pods": {"pending_timeout_seconds": 30}},
-            recovery={"min_nodes": 1},
-        )
-        phase, log = launched.end("elastic", 900)
+        pod = launched.pods(f"{run}-a1")[1]
+        launched.cluster.core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+        phase, log = launched.end(run, 900)
     assert phase == "Succeeded", log
-    assert launched.classes("elastic") == ["pending_timeout", ""]
-    begun = launched.events("elastic", AttemptStarted)
-    assert [event.nodes for event in begun] == [2, 1]
-    assert [event.micro_batch_size for event in begun] == [4, 8]
+    assert launched.classes(run) == ["preemption", "pending_timeout", ""]
+    begun = launched.events(run, AttemptStarted)
+    assert [event.nodes for event in begun] == [2, 2, 1]
+    assert [event.micro_batch_size for event in begun] == [4, 4, 8]
+    assert begun[-1].resumed_from_step
     losses = launched.losses("undisturbed")
-    assert launched.losses("elastic") == pytest.approx(losses, rel=1e-6)
-    assert launched.left("elastic") == []
+    assert launched.losses(run) == pytest.approx(losses, rel=1e-6)
+    assert launched.left(run) == []
 
 
 def test_the_exit_handler_removes_what_a_lost_launcher_has_left(launched):

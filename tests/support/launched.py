@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import yaml
@@ -107,13 +108,23 @@ class Launched:
         self._write(f"{CODE}/support/faults.py", faults)
         self.cluster.run("prepare", self._step("preprocess", "prepared"), **self._pod())
 
-    def start(self, run: str, *, pod: str = "", faults: str = "", **changes: Any) -> str:
+    def start(
+        self,
+        run: str,
+        *,
+        pod: str = "",
+        faults: str = "",
+        env: Mapping[str, str] = MappingProxyType({}),
+        **changes: Any,
+    ) -> str:
         """Starts the train step of a run; returns the name of its pod."""
         records = f"{OUTPUT}/runs/{run}/records"
         prepared = f"{OUTPUT}/runs/prepared/records/preprocess.json"
         self.cluster.shell("sh", "-c", f"mkdir -p {records} && cp {prepared} {records}/")
         name = pod or run
-        self.cluster.start(name, self._step("train", run, faults=faults, **changes), **self._pod())
+        step = self._step("train", run, faults=faults, **changes)
+        step["env"] += [{"name": key, "value": value} for key, value in env.items()]
+        self.cluster.start(name, step, **self._pod())
         return name
 
     def report(self, run: str) -> str:
@@ -195,7 +206,7 @@ class Launched:
         names += [f"pods/{pod.metadata.name}" for pod in pods]
         return [name for name in names if f"/{run}-a" in name]
 
-    def _step(self, step: str, run: str, *, faults: str = "", **changes: Any) -> Mapping[str, Any]:
+    def _step(self, step: str, run: str, *, faults: str = "", **changes: Any) -> dict[str, Any]:
         config = {**CONFIG, "run": run}
         for section, fields in changes.items():
             config[section] = _merged(config[section], fields)

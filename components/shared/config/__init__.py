@@ -1,6 +1,11 @@
 """The configuration of a run."""
 
-from steadytrain.components.shared.config.compute import ComputeConfig, PodsConfig, VolumeConfig
+from steadytrain.components.shared.config.compute import (
+    ComputeConfig,
+    PodsConfig,
+    SpotConfig,
+    VolumeConfig,
+)
 from steadytrain.components.shared.config.data import Columns, DataConfig
 from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
@@ -32,6 +37,7 @@ __all__ = [
     "RegistryConfig",
     "RetrainConfig",
     "RunConfig",
+    "SpotConfig",
     "TrackingConfig",
     "TrainingConfig",
     "VolumeConfig",

@@ -32,6 +32,15 @@ class VolumeConfig(Section):
     path: str = Field(..., pattern=r"^/.+", description="where it is mounted")
 
 
+class SpotConfig(Section):
+    """What leads to nodes that cost less and may be taken away; added to what pods have anyway."""
+
+    node_selector: dict[str, str] = Field(default={}, description="labels that a node must have")
+    tolerations: list[dict[str, Any]] = Field(
+        default=[], description="of taints, as in a pod's specification"
+    )
+
+
 class PodsConfig(Section):
     """The pods that train on a cluster, one a node; none of this decides what is learned."""
 
@@ -52,6 +61,8 @@ class PodsConfig(Section):
     tolerations: list[dict[str, Any]] = Field(
         default=[], description="of taints, as in a pod's specification"
     )
+    affinity: dict[str, Any] = Field(default={}, description="as in a pod's specification")
+    spot: SpotConfig = SpotConfig()
     priority_class: str | None = Field(None, description="which pods may make room for these")
     labels: dict[str, str] = Field(
         default={}, description="of each job, such as kueue.x-k8s.io/queue-name"

@@ -140,6 +140,9 @@ class RecoveryConfig(Section):
     max_failures_per_class: int = Field(
         3, ge=1, description="in a row without a new checkpoint, before a class of failure stops it"
     )
+    max_preemptions: int | None = Field(
+        None, ge=1, description="the same for preemptions; none: max_failures_per_class"
+    )
     backoff_seconds: float = Field(
         2, ge=0, description="wait before the first retry; doubles with each in a row"
     )
@@ -153,6 +156,18 @@ class RecoveryConfig(Section):
     )
     breaker_reset_seconds: float = Field(
         120, ge=0, description="how long it stays open before one last try"
+    )
+    resubmit: int = Field(
+        3,
+        ge=0,
+        description="how often in a row without a new checkpoint the pipeline is submitted again "
+        "after a step was lost with its pod, by the exit handler through Kubeflow Pipelines; "
+        "never after a termination; 0: never",
+    )
+    on_demand_at_last: bool = Field(
+        False,
+        description="whether the last attempt that lost nodes leave to the run asks for nodes "
+        "without compute.pods.spot",
     )
     min_nodes: int | None = Field(
         None,

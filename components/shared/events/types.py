@@ -140,6 +140,7 @@ class DecisionMade(Event):
     nodes: how many later attempts have, where some stayed away.
     skipped_batch: a global batch that is left out from then on, by its place in the order.
     learning_rate_scale: factor on the schedule's rates, from then on and beside earlier ones.
+    on_demand: whether the next attempt does without nodes that may be taken away.
     """
 
     name: ClassVar[str] = "decision_made"
@@ -155,6 +156,7 @@ class DecisionMade(Event):
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
     nodes: int | None = None
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +268,21 @@ class Warned(Event):
     level: ClassVar[Level] = "warn"
     stage: str
     message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resubmitted(Event):
+    """A step was lost with its pod, and the pipeline was submitted again.
+
+    kfp_run: id of the new run of Kubeflow Pipelines.
+    number: which one it is in a row without a new checkpoint, of `limit` at most.
+    """
+
+    name: ClassVar[str] = "resubmitted"
+    level: ClassVar[Level] = "warn"
+    kfp_run: str
+    number: int
+    limit: int
 
 
 # Made once, and fields as they are: this runs between two steps of the training.

@@ -18,7 +18,7 @@ from urllib3 import exceptions as failures
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
-from steadytrain.pipelines.server.connection import (
+from steadytrain.components.shared.kubeflow.connection import (
     CA_VARIABLE,
     COOKIE_VARIABLE,
     TOKEN_VARIABLE,

@@ -72,12 +72,17 @@ class Server:
 
     def link(self, kind: str, name: str) -> str:
         """Where the UI shows something: kind is runs, recurringrun or experiments."""
-        return f"{self.ui}/#/{kind}/details/{name}" if self.ui else ""
+        return page(self.ui, kind, name) if self.ui else ""
 
     def _api(self, name: str) -> Any:
         import kfp_server_api
 
         return getattr(kfp_server_api, name)(self.client)
+
+
+def page(ui: str, kind: str, name: str) -> str:
+    """Address of a page of the UI: kind is runs, recurringrun or experiments."""
+    return f"{ui.rstrip('/')}/#/{kind}/details/{name}"
 
 
 def connect(host: str = "", namespace: str = "") -> Server:
@@ -94,7 +99,7 @@ def connect(host: str = "", namespace: str = "") -> Server:
         BadInput: no address, or none of http; a namespace is needed and not known.
         ServerError: no connection, no access, or nothing of KFP's there.
     """
-    from steadytrain.pipelines.server.client import open_client
+    from steadytrain.components.shared.kubeflow.client import open_client
 
     address = _address(host)
     client = open_client(address)

@@ -2,6 +2,7 @@
 
 from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
 from steadytrain.components.shared.tracking.finish import finish_run, log_artifacts
+from steadytrain.components.shared.tracking.links import run_links, version_link
 from steadytrain.components.shared.tracking.run import parent_run
 from steadytrain.components.shared.tracking.sink import MlflowSink
 
@@ -12,5 +13,7 @@ __all__ = [
     "log_artifacts",
     "parent_run",
     "resolve_uri",
+    "run_links",
     "use_tracking",
+    "version_link",
 ]

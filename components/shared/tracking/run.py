@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -29,11 +30,18 @@ MARK = "steadytrain.mark"
 """Tag by which a run is found again: the workspace's identity, and the note that remembers it."""
 
 
-def parent_run(config: RunConfig, workspace: Workspace) -> str:
+def parent_run(
+    config: RunConfig,
+    workspace: Workspace,
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The id of the MLflow run of this pipeline run, which is open afterwards.
 
     It is MLFLOW_RUN_ID where that is set, else the one that the workspace
     remembers, else a new one. Safe to call from every step.
+
+    Args:
+        tags: beside those that it has of every run.
 
     Raises:
         BadInput: MLFLOW_RUN_ID is no run of this store.
@@ -44,6 +52,8 @@ def parent_run(config: RunConfig, workspace: Workspace) -> str:
         run_id = continue_run(tracking, config, workspace)
         with tracking_errors(tracking.uri):
             tracking.client.update_run(run_id, status="RUNNING")
+            for name, text in tags.items():
+                tracking.client.set_tag(run_id, name, text)
     return run_id
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from steadytrain.components.shared.cluster import Kind, Manifest
-from steadytrain.components.shared.config import ComputeConfig, PodsConfig, RecoveryConfig
+from steadytrain.components.shared.config import (
+    ComputeConfig,
+    PodsConfig,
+    RecoveryConfig,
+    SpotConfig,
+)
 from steadytrain.components.train.launch.naming import FOLDER
 from steadytrain.components.train.launch.own_pod import OwnPod
 
@@ -31,6 +36,7 @@ class Job:
     """What one attempt is on a cluster.
 
     folder: of the attempt, as its pods see it.
+    on_demand: whether its pods do without nodes that may be taken away.
     command: of each pod; who it is it learns from variables that the controller sets: PET_NNODES,
         PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT.
     """
@@ -47,6 +53,7 @@ class Job:
     compute: ComputeConfig
     recovery: RecoveryConfig
     own: OwnPod
+    on_demand: bool = False
 
     @property
     def image(self) -> str:
@@ -85,6 +92,7 @@ class Job:
 
     def _pod_template(self) -> Manifest:
         pods = self.pods
+        spot = SpotConfig() if self.on_demand else pods.spot
         spec: Manifest = {
             # A kubelet that restarts one rank alone leaves the others waiting for it.
             "restartPolicy": "Never",
@@ -106,10 +114,12 @@ class Job:
                 {"name": _TEMPORARY, "emptyDir": {}},
                 *self._volumes(),
             ],
-            "nodeSelector": pods.node_selector,
-            "tolerations": pods.tolerations,
+            "nodeSelector": pods.node_selector | spot.node_selector,
+            "tolerations": [*pods.tolerations, *spot.tolerations],
             "imagePullSecrets": self.own.pull_secrets,
         }
+        if pods.affinity:
+            spec["affinity"] = pods.affinity
         if pods.priority_class:
             spec["priorityClassName"] = pods.priority_class
         if pods.service_account:

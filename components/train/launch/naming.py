@@ -11,6 +11,8 @@ from steadytrain.components.train.attempt import AttemptSpec
 RUN: Final = "steadytrain.io/run"
 ATTEMPT: Final = "steadytrain.io/attempt"
 GENERATION: Final = "steadytrain.io/generation"
+PIPELINE_RUN: Final = "pipeline/runid"
+"""KFP's label for the id of its run; its pods bear it, and what they start."""
 FOLDER: Final = "steadytrain.io/folder"
 """Annotation: the attempt's folder, which tells apart two runs of one name."""
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.train.launch.naming import PIPELINE_RUN
 
 _SHARED = ("persistentVolumeClaim", "nfs", "csi", "secret", "configMap")
 """Volumes that others can mount; an emptyDir or a token is of one pod alone."""
 _NOT_SHARED_PREFIXES = ("KFP_", "ARGO_", "PET_", "KUBERNETES_")
 _IDENTITY = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
-_PASSED_ON = ("pipeline/runid",)
+_PASSED_ON = (PIPELINE_RUN,)
 _MAIN = "main"
 """The container of Argo's that runs the step."""
 

@@ -63,7 +63,9 @@ class PodsLauncher:
         compute = self.config.compute
         if not compute.gpus_of_a_node:
             return CPU
-        return compute.pods.node_selector.get(_GPU_LABEL, compute.pods.gpu_resource)
+        pods = compute.pods
+        chosen = pods.node_selector | pods.spot.node_selector
+        return chosen.get(_GPU_LABEL, pods.gpu_resource)
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[JobAttempt]:
@@ -120,6 +122,7 @@ class PodsLauncher:
             compute=self.config.compute.model_copy(update={"nodes": spec.nodes}),
             recovery=self.config.recovery,
             own=self.own,
+            on_demand=spec.on_demand,
         )
 
     def _command(self, folder: AttemptFolder) -> list[str]:

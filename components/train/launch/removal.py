@@ -8,9 +8,10 @@ and where its runtime goes first, a webhook refuses the update that would let it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from steadytrain.components.shared.cluster import (
     POD,
@@ -26,7 +27,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.kinds import offered
-from steadytrain.components.train.launch.naming import is_of, run_labels
+from steadytrain.components.train.launch.naming import PIPELINE_RUN, is_of, run_labels
 from steadytrain.components.train.lease import held
 
 _LOOK_SECONDS = 0.3
@@ -40,6 +41,7 @@ def remove_jobs(
     *,
     seconds: float,
     pods: bool = True,
+    labels: Mapping[str, str] = MappingProxyType({}),
     wait: Callable[[float], object] = time.sleep,
 ) -> list[str]:
     """Deletes every job of a run, and waits until they are gone.
@@ -50,6 +52,7 @@ def remove_jobs(
         attempts: the folder of the run's attempts, which tells it from another of its name.
         kinds: what is made for an attempt.
         pods: whether their pods are waited for too.
+        labels: that they bear besides.
         seconds: to wait for their end at most; the API server's answer is waited for besides.
 
     Returns:
@@ -60,9 +63,10 @@ def remove_jobs(
         Refused: it forbids it.
     """
     asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
+    borne = {**run_labels(run_id), **labels}
     deadline = float("inf")
     while True:
-        left = patiently(lambda: _of_run(cluster, run_id, attempts, awaited), wait=wait)
+        left = patiently(lambda: _of_run(cluster, borne, attempts, awaited), wait=wait)
         for kind, name in left:
             if kind in kinds and (kind, name) not in asked:
                 patiently(partial(cluster.delete, kind, name), wait=wait)
@@ -73,39 +77,56 @@ def remove_jobs(
         wait(_LOOK_SECONDS)
 
 
-def remove_unfinished(config: RunConfig) -> list[str]:
+def remove_unfinished(config: RunConfig, terminated: str = "") -> list[str]:
     """What the exit handler does: removes the jobs of a run whose train step was lost.
 
     Where a supervisor still renews its lease after the time of one, it is at work, as when
     the run was started again meanwhile; its job is then left alone.
 
+    Args:
+        terminated: KFP's id of its run, where that was terminated: jobs that it has started
+            go at once.
+
     Returns:
         What could not be removed, in words; a run that is not on a cluster has nothing.
     """
-    if not own_pod_name():
-        return []
     workspace, lease = Workspace.of(config), config.recovery.lease_seconds
-    deadline = time.monotonic() + lease
-    while held(LocalStorage(workspace.lease)):
-        if time.monotonic() >= deadline:
-            return []
-        time.sleep(_LOOK_SECONDS)
+    if not own_pod_name() or not (terminated or _lapses(workspace, lease)):
+        return []
+    labels = {PIPELINE_RUN: terminated} if terminated else {}
     try:
         cluster = connect()
         job = patiently(lambda: offered(cluster, config.compute.launcher))
         if job is None:
             return []
-        return remove_jobs(cluster, config.run_id, workspace.attempts, job.kinds, seconds=lease)
+        return remove_jobs(
+            cluster,
+            config.run_id,
+            workspace.attempts,
+            job.kinds,
+            seconds=lease,
+            labels=labels,
+        )
     except (Unreachable, Refused) as error:
         return [str(error)]
 
 
+def _lapses(workspace: Workspace, seconds: float) -> bool:
+    """Whether nobody holds the run, or is heard of for the time of a lease."""
+    deadline = time.monotonic() + seconds
+    while held(LocalStorage(workspace.lease)):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
 def _of_run(
-    cluster: Cluster, run_id: str, attempts: Path, kinds: Sequence[Kind]
+    cluster: Cluster, labels: Mapping[str, str], attempts: Path, kinds: Sequence[Kind]
 ) -> list[tuple[Kind, str]]:
     return [
         (kind, item["metadata"]["name"])
         for kind in kinds
-        for item in cluster.list(kind, run_labels(run_id))
+        for item in cluster.list(kind, labels)
         if is_of(item, attempts)
     ]

@@ -105,6 +105,12 @@ class History:
         return next((item.nodes for item in reversed(self.decisions) if item.nodes), None)
 
     @property
+    def on_demand(self) -> bool:
+        """Whether the next attempt does without nodes that may be taken away."""
+        last = self.decisions[-1] if self.decisions else None
+        return bool(last and last.on_demand and last.attempt + 1 == self.next_attempt)
+
+    @property
     def skipped_batches(self) -> tuple[int, ...]:
         """Global batches that are left out, in their order."""
         found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}

@@ -50,6 +50,7 @@ class Decision:
     rung: of the ladder, where that was the answer.
     skipped_batch, learning_rate_scale: the answers to a divergence.
     nodes: how many are left, where some stayed away.
+    on_demand: whether the retry does without nodes that may be taken away.
     """
 
     action: Literal["retry", "retry_changed", "stop"]
@@ -62,6 +63,7 @@ class Decision:
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
     nodes: int | None = None
+    on_demand: bool = False
 
 
 def decide(
@@ -160,15 +162,31 @@ def _retry(history: History, kind: FailureClass, settings: RecoveryConfig, run_i
     crashes = len(counted) - counted.count(FailureClass.PREEMPTION)
     if kind is not FailureClass.PREEMPTION and crashes >= settings.breaker_failures:
         return _break(kind, crashes, settings)
-    if same >= settings.max_failures_per_class:
+    limit = _limit(kind, settings)
+    if same >= limit:
         return Decision("stop", f"{kind} {_times(same)} in a row without a new checkpoint")
     delay = _delay(same, settings, f"{run_id}/{history.attempts[-1].started.attempt}")
-    return Decision(
-        "retry",
-        f"{kind}, {same} of at most {settings.max_failures_per_class} in a row without a new "
-        f"checkpoint; nothing changes, again in {delay:.1f} s",
-        delay_seconds=delay,
-    )
+    told = f"{kind}, {same} of at most {limit} in a row without a new checkpoint"
+    if same == limit - 1 and _moves(kind, settings):
+        return Decision(
+            "retry_changed",
+            f"{told}; the last attempt asks for nodes on demand, in {delay:.1f} s",
+            delay_seconds=delay,
+            on_demand=True,
+        )
+    return Decision("retry", f"{told}; nothing changes, again in {delay:.1f} s", delay)
+
+
+def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
+    if kind is FailureClass.PREEMPTION and settings.max_preemptions is not None:
+        return settings.max_preemptions
+    return settings.max_failures_per_class
+
+
+def _moves(kind: FailureClass, settings: RecoveryConfig) -> bool:
+    """Whether nodes that are not taken away may help, and are wanted."""
+    lost = kind in (FailureClass.PREEMPTION, FailureClass.NODE_LOST)
+    return lost and settings.on_demand_at_last
 
 
 def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decision:
@@ -176,9 +194,10 @@ def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decisi
     if crashes > settings.breaker_failures:
         return Decision("stop", f"{told}: the circuit breaker's last try")
     delay = settings.breaker_reset_seconds
-    return Decision(
-        "retry", f"{told}: the circuit breaker is open, one last try in {delay:g} s", delay
-    )
+    told = f"{told}: the circuit breaker is open, one last try in {delay:g} s"
+    if _moves(kind, settings):
+        return Decision("retry_changed", f"{told}, on demand", delay, on_demand=True)
+    return Decision("retry", told, delay)
 
 
 def _counted(history: History) -> Sequence[str]:

@@ -209,6 +209,7 @@ class Supervisor:
                 micro_batch_size=batch.micro_batch_size,
                 gradient_accumulation_steps=batch.gradient_accumulation_steps,
                 nodes=self.sizing.nodes(history),
+                on_demand=history.on_demand,
                 gradient_checkpointing=batch.gradient_checkpointing,
                 snapshot=batch.snapshot,
                 resume_from=resume_from,
@@ -286,6 +287,7 @@ class Supervisor:
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
                 nodes=decision.nodes,
+                on_demand=decision.on_demand,
             )
         )
         return decision

@@ -19,7 +19,7 @@ from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build, pods
 
 KUBERNETES = ("1.29", "1.34")
 # What has its schema in the cluster alone.
-CUSTOM = {"LocalQueue"}
+CUSTOM = {"LocalQueue", "PodDefault"}
 # Those that set the same thing in two ways.
 AT_ODDS = {"s3-irsa"}
 STACKS = [

@@ -43,6 +43,6 @@ def test_the_secret_is_the_one_that_steps_are_given():
     assert command[command.index("generic") + 1] == NAME
     (literal,) = (word for word in command if word.startswith("--from-literal="))
     assert literal.split("=")[1] in SECRETS
-    named = set(re.findall(r"`((?:MLFLOW|HF|STEADYTRAIN)_[A-Z_]+)`", SECTION))
+    named = set(re.findall(r"`((?:MLFLOW|HF|KF|STEADYTRAIN)_[A-Z_]+)`", SECTION))
     assert named == {key for key in SECRETS if not key.startswith("AWS_")} - {"MLFLOW_TRACKING_URI"}
     assert f"output={MOUNT_PATH}" in SECTION

@@ -183,7 +183,7 @@ def test_the_exit_handler_calls_it_after_the_page(
     config = failed.config.model_copy(
         update={"tracking": failed.config.tracking.model_copy(update=tracking["tracking"])}
     )
-    report(parameters={"config": config.to_yaml(), "overrides": {}}, page=page)
+    report(parameters={"config": config.to_yaml(), "overrides": {}, "job": ""}, page=page)
     assert "failed in train" in (tmp_path / "page.html").read_text()
     assert [message["event"] for message in told] == ["failed"]
     assert any("it answered 500" in text for text in warnings(failed.workspace))

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.errors import BadInput, ServerError
+from steadytrain.components.shared.kubeflow import client
+from steadytrain.components.shared.kubeflow.connection import IN_CLUSTER, connect
 from steadytrain.pipelines import cli
-from steadytrain.pipelines.server import client
-from steadytrain.pipelines.server.connection import IN_CLUSTER, connect
 
 from support.kfp_server import Kfp, serving
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
+from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.pipelines import cli
 from steadytrain.pipelines.server import applying, declared, schedules
-from steadytrain.pipelines.server.connection import connect
 
 FILE = {
     "name": "nightly",

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import steadytrain.pipelines
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
+from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.pipelines import cli, submit_command
 from steadytrain.pipelines.server import follow as following
-from steadytrain.pipelines.server.connection import connect
 from steadytrain.pipelines.server.follow import Step, follow
 from steadytrain.pipelines.server.upload import find_or_make, pages, upload
 

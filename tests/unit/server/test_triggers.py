@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ServerError, StorageError
+from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.pipelines import cli
 from steadytrain.pipelines.server import triggers
-from steadytrain.pipelines.server.connection import connect
 from steadytrain.pipelines.server.submission import Submission
 from steadytrain.pipelines.server.triggers import Trigger, trigger, watch
 

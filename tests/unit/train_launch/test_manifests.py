@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from steadytrain.components.train.launch.evidence import node_of
@@ -154,6 +156,7 @@ def test_where_it_may_run_is_as_configured(job):
         pods={
             "node_selector": {"gpu": "a100"},
             "tolerations": [toleration],
+            "affinity": {"nodeAffinity": {}},
             "priority_class": "high",
             "service_account": "trainer",
             "labels": {"kueue.x-k8s.io/queue-name": "team", "steadytrain.io/run": "not this"},
@@ -163,12 +166,27 @@ def test_where_it_may_run_is_as_configured(job):
     spec = pod_spec(made)
     assert spec["nodeSelector"] == {"gpu": "a100"}
     assert spec["tolerations"] == [toleration]
+    assert spec["affinity"] == {"nodeAffinity": {}}
     assert spec["priorityClassName"] == "high"
     assert spec["serviceAccountName"] == "trainer"
     labels = train_job(made)["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team"
     assert labels["steadytrain.io/run"] == "tiny"
     assert train_job(made)["spec"]["trainer"]["image"] == "mine:2"
+
+
+def test_spot_is_added_and_left_out_of_an_attempt_on_demand(job):
+    spot = {
+        "node_selector": {"capacity": "spot"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+    }
+    pods = {"node_selector": {"gpu": "a100"}, "tolerations": [{"key": "gpu"}], "spot": spot}
+    made = job(pods=pods)
+    assert pod_spec(made)["nodeSelector"] == {"gpu": "a100", "capacity": "spot"}
+    assert pod_spec(made)["tolerations"] == [{"key": "gpu"}, *spot["tolerations"]]
+    safe = pod_spec(replace(made, on_demand=True))
+    assert safe["nodeSelector"] == {"gpu": "a100"}
+    assert safe["tolerations"] == [{"key": "gpu"}]
 
 
 def test_what_is_not_configured_is_left_to_the_cluster(job):

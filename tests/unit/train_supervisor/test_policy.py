@@ -82,6 +82,7 @@ class Run:
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
                 nodes=decision.nodes,
+                on_demand=decision.on_demand,
             )
         )
         if decision.nodes:
@@ -162,6 +163,34 @@ def test_preemptions_do_not_eat_the_budget_of_crashes():
         assert run.fail(FailureClass.PREEMPTION).action == "retry"
     assert [run.fail(FailureClass.NETWORK).delay_seconds for _ in range(2)] == [2, 4]
     assert run.fail(FailureClass.PREEMPTION).action == "stop"
+
+
+def test_preemptions_may_have_a_budget_of_their_own():
+    run = Run(EXACT.model_copy(update={"max_preemptions": 5}))
+    assert [run.fail(FailureClass.PREEMPTION).action for _ in range(4)] == ["retry"] * 4
+    assert run.fail(FailureClass.PREEMPTION).action == "stop"
+
+
+def test_the_last_attempt_that_preemptions_leave_may_be_on_demand():
+    run = Run(EXACT.model_copy(update={"on_demand_at_last": True}))
+    told = [run.fail(FailureClass.PREEMPTION) for _ in range(3)]
+    assert [item.on_demand for item in told] == [False, True, False]
+    assert [item.action for item in told] == ["retry", "retry_changed", "stop"]
+    assert "on demand" in told[1].reason
+
+
+def test_so_may_the_breakers_last_try_and_a_checkpoint_leads_back():
+    run = Run(EXACT.model_copy(update={"on_demand_at_last": True, "max_failures_per_class": 9}))
+    lost = [run.fail(FailureClass.NODE_LOST) for _ in range(3)]
+    assert [item.on_demand for item in lost] == [False, False, True]
+    assert run.history.on_demand
+    assert not run.fail(FailureClass.NODE_LOST, saves=True).on_demand
+    assert not run.history.on_demand
+
+
+def test_a_crash_moves_nothing():
+    run = Run(EXACT.model_copy(update={"on_demand_at_last": True}))
+    assert not any(run.fail(FailureClass.NETWORK).on_demand for _ in range(3))
 
 
 def test_a_step_that_was_saved_before_is_no_progress():

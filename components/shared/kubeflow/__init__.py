@@ -1,0 +1,1 @@
+"""Speaking to a Kubeflow Pipelines server."""

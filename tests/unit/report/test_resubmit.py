@@ -1,0 +1,214 @@
+"""A run that lost a step is submitted again, and one that was terminated never is.
+
+Kubeflow Pipelines and the cluster's API are small servers that answer as the real ones do.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+import steadytrain.pipelines
+from steadytrain.components.report import resubmit as module
+from steadytrain.components.report import step, termination
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.step import run as report
+from steadytrain.components.report.story import outcome
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Resubmitted, Warned
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.launch import removal
+from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
+from steadytrain.components.train.lease import hold
+
+from support import api_server, kfp_server
+from support.written_run import Writer
+
+POD, WORKFLOW = "report-1", "steadytrain-finetune-abcde"
+
+
+@pytest.fixture
+def api(monkeypatch):
+    """The cluster: the report's own pod, which a workflow owns."""
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": WORKFLOW}
+    with api_server.serving() as (server, cluster):
+        server.put("pods", {"metadata": {"name": POD, "labels": {}, "ownerReferences": [owner]}})
+        server.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": {}})
+        for place in (module, step, removal):
+            monkeypatch.setattr(place, "own_pod_name", lambda: POD)
+            monkeypatch.setattr(place, "connect", lambda: cluster)
+        monkeypatch.setattr(termination, "own_pod_name", lambda: POD)
+        yield server
+
+
+@pytest.fixture
+def kfp(monkeypatch):
+    with kfp_server.serving() as server:
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.address)
+        yield server
+
+
+@pytest.fixture
+def lost(api, kfp, make_config):
+    """A submitted run whose train step was killed: what it left behind, and KFP's own of it."""
+    config = make_config(output="/mnt/steadytrain", recovery={"resubmit": 2})
+    submitted = steadytrain.pipelines.submit(config, host=kfp.address)
+    written = Writer(make_config(recovery={"resubmit": 2, "lease_seconds": 1}))
+    written.again()
+    written.begin("train")
+    return written, kfp.things["runs"][submitted.run_id]
+
+
+def again(lost):
+    written, run = lost
+    return module.resubmit(written.config, run["run_id"])
+
+
+def test_the_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
+    told = again(lost)
+    first, second = kfp.all("runs")
+    assert isinstance(told, Resubmitted)
+    assert (told.kfp_run, told.number, told.limit) == (second["run_id"], 1, 2)
+    for same in ("display_name", "experiment_id", "pipeline_version_reference", "runtime_config"):
+        assert second[same] == first[same]
+    assert first["run_id"] in second["description"]
+
+
+def test_the_page_tells_of_it(kfp, lost):
+    written, run = lost
+    page = report(written.config, run["run_id"]).read_text()
+    new = kfp.all("runs")[-1]["run_id"]
+    assert outcome(gather(written.workspace)).state == "resubmitted"
+    assert f"lost train. It was submitted again, as run {new}" in page
+
+    written.clock = datetime.now(UTC).timestamp() + 1
+    written.again()
+    assert outcome(gather(written.workspace)).state == "unfinished", "the new run is at work"
+
+
+def test_an_asterisk_stands_for_the_run_that_goes_on(kfp, lost):
+    _, run = lost
+    run["runtime_config"]["parameters"]["run"] = "nightly-*"
+    again(lost)
+    assert kfp.all("runs")[-1]["runtime_config"]["parameters"]["run"] == "stdlib-lm-1"
+
+
+def test_an_exit_handler_that_is_started_twice_submits_once(kfp, lost):
+    again(lost)
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 2
+
+
+def test_so_often_in_a_row_without_a_new_checkpoint(kfp, lost):
+    written, run = lost
+    for number in (1, 2):
+        told = again((written, run))
+        assert told.number == number
+        run = kfp.things["runs"][told.kfp_run]
+    gave_up = again((written, run))
+    assert isinstance(gave_up, Warned)
+    assert "2 times without a new checkpoint" in gave_up.message
+    written.attempt(1, last=120, max_steps=400, save_every=100, outcome="failed")
+    told = again((written, kfp.things["runs"][kfp_again(kfp, run)]))
+    assert told.number == 1, "a new checkpoint gives it its chances back"
+
+
+def kfp_again(kfp, run):
+    """Somebody submits it by hand."""
+    content = {key: run[key] for key in ("display_name", "experiment_id", "runtime_config")}
+    content["pipeline_version_reference"] = run["pipeline_version_reference"]
+    return kfp.create("runs", content)["run_id"]
+
+
+@pytest.mark.parametrize(
+    "spec", [{"activeDeadlineSeconds": 0}, {"shutdown": "Terminate"}, {"shutdown": "Stop"}]
+)
+def test_a_terminated_workflow_stays_terminated(api, kfp, lost, spec):
+    api.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": spec})
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 1
+
+
+def test_jobs_of_a_terminated_run_go_at_once(api, lost):
+    """Though nobody has let go of its lease yet; those of another start of it stay."""
+    written, run = lost
+    recovery = written.config.recovery.model_copy(update={"lease_seconds": 600})
+    config = written.config.model_copy(update={"recovery": recovery})
+    attempts = written.workspace.attempts
+    for name, started_by in (("stdlib-lm-1-a1", run["run_id"]), ("stdlib-lm-1-a2", "another")):
+        labels = run_labels("stdlib-lm-1") | {PIPELINE_RUN: started_by}
+        marks = {FOLDER: str(attempts / "0001")}
+        api.put("trainjobs", {"metadata": {"name": name, "labels": labels, "annotations": marks}})
+    api.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": {"activeDeadlineSeconds": 0}})
+    with hold(LocalStorage(written.workspace.lease), run_id="stdlib-lm-1", seconds=600):
+        report(config, run["run_id"])
+    assert api.names("trainjobs") == ["stdlib-lm-1-a2"]
+
+
+@pytest.mark.parametrize("state", ["CANCELING", "CANCELED"])
+def test_so_does_a_run_that_says_so_itself(kfp, lost, state):
+    lost[1]["state"] = state
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 1
+
+
+def test_a_deleted_run_stays_deleted(api, kfp, lost):
+    del api.objects["workflows", WORKFLOW]
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 1
+
+
+def test_whether_it_was_terminated_must_be_known(api, kfp, lost, monkeypatch):
+    monkeypatch.setattr("steadytrain.components.shared.cluster.PATIENCE_SECONDS", 0.0)
+    api.away = True
+    told = again(lost)
+    assert "not submitted again: the cluster's API server" in told.message
+    assert len(kfp.all("runs")) == 1
+
+
+def test_a_failure_that_the_policy_gave_up_on_is_not_repeated(kfp, lost):
+    written, _ = lost
+    written.fail("train", "TrainingFailed", "a user's bug")
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 1
+
+
+def test_a_step_that_was_asked_to_leave_is_lost_too(kfp, lost):
+    """As by a node that is drained; a termination asks as well, and is known by its workflow."""
+    lost[0].fail("train", "Stopped", "asked to stop")
+    assert isinstance(again(lost), Resubmitted)
+
+
+def test_what_is_at_work_elsewhere_is_left_alone(kfp, lost):
+    written, _ = lost
+    lease = LocalStorage(written.workspace.lease)
+    with hold(lease, run_id=written.workspace.run_id, seconds=60):
+        assert again(lost) is None
+    assert len(kfp.all("runs")) == 1
+
+
+def test_a_server_that_refuses_is_told(kfp, lost):
+    kfp.token = "somebody-elses"
+    told = again(lost)
+    assert isinstance(told, Warned)
+    assert "not submitted again" in told.message
+    assert "401" in told.message
+    page = report(lost[0].config, lost[1]["run_id"]).read_text()
+    assert "not submitted again" in page
+
+
+@pytest.mark.parametrize("off", ["by the configuration", "outside of a cluster", "by hand"])
+def test_where_it_is_not_wanted_nobody_is_asked(kfp, lost, monkeypatch, off):
+    written, run = lost
+    before, job = len(kfp.requests), run["run_id"]
+    if off == "by the configuration":
+        recovery = written.config.recovery.model_copy(update={"resubmit": 0})
+        written.config = written.config.model_copy(update={"recovery": recovery})
+    elif off == "outside of a cluster":
+        monkeypatch.setattr(module, "own_pod_name", lambda: "")
+    else:
+        job = ""
+    assert module.resubmit(written.config, job) is None
+    assert len(kfp.requests) == before
+    assert not [item for item in read_events(written.workspace.events) if "resub" in item.name]
