@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 # Without bytecode each of the hundreds of processes compiles torch and kfp anew: twice the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test unit lint images bench soak package lock setup clean
+.PHONY: demo test cluster lint images bench soak package lock setup clean
 
 demo: setup ## Train, judge and register a real model on real data, on this machine.
 	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
@@ -23,8 +23,11 @@ test: setup lint package ## Everything that is promised of a change.
 	$(BIN)/coverage report --include 'components/*' --fail-under 90 --format total
 	# Without coverage, which slows the start of a process by a third.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/end_to_end
-	@if [ -n "$$KUBECONFIG" ]; then OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/cluster; \
+	@if [ -n "$$KUBECONFIG" ]; then $(MAKE) cluster; \
 	else echo "tests/cluster: skipped, since KUBECONFIG names no cluster"; fi
+
+cluster: setup ## The tests on the cluster that KUBECONFIG names, whose nodes have the images.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs --durations 20 tests/cluster
 
 lint: setup
 	$(BIN)/ruff check .

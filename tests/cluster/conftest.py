@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from steadytrain.components.shared.attached import NAME
 from steadytrain.components.shared.image import STEP_IMAGE
 
-from support.cluster import KEEPER, Cluster, volume, volume_mount
+from support.cluster import Cluster
+from support.furniture import furnished, serve_mlflow
 from support.namespaces import TEST_IMAGE
-from support.shared_volume import shared_volume
 
 HERE = Path(__file__).parent
 
@@ -62,46 +61,14 @@ def namespace(api):
 @pytest.fixture(scope="session")
 def cluster(api, namespace, step_image) -> Iterator[Cluster]:
     """The namespace with a service account, the shared volume, and a pod to read it through."""
-    made = Cluster(namespace)
-    api.create_namespaced_service_account(namespace, {"metadata": {"name": NAME}})
-    with shared_volume(made, step_image):
-        made.start(
-            KEEPER,
-            {"image": step_image, "command": ["sleep", "infinity"]},
-            volumes=[volume()],
-            mounts=[volume_mount()],
-        )
-        made.wait(KEEPER, ["Running"], 300)
+    with furnished(Cluster(namespace), step_image) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def mlflow(cluster, train_image) -> str:
     """Name of the service of a tracking server, of which the Secret NAME tells the steps."""
-    name, port = "mlflow", 5000
-    command = ["mlflow", "server", "--host", "0.0.0.0", "--port", str(port), "--workers", "1"]
-    command += ["--allowed-hosts", "*", "--backend-store-uri", "sqlite:////tmp/mlflow.db"]
-    command += ["--serve-artifacts", "--artifacts-destination", "/tmp/artifacts"]
-    probe = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1}
-    container = {
-        "image": train_image,
-        "command": command,
-        # Seven processes otherwise, for jobs that nobody sends.
-        "env": [{"name": "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "value": "false"}],
-        "startupProbe": {**probe, "failureThreshold": 300},
-        # Without a request it would starve beside the pods of a run.
-        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
-    }
-    cluster.start(name, container, labels={"app": name})
-    service = {"selector": {"app": name}, "ports": [{"port": port}]}
-    core, namespace = cluster.core, cluster.namespace
-    core.create_namespaced_service(namespace, {"metadata": {"name": name}, "spec": service})
-    data = {"MLFLOW_TRACKING_URI": f"http://{name}.{namespace}:{port}"}
-    core.create_namespaced_secret(namespace, {"metadata": {"name": NAME}, "stringData": data})
-    cluster.wait_until_ready(name, 300)
-    # The first question is slow: it makes the tables.
-    cluster.ask(f"{name}:{port}", "api/2.0/mlflow/experiments/search?max_results=1")
-    return f"{name}:{port}"
+    return serve_mlflow(cluster, train_image)
 
 
 def _until_gone(api: client.CoreV1Api, namespace: str, seconds: float = 180) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from support.command import Command
-from support.training import language_rows, write_data
+pytest.register_assert_rewrite("support.times", "support.soak", "support.agreement")
+
+from support.command import Command  # noqa: E402  what they import is rewritten too
+from support.training import language_rows, write_data  # noqa: E402
 
 _LONGEST = ("test_presets", "test_bad_input", "test_outside", "test_soak", "test_stop")
 

@@ -149,12 +149,12 @@ class Launched:
 
     def record(self, run: str) -> dict[str, Any]:
         """What the train step gave."""
-        found: dict[str, Any] = json.loads(self._read(f"{run}/records/train.json"))
+        found: dict[str, Any] = json.loads(self.read(f"{run}/records/train.json"))
         return found
 
     def events(self, run: str, kind: type[E]) -> list[E]:
         """Of a run so far, in the order of their times."""
-        whole, _, _ = self._read(f"{run}/events/*.jsonl").rpartition("\n")
+        whole, _, _ = self.read(f"{run}/events/*.jsonl").rpartition("\n")
         told = [from_json(line) for line in whole.splitlines() if line.startswith("{")]
         return sorted(
             (event for event in told if isinstance(event, kind)), key=lambda event: event.time
@@ -226,7 +226,7 @@ class Launched:
     def _pod(self) -> dict[str, Sequence[Mapping[str, Any]]]:
         return {"volumes": [volume()], "mounts": [volume_mount()]}
 
-    def _read(self, pattern: str) -> str:
+    def read(self, pattern: str) -> str:
         """Files of the runs, one after the other."""
         # What is JSON alone the client would make an object of, and a text of that.
         script = f"echo told:; cat {OUTPUT}/runs/{pattern} || true"

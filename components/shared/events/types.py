@@ -215,6 +215,7 @@ class CheckpointSaved(Event):
     checkpoint: its address.
     seconds: that training waited for it.
     writing_seconds: from the snapshot to the commit, beside the training.
+    waited_seconds: at the end of these, that training waited for the commit; part of `seconds`.
     """
 
     name: ClassVar[str] = "checkpoint_saved"
@@ -224,6 +225,7 @@ class CheckpointSaved(Event):
     bytes: int
     seconds: float
     writing_seconds: float = 0.0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

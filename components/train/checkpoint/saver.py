@@ -53,12 +53,14 @@ class Saved:
 
     blocking_seconds: that training waited, for the snapshot and for the writer.
     writing_seconds: from the snapshot to the commit.
+    waited_seconds: that training waited for the writer, up to the commit.
     """
 
     checkpoint: Checkpoint
     bytes: int
     blocking_seconds: float
     writing_seconds: float
+    waited_seconds: float
 
 
 @dataclass
@@ -239,6 +241,7 @@ class Saver:
                 manifest.bytes,
                 blocking_seconds=save.blocking_seconds + waited,
                 writing_seconds=now - save.began,
+                waited_seconds=waited,
             )
         )
         self.store.retain(manifest, save.best_step)

@@ -106,6 +106,7 @@ class Reporter:
                 bytes=saved.bytes,
                 seconds=saved.blocking_seconds,
                 writing_seconds=saved.writing_seconds,
+                waited_seconds=saved.waited_seconds,
             )
         )
 

@@ -128,22 +128,35 @@ def _pieces(
     attempt: AttemptHistory, surviving: float, until: float
 ) -> Iterator[tuple[Kind, float]]:
     """Kinds with the moments at which they end."""
-    began, step = attempt.started.time, attempt.started.resumed_from_step or 0
+    began = attempt.started.time
+    # Of steps a part, where a wait divides them.
+    step: float = attempt.started.resumed_from_step or 0
     yield "waiting", began
-    # Told at the commit; training stood still for the snapshot, before the writing.
-    saves = [
-        (item.time - item.writing_seconds - item.seconds, item) for item in attempt.checkpoints
-    ]
-    known = [began, *(item.time for item in attempt.checkpoints)]
-    end = attempt.ended.time if attempt.ended else max(until, *known)
-    clock = attempt.ready.time if attempt.ready else saves[0][0] if saves else end
+    saves = attempt.checkpoints
+    end = attempt.ended.time if attempt.ended else max(until, began, *(item.time for item in saves))
+    clock = attempt.ready.time if attempt.ready else _stopped(saves[0]) if saves else end
     yield "restarting", clock
-    for stopped, saved in saves:
-        yield from _work(clock, stopped, step, saved.step, surviving)
-        clock, step = stopped + saved.seconds, saved.step
+    last = attempt.ended.step if attempt.ended else max([step, *(item.step for item in saves)])
+    following = [*((_stopped(item), item.step) for item in saves[1:]), (end, last)]
+    for saved, (stops, upto) in zip(saves, following, strict=False):
+        yield from _work(clock, _stopped(saved), step, saved.step, surviving)
+        clock, step = _stopped(saved) + saved.seconds - saved.waited_seconds, saved.step
         yield "checkpointing", clock
-    last = attempt.ended.step if attempt.ended else step
+        if saved.waited_seconds:
+            # For the commit, as the next save does; of the steps up to that one some came before.
+            waits = saved.time - saved.waited_seconds
+            before, after = max(0.0, waits - clock), max(0.0, stops - saved.time)
+            share = before / (before + after) if before + after else 1.0
+            middle = step + (upto - step) * share
+            yield from _work(clock, waits, step, middle, surviving)
+            clock, step = saved.time, middle
+            yield "checkpointing", clock
     yield from _work(clock, end, step, last, surviving)
+
+
+def _stopped(saved: CheckpointSaved) -> float:
+    """When training stood still for the snapshot, before the writing; it is told at the commit."""
+    return saved.time - saved.writing_seconds - saved.seconds + saved.waited_seconds
 
 
 def _moved(
@@ -163,7 +176,7 @@ def _moved(
 
 
 def _work(
-    start: float, end: float, first: int, last: int, surviving: float
+    start: float, end: float, first: float, last: float, surviving: float
 ) -> Iterator[tuple[Kind, float]]:
     """Work after step `first` up to step `last`, as far as it survives; the rest is lost."""
     if last > first:

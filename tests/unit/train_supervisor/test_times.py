@@ -130,6 +130,39 @@ FAULTS = st.lists(
 )
 
 
+@pytest.mark.parametrize("write", [0.5, 2.0, 3.0, 11.0])
+def test_a_wait_for_the_writer_is_counted_where_it_was(write):
+    """Each save waits for the one before it, however long that writes beside the training."""
+    clock, waited, under_way = 1000.0, 0.0, None
+    one = AttemptHistory(started(1, clock), ready(1, clock))
+
+    def settle():
+        nonlocal clock, waited
+        step, committed = under_way
+        waited = max(0.0, committed - clock)
+        clock += waited
+        told = saved(1, committed, step, SAVE + waited)
+        one.checkpoints.append(
+            dataclasses.replace(told, writing_seconds=write, waited_seconds=waited)
+        )
+
+    for step in range(1, 9):
+        clock += STEP
+        if step % 2 == 0:
+            if under_way:
+                settle()
+            clock += SAVE
+            under_way = step, clock + write
+    settle()
+    one.ended = ended(1, clock, 8, "finished")
+    cut = spans(History([one]))
+    assert all(before.end == after.start for before, after in pairwise(cut))
+    times = Times.of(cut)
+    assert times.checkpointing == pytest.approx(sum(item.seconds for item in one.checkpoints))
+    assert times.useful == pytest.approx(8 * STEP)
+    assert times.wall == pytest.approx(clock - 1000)
+
+
 @given(faults=FAULTS, save_every=st.integers(1, 9), finishes=st.booleans())
 def test_a_played_run_is_told_as_it_was(faults, save_every, finishes):
     run = Played(save_every)

@@ -1,0 +1,202 @@
+"""Runs on a real Kubeflow Pipelines server, whose address KF_PIPELINES_ENDPOINT holds.
+
+Its pods reach it at STEADYTRAIN_TEST_KFP, by default ml-pipeline in KFP's own namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import steadytrain.pipelines
+from steadytrain.components.shared.cluster import Cluster as Client
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    Resubmitted,
+    StepStarted,
+    TrainingStep,
+)
+from steadytrain.components.shared.kubeflow.connection import HOST_VARIABLE, connect
+from steadytrain.components.train.launch.naming import PIPELINE_RUN
+from steadytrain.components.train.launch.trainjob import TRAIN_JOB
+from steadytrain.pipelines import cli
+
+from support.cluster import Cluster
+from support.furniture import furnished, serve_mlflow
+from support.launched import CONFIG, Launched
+from support.manifests import build
+from support.namespaces import apply, in_namespace, kubectl
+
+HOST = os.environ.get(HOST_VARIABLE, "")
+NAMESPACE = os.environ.get("KFP_NAMESPACE", "kubeflow")
+WITHIN = os.environ.get("STEADYTRAIN_TEST_KFP", f"http://ml-pipeline.{NAMESPACE}:8888")
+ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+
+pytestmark = pytest.mark.skipif(
+    not (HOST and os.environ.get("KUBECONFIG")), reason=f"{HOST_VARIABLE} names no KFP server"
+)
+
+
+@pytest.fixture(scope="module")
+def kubeflow(api, step_image, train_image, tmp_path_factory):
+    """KFP's namespace with all that our pipeline needs there."""
+    objects = in_namespace(build("standalone", (), tmp_path_factory.mktemp("role")), NAMESPACE)
+    apply([item for item in objects if item["kind"] in ("Role", "RoleBinding")])
+    here = Cluster(NAMESPACE)
+    try:
+        with furnished(here, step_image):
+            serve_mlflow(here, train_image, {HOST_VARIABLE: WITHIN})
+            yield Launched(here, train_image)
+    finally:
+        made = ("pod/mlflow", "pod/keeper", "service/mlflow", "secret/steadytrain")
+        kubectl("delete", *made, "sa/steadytrain", "pvc/steadytrain", "-n", NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def server(kubeflow):
+    return connect(HOST, NAMESPACE)
+
+
+def submitted(run):
+    """A small run, on its way."""
+    content = {
+        **CONFIG,
+        "run": run,
+        "pipeline": {"fuse": True},
+    }
+    return steadytrain.pipelines.submit(from_mapping(content), host=HOST, namespace=NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(kubeflow):
+    began = time.time()
+    run = submitted("whole")
+    outcome = run.wait()
+    assert outcome.state == "SUCCEEDED", outcome
+    return run, began
+
+
+def test_the_compiled_pipeline_ends_with_a_registered_model(kubeflow, undisturbed):
+    run, began = undisturbed
+    record = yaml.safe_load(kubeflow.read("whole/records/register.json"))
+    assert record["version"]
+    assert kubeflow.left("whole") == []
+    first = kubeflow.events("whole", TrainingStep)[0].time
+    pods = kubeflow.cluster.core.list_namespaced_pod(
+        NAMESPACE, label_selector=f"{PIPELINE_RUN}={run.run_id}"
+    )
+    steps = {event.stage: event.time for event in kubeflow.events("whole", StepStarted)}
+    print(f"{first - began:.0f} s from submit to the first training step; {len(pods.items)} pods")
+    print({stage: round(moment - began) for stage, moment in steps.items()})
+
+
+def test_a_run_whose_train_step_is_lost_ends_with_the_same_weights(kubeflow, undisturbed, server):
+    run = submitted("lost")
+    kubeflow.until("lost", TrainingStep, lambda event: event.step > 10)
+    delete_steps_pod(kubeflow, run.run_id)
+    ended = finished(kubeflow, server, "lost", 900)
+    assert ended, states(server, "lost")
+    weights = [kubeflow.record(name)["weights_digest"] for name in ("whole", "lost")]
+    assert weights[0] == weights[1]
+    assert kubeflow.left("lost") == []
+    print([event.failure_class for event in kubeflow.events("lost", AttemptEnded)])
+    print("submitted again:", kubeflow.events("lost", Resubmitted), states(server, "lost"))
+
+
+def test_a_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed, server):
+    run = submitted("ended")
+    kubeflow.until("ended", TrainingStep, lambda event: event.step > 10)
+    began = time.monotonic()
+    server.runs.run_service_terminate_run(run.run_id)
+    until(lambda: not jobs(kubeflow, "ended"), 60)
+    print(f"no job left {time.monotonic() - began:.0f} s after the termination")
+    until(lambda: states(server, "ended") == ["CANCELED"], 180)
+    assert kubeflow.left("ended") == []
+    assert kubeflow.events("ended", Resubmitted) == []
+
+
+def test_a_schedule_is_applied_once_paused_and_removed(server, tmp_path, kubeflow):
+    file = tmp_path / "schedules.yaml"
+    nightly = {
+        "name": "tiny",
+        "config": "causal-lm",
+        "overrides": {"output": "/mnt/steadytrain"},
+        "cron": "30 3 * * MON-FRI",
+        "time_zone": "Asia/Kolkata",
+    }
+    declare(file, [nightly])
+    assert "created nightly/tiny" in command("apply", file)
+    assert "left alone nightly/tiny" in command("apply", file)
+    (made,) = server.recurring_runs.recurring_run_service_list_recurring_runs(
+        namespace=NAMESPACE
+    ).recurring_runs
+    assert made.trigger.cron_schedule.cron == "0 0 22 * * 0,1,2,3,4"
+    assert made.status == "ENABLED"
+    command("pause", "nightly/tiny")
+    declare(file, [{**nightly, "cron": "30 4 * * *"}])
+    assert "replaced nightly/tiny" in command("apply", file)
+    declare(file, [])
+    assert "deleted nightly/tiny" in command("apply", file)
+    answer = server.recurring_runs.recurring_run_service_list_recurring_runs(namespace=NAMESPACE)
+    assert not answer.recurring_runs
+
+
+def declare(file, schedules):
+    content = {"name": "nightly", "experiment": "retraining", "schedules": schedules}
+    file.write_text(yaml.safe_dump(content))
+
+
+def command(verb, *arguments):
+    told = CliRunner().invoke(
+        cli.app, ["schedule", verb, *map(str, arguments), "--host", HOST, "--namespace", NAMESPACE]
+    )
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def states(server, run):
+    """Of KFP's runs of a name, the newest last."""
+    found = server.runs.run_service_list_runs(
+        namespace=NAMESPACE, page_size=100, sort_by="created_at asc"
+    )
+    return [item.state for item in found.runs or [] if item.display_name == run]
+
+
+def finished(kubeflow, server, run, seconds):
+    """Whether one of KFP's runs of a name succeeds, and all end."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = states(server, run)
+        if "SUCCEEDED" in found and all(state in ENDED for state in found):
+            return True
+        time.sleep(2)
+    return False
+
+
+def delete_steps_pod(kubeflow, run_id):
+    """The train step's pod is lost: as where its machine is gone."""
+    core = kubeflow.cluster.core
+    pods = core.list_namespaced_pod(NAMESPACE, label_selector=f"{PIPELINE_RUN}={run_id}").items
+    (pod,) = (
+        pod.metadata.name
+        for pod in pods
+        if pod.status.phase == "Running" and "container-impl" in pod.metadata.name
+    )
+    core.delete_namespaced_pod(pod, NAMESPACE)
+
+
+def jobs(kubeflow, run):
+    client = Client(kubeflow.cluster.core.api_client, NAMESPACE)
+    return client.list(TRAIN_JOB, {"steadytrain.io/run": run})
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(1)

@@ -1,0 +1,64 @@
+"""What a run's pods need of their namespace: an account, a volume, a tracking server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from steadytrain.components.shared.attached import NAME
+
+from support.cluster import KEEPER, Cluster, volume, volume_mount
+from support.shared_volume import shared_volume
+
+_PORT = 5000
+
+
+@contextlib.contextmanager
+def furnished(cluster: Cluster, image: str) -> Iterator[Cluster]:
+    """A service account, the shared volume, and a pod to read it through."""
+    account = {"metadata": {"name": NAME}}
+    cluster.core.create_namespaced_service_account(cluster.namespace, account)
+    with shared_volume(cluster, image):
+        cluster.start(
+            KEEPER,
+            {"image": image, "command": ["sleep", "infinity"]},
+            volumes=[volume()],
+            mounts=[volume_mount()],
+        )
+        cluster.wait(KEEPER, ["Running"], 300)
+        yield cluster
+
+
+def serve_mlflow(
+    cluster: Cluster, image: str, secret: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Starts a tracking server, of which the Secret NAME tells the steps; name of its service.
+
+    Args:
+        secret: what else is in the Secret.
+    """
+    name = "mlflow"
+    command = ["mlflow", "server", "--host", "0.0.0.0", "--port", str(_PORT), "--workers", "1"]
+    command += ["--allowed-hosts", "*", "--backend-store-uri", "sqlite:////tmp/mlflow.db"]
+    command += ["--serve-artifacts", "--artifacts-destination", "/tmp/artifacts"]
+    probe = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 1}
+    container = {
+        "image": image,
+        "command": command,
+        # Seven processes otherwise, for jobs that nobody sends.
+        "env": [{"name": "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "value": "false"}],
+        "startupProbe": {**probe, "failureThreshold": 300},
+        # Without a request it would starve beside the pods of a run.
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
+    }
+    cluster.start(name, container, labels={"app": name})
+    service = {"selector": {"app": name}, "ports": [{"port": _PORT}]}
+    core, namespace = cluster.core, cluster.namespace
+    core.create_namespaced_service(namespace, {"metadata": {"name": name}, "spec": service})
+    data = {"MLFLOW_TRACKING_URI": f"http://{name}.{namespace}:{_PORT}", **secret}
+    core.create_namespaced_secret(namespace, {"metadata": {"name": NAME}, "stringData": data})
+    cluster.wait_until_ready(name, 300)
+    # The first question is slow: it makes the tables.
+    cluster.ask(f"{name}:{_PORT}", "api/2.0/mlflow/experiments/search?max_results=1")
+    return f"{name}:{_PORT}"
