@@ -104,7 +104,7 @@ def test_whatever_befalls_it_the_weights_are_those_of_an_undisturbed_run(launche
 
 def test_each_fault_is_told_by_its_name(launched, disturbed):
     assert launched.classes("disturbed") == ["preemption", "pending_timeout", "node_lost", ""]
-    deleted, pending, lost, _ = launched.events("disturbed", AttemptEnded)
+    deleted, pending, lost, _ = launched.ended("disturbed")
     assert "was deleted" in deleted.message
     assert "untolerated taint" in pending.message
     assert "supervised" in lost.message
@@ -203,7 +203,11 @@ def test_where_capacity_goes_and_stays_away_it_goes_on_with_fewer_nodes(launched
     assert launched.classes(run) == ["preemption", "pending_timeout", ""]
     begun = launched.events(run, AttemptStarted)
     assert [event.nodes for event in begun] == [2, 2, 1]
-    assert [event.micro_batch_size for event in begun] == [4, 4, 8]
+    batches = [
+        event.micro_batch_size * event.gradient_accumulation_steps * event.world_size
+        for event in begun
+    ]
+    assert batches == [8, 8, 8]
     assert begun[-1].resumed_from_step
     losses = launched.losses("undisturbed")
     assert launched.losses(run) == pytest.approx(losses, rel=1e-6)

@@ -154,18 +154,18 @@ class Launched:
 
     def events(self, run: str, kind: type[E]) -> list[E]:
         """Of a run so far, in the order of their times."""
-        whole, _, _ = self.read(f"{run}/events/*.jsonl").rpartition("\n")
-        told = [from_json(line) for line in whole.splitlines() if line.startswith("{")]
-        return sorted(
-            (event for event in told if isinstance(event, kind)), key=lambda event: event.time
-        )
+        return self._told(f"{run}/events/*.jsonl", kind)
+
+    def ended(self, run: str) -> list[AttemptEnded]:
+        """By the ledger, which alone knows of those whose supervisor died."""
+        return self._told(f"{run}/ledger/*.json", AttemptEnded)
 
     def losses(self, run: str) -> dict[int, float]:
         return {event.step: event.loss for event in self.events(run, TrainingStep)}
 
     def classes(self, run: str) -> list[str]:
         """Of the failures of its attempts, in their order; "" for one that ended well."""
-        return [event.failure_class for event in self.events(run, AttemptEnded)]
+        return [event.failure_class for event in self.ended(run)]
 
     def micro_batches(self, run: str) -> list[int]:
         return [event.micro_batch_size for event in self.events(run, AttemptStarted)]
@@ -229,9 +229,17 @@ class Launched:
     def read(self, pattern: str) -> str:
         """Files of the runs, one after the other."""
         # What is JSON alone the client would make an object of, and a text of that.
-        script = f"echo told:; cat {OUTPUT}/runs/{pattern} || true"
-        told = self.cluster.shell("sh", "-c", script)
+        files = f'{OUTPUT}/runs/{pattern}; do cat "$file"; echo; done'
+        told = self.cluster.shell("sh", "-c", f"echo told:; for file in {files} || true")
         return told.removeprefix("told:\n")
+
+    def _told(self, pattern: str, kind: type[E]) -> list[E]:
+        """Events of a kind; a line that is being written is left for later."""
+        lines = [line for line in self.read(pattern).splitlines() if line.startswith("{")]
+        told = [from_json(line) for line in lines if line.endswith("}")]
+        return sorted(
+            (event for event in told if isinstance(event, kind)), key=lambda event: event.time
+        )
 
     def _write(self, path: str, content: str) -> None:
         script = "import pathlib, sys; path = pathlib.Path(sys.argv[1]); "
