@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,8 +21,11 @@ from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import (
     CA_VARIABLE,
     COOKIE_VARIABLE,
+    TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,
 )
+
+_TOKEN_FILE: Final = "/var/run/secrets/kubeflow/pipelines/token"
 
 _SECONDS: Final = (10.0, 60.0)
 """To connect, and from one byte of an answer to the next."""
@@ -110,16 +113,16 @@ def _authorize(configuration: kfp_server_api.Configuration) -> None:
     if token:
         configuration.api_key["authorization"] = token
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from kfp import client
+    # By these names kfp.client finds it too, which cannot be imported in a step of a pipeline.
+    path = Path(os.environ.get(TOKEN_FILE_VARIABLE) or _TOKEN_FILE)
+    if path.is_file():
+        configuration.refresh_api_key_hook = partial(_read_token, path)
+        _read_token(path, configuration)
 
-    path = os.environ.get(client.KF_PIPELINES_SA_TOKEN_ENV) or client.KF_PIPELINES_SA_TOKEN_PATH
-    if Path(path).is_file():
-        # Read anew for each call: the kubelet renews it.
-        hook = client.ServiceAccountTokenVolumeCredentials(path).refresh_api_key_hook
-        configuration.refresh_api_key_hook = hook
-        hook(configuration)
+
+def _read_token(path: Path, configuration: kfp_server_api.Configuration) -> None:
+    """Anew for each call: the kubelet renews it."""
+    configuration.api_key["authorization"] = path.read_text("utf-8").strip()
 
 
 @contextlib.contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -220,3 +222,13 @@ def test_the_help_names_where_credentials_come_from():
     shown = CliRunner().invoke(cli.app, ["submit", "--help"]).stdout
     assert "KFP_COOKIE" in shown
     assert "--token" not in shown
+
+
+def test_a_step_of_a_pipeline_can_connect(kfp):
+    """There kfp has only what an executor needs, and its client cannot be imported."""
+    code = "import kfp.dsl, sys; from steadytrain.components.shared.kubeflow import connection; "
+    code += "print(connection.connect(sys.argv[1]).host)"
+    runtime = os.environ | {"_KFP_RUNTIME": "true"}
+    command = [sys.executable, "-c", code, kfp.address]
+    done = subprocess.run(command, env=runtime, capture_output=True, text=True)
+    assert done.stdout.strip() == kfp.address, done.stderr
