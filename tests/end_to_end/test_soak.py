@@ -248,9 +248,12 @@ def test_memory_runs_out_among_other_faults(disturb, draw, tmp_path):
         model={"config": WIDE},
     )
     sizes = [event.micro_batch_size for event in events_of(disturbed, AttemptStarted)]
-    assert sorted(set(sizes), reverse=True) == [8, 4, 2]
+    walked = sorted(set(sizes), reverse=True)
+    # Twice at least: of an address space a later rank may have more in use between its steps, and
+    # meet the limit once more.
+    assert walked in ([8, 4, 2], [8, 4, 2, 1])
     rungs = [event.rung for event in events_of(disturbed, DecisionMade) if event.rung]
-    assert rungs == ["smaller micro-batch"] * 2
+    assert rungs == ["smaller micro-batch"] * (len(walked) - 1)
     found, expected = losses_of(disturbed), losses_of(undisturbed)
     assert found.keys() == expected.keys()
     apart = max(abs(found[number] / expected[number] - 1) for number in expected)
