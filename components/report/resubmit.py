@@ -50,12 +50,18 @@ def resubmit(config: RunConfig, job: str) -> Event | None:
     try:
         server = connect_to_kubeflow()
         run = server.runs.run_service_get_run(job)
-        if run.state in _TERMINATED or is_terminated(connect()):
+        if _was_canceled(run) or is_terminated(connect()):
             return None
         return _submit(config, facts, server, run)
     except (BadInput, ServerError, Refused, Unreachable) as error:
         remedy = f"; {error.remedy}" if error.remedy else ""
         return _not_again(f"{error.message}{remedy}")
+
+
+def _was_canceled(run: Any) -> bool:
+    """By KFP's own words for it; the last of them is of the workflow, which still runs."""
+    told = [run.state, *(moment.state for moment in run.state_history or ())]
+    return not _TERMINATED.isdisjoint(told)
 
 
 def _submit(config: RunConfig, facts: Facts, server: Server, run: Any) -> Event | None:

@@ -153,6 +153,14 @@ def test_so_does_a_run_that_says_so_itself(kfp, lost, state):
     assert len(kfp.all("runs")) == 1
 
 
+def test_so_does_one_that_said_so_once(kfp, lost):
+    """As a real server has it: by the next report of the workflow it is RUNNING again."""
+    history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "RUNNING")]
+    lost[1]["state_history"] = history
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 1
+
+
 def test_a_deleted_run_stays_deleted(api, kfp, lost):
     del api.objects["workflows", WORKFLOW]
     assert again(lost) is None
