@@ -104,6 +104,8 @@ def test_what_never_works_is_refused_by_name(storage, proxy, large, tmp_path, fa
         assert "AWS_ENDPOINT_URL_S3" in caught.value.remedy
     assert not list((tmp_path / "there").iterdir())
     proxy.usual = "forward"
+    monkeypatch.setattr(s3, "READ_SECONDS", 30.0)
+    storage = open_storage(storage.uri)
     assert storage.list() == ["kept"]
     assert storage.read("kept") == b"before"
 
