@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import outcome
-from steadytrain.components.report.termination import is_terminated
 from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.parameters import EACH
@@ -24,6 +23,7 @@ from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.termination import is_terminated
 from steadytrain.components.train.lease import held
 
 _LOST: Final = {"unfinished", "stopped"}

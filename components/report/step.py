@@ -9,8 +9,6 @@ from steadytrain.components.report.page import render
 from steadytrain.components.report.resubmit import resubmit
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
-from steadytrain.components.report.termination import is_terminated
-from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.stage import stage
@@ -35,7 +33,7 @@ def run(config: RunConfig, job: str = "") -> Path:
     """
     with stage(config, "report") as current:
         workspace = current.workspace
-        for problem in remove_unfinished(config, terminated=job if _is_terminated(job) else ""):
+        for problem in remove_unfinished(config, job):
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
         if told := resubmit(config, job):
             current.emit(told)
@@ -54,13 +52,3 @@ def run(config: RunConfig, job: str = "") -> Path:
             moment=cut[-1].end if cut else 0.0,
         )
     return page
-
-
-def _is_terminated(job: str) -> bool:
-    """Whether that is known; in doubt it is not, and jobs are removed when the lease has lapsed."""
-    if not (job and own_pod_name()):
-        return False
-    try:
-        return is_terminated(connect())
-    except (Unreachable, Refused):
-        return False

@@ -21,11 +21,13 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
 )
 from steadytrain.components.shared.kubeflow.connection import HOST_VARIABLE, connect
-from steadytrain.components.train.launch.naming import PIPELINE_RUN
+from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 from steadytrain.pipelines import cli
+from steadytrain.pipelines.server.follow import ENDED
 
 from support.cluster import Cluster
+from support.command import wait_for
 from support.furniture import furnished, serve_mlflow
 from support.launched import CONFIG, Launched
 from support.manifests import build
@@ -34,7 +36,6 @@ from support.namespaces import apply, in_namespace, kubectl
 HOST = os.environ.get(HOST_VARIABLE, "")
 NAMESPACE = os.environ.get("KFP_NAMESPACE", "kubeflow")
 WITHIN = os.environ.get("STEADYTRAIN_TEST_KFP", f"http://ml-pipeline.{NAMESPACE}:8888")
-ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 pytestmark = pytest.mark.skipif(
     not (HOST and os.environ.get("KUBECONFIG")), reason=f"{HOST_VARIABLE} names no KFP server"
@@ -117,9 +118,9 @@ def test_a_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed
     kubeflow.until("ended", TrainingStep, lambda event: event.step > 10)
     began = time.monotonic()
     server.runs.run_service_terminate_run(run.run_id)
-    until(lambda: not jobs(kubeflow, "ended"), 60)
+    wait_for(lambda: not jobs(kubeflow, "ended"), 60)
     print(f"no job left {time.monotonic() - began:.0f} s after the termination")
-    until(lambda: all(state in ENDED for state in states(server, "ended")), 180)
+    wait_for(lambda: all(state in ENDED for state in states(server, "ended")), 180)
     assert len(states(server, "ended")) == 1
     assert kubeflow.left("ended") == []
     assert kubeflow.events("ended", Resubmitted) == []
@@ -201,11 +202,4 @@ def delete_steps_pod(kubeflow, run_id):
 
 def jobs(kubeflow, run):
     client = Client(kubeflow.cluster.core.api_client, NAMESPACE)
-    return client.list(TRAIN_JOB, {"steadytrain.io/run": run})
-
-
-def until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(1)
+    return client.list(TRAIN_JOB, {RUN: run})

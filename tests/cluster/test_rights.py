@@ -12,7 +12,6 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from steadytrain.components.report.termination import WORKFLOW
 from steadytrain.components.shared.cluster import POD, Cluster, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -21,6 +20,7 @@ from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.launch.termination import WORKFLOW
 from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.pipelines.cluster.permissions import RIGHTS
 

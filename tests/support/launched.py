@@ -21,6 +21,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     from_json,
 )
+from steadytrain.pipelines.cluster.permissions import RIGHTS
 
 from support.cluster import Cluster, PodFailed, volume, volume_mount
 
@@ -31,13 +32,8 @@ CODE = f"{MOUNT_PATH}/code"
 JOB_LABEL = "jobset.sigs.k8s.io/jobset-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RULES = [
-    {
-        "apiGroups": ["trainer.kubeflow.org"],
-        "resources": ["trainjobs", "trainingruntimes"],
-        "verbs": ["create", "get", "list", "delete"],
-    },
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+    {"apiGroups": [right.group], "resources": [right.resource], "verbs": [*right.verbs]}
+    for right in RIGHTS
 ]
 """What the launcher asks of the API server, and nothing else."""
 KINDS = {

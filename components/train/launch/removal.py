@@ -28,6 +28,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.kinds import offered
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, is_of, run_labels
+from steadytrain.components.train.launch.termination import is_terminated
 from steadytrain.components.train.lease import held
 
 _LOOK_SECONDS = 0.3
@@ -77,38 +78,47 @@ def remove_jobs(
         wait(_LOOK_SECONDS)
 
 
-def remove_unfinished(config: RunConfig, terminated: str = "") -> list[str]:
+def remove_unfinished(config: RunConfig, job: str = "") -> list[str]:
     """What the exit handler does: removes the jobs of a run whose train step was lost.
 
     Where a supervisor still renews its lease after the time of one, it is at work, as when
     the run was started again meanwhile; its job is then left alone.
 
     Args:
-        terminated: KFP's id of its run, where that was terminated: jobs that it has started
-            go at once.
+        job: KFP's id of its run; where that was terminated, jobs that it has started go at once.
 
     Returns:
         What could not be removed, in words; a run that is not on a cluster has nothing.
     """
     workspace, lease = Workspace.of(config), config.recovery.lease_seconds
-    if not own_pod_name() or not (terminated or _lapses(workspace, lease)):
+    if not own_pod_name():
         return []
-    labels = {PIPELINE_RUN: terminated} if terminated else {}
     try:
         cluster = connect()
-        job = patiently(lambda: offered(cluster, config.compute.launcher))
-        if job is None:
+        labels = {PIPELINE_RUN: job} if job and _surely_terminated(cluster) else {}
+        if not (labels or _lapses(workspace, lease)):
+            return []
+        kind = patiently(lambda: offered(cluster, config.compute.launcher))
+        if kind is None:
             return []
         return remove_jobs(
             cluster,
             config.run_id,
             workspace.attempts,
-            job.kinds,
+            kind.kinds,
             seconds=lease,
             labels=labels,
         )
     except (Unreachable, Refused) as error:
         return [str(error)]
+
+
+def _surely_terminated(cluster: Cluster) -> bool:
+    """In doubt it is not, and jobs are removed when the lease has lapsed."""
+    try:
+        return is_terminated(cluster)
+    except (Unreachable, Refused):
+        return False
 
 
 def _lapses(workspace: Workspace, seconds: float) -> bool:

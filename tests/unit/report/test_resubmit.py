@@ -11,14 +11,13 @@ import pytest
 
 import steadytrain.pipelines
 from steadytrain.components.report import resubmit as module
-from steadytrain.components.report import step, termination
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.step import run as report
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Resubmitted, Warned
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.launch import removal
+from steadytrain.components.train.launch import removal, termination
 from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
 from steadytrain.components.train.lease import hold
 
@@ -35,7 +34,7 @@ def api(monkeypatch):
     with api_server.serving() as (server, cluster):
         server.put("pods", {"metadata": {"name": POD, "labels": {}, "ownerReferences": [owner]}})
         server.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": {}})
-        for place in (module, step, removal):
+        for place in (module, removal):
             monkeypatch.setattr(place, "own_pod_name", lambda: POD)
             monkeypatch.setattr(place, "connect", lambda: cluster)
         monkeypatch.setattr(termination, "own_pod_name", lambda: POD)
