@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.shared.cluster import POD, Cluster, Manifest, own_pod_name
 from steadytrain.components.train.launch.naming import PIPELINE_RUN
 
 _SHARED = ("persistentVolumeClaim", "nfs", "csi", "secret", "configMap")
@@ -58,6 +58,13 @@ class OwnPod:
             identity=_identity(spec, main),
             pull_secrets=spec.get("imagePullSecrets", []),
         )
+
+
+def own_pod(cluster: Cluster) -> OwnPod:
+    """What this process's pod has."""
+    name = own_pod_name()
+    pod = cluster.get(POD, name) if name else None
+    return OwnPod.of(pod) if pod else OwnPod()
 
 
 def _main(containers: list[Manifest]) -> Manifest:

@@ -7,13 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from steadytrain.components.shared.cluster import (
-    POD,
-    Cluster,
-    Refused,
-    Unreachable,
-    own_pod_name,
-)
+from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
@@ -24,7 +18,7 @@ from steadytrain.components.train.launch.agent import AgentAttempt
 from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
-from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.own_pod import own_pod
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.launch.removal import remove_jobs
 from steadytrain.components.train.plan.device import CPU
@@ -50,7 +44,7 @@ class PodsLauncher:
     ) -> None:
         self.config, self.cluster, self.job = config, cluster, job
         self.program = tuple(program)
-        self.own = _own_pod(cluster)
+        self.own = own_pod(cluster)
         self._check()
 
     @property
@@ -185,9 +179,3 @@ class JobAttempt(AgentAttempt):
     def _is_gone(self, node: int) -> bool:
         """One that has not begun when all are asked to leave need not be waited for."""
         return node in self.follower.gone or (self._asked and node not in self.follower.started)
-
-
-def _own_pod(cluster: Cluster) -> OwnPod:
-    name = own_pod_name()
-    pod = cluster.get(POD, name) if name else None
-    return OwnPod.of(pod) if pod else OwnPod()

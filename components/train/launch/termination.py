@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from steadytrain.components.shared.cluster import POD, Cluster, Kind, own_pod_name, patiently
+from steadytrain.components.shared.cluster import Cluster, Kind, patiently
+from steadytrain.components.train.launch.own_pod import own_pod
 
 WORKFLOW: Final = Kind("Workflow", "workflows", "argoproj.io", "v1alpha1")
 
@@ -19,8 +20,7 @@ def is_terminated(cluster: Cluster) -> bool:
         Unreachable: the API server does not answer.
         Refused: this pod's service account may not look at its workflow.
     """
-    pod = patiently(lambda: cluster.get(POD, own_pod_name()))
-    owners = (pod or {"metadata": {}})["metadata"].get("ownerReferences", [])
+    owners = patiently(lambda: own_pod(cluster)).owners
     name = next((item["name"] for item in owners if item["kind"] == WORKFLOW.name), "")
     if not name:
         return False

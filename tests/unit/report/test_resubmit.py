@@ -17,7 +17,7 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Resubmitted, Warned
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.launch import removal, termination
+from steadytrain.components.train.launch import own_pod, removal
 from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
 from steadytrain.components.train.lease import hold
 
@@ -30,14 +30,16 @@ POD, WORKFLOW = "report-1", "steadytrain-finetune-abcde"
 @pytest.fixture
 def api(monkeypatch):
     """The cluster: the report's own pod, which a workflow owns."""
-    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": WORKFLOW}
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": WORKFLOW, "uid": "1"}
+    spec = {"containers": [{"name": "main", "image": "step:1"}]}
     with api_server.serving() as (server, cluster):
-        server.put("pods", {"metadata": {"name": POD, "labels": {}, "ownerReferences": [owner]}})
+        metadata = {"name": POD, "labels": {}, "ownerReferences": [owner]}
+        server.put("pods", {"metadata": metadata, "spec": spec})
         server.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": {}})
         for place in (module, removal):
             monkeypatch.setattr(place, "own_pod_name", lambda: POD)
             monkeypatch.setattr(place, "connect", lambda: cluster)
-        monkeypatch.setattr(termination, "own_pod_name", lambda: POD)
+        monkeypatch.setattr(own_pod, "own_pod_name", lambda: POD)
         yield server
 
 

@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared import cluster
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.attempt import Exits
-from steadytrain.components.train.launch import choose, follow, pods
+from steadytrain.components.train.launch import choose, follow, own_pod
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
@@ -157,7 +157,7 @@ def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypat
     claim = {"name": "volume", "persistentVolumeClaim": {"claimName": "mine"}}
     spec = {"containers": [container], "volumes": [claim]}
     server.put("pods", {"metadata": {"name": "step-1", "labels": {}}, "spec": spec})
-    monkeypatch.setattr(pods, "own_pod_name", lambda: "step-1")
+    monkeypatch.setattr(own_pod, "own_pod_name", lambda: "step-1")
     made = PodsLauncher(config(), here, TrainJob)
     assert made.own.image == "own:1"
     assert made.own.volumes == [claim]
