@@ -13,6 +13,7 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    StepStarted,
     TrainingStep,
     Warned,
 )
@@ -79,7 +80,7 @@ def _delete_a_pod_with_the_node_tainted(launched, run):
     launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
     core = launched.cluster.core
     with _tainted(core):
-        pod = launched.pods(f"{run}-a1")[1]
+        pod = launched.pods(run, attempt=1)[1]
         core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
         launched.until(run, AttemptEnded, lambda event: event.attempt == 2)
 
@@ -198,7 +199,7 @@ def test_where_capacity_goes_and_stays_away_it_goes_on_with_fewer_nodes(launched
     launched.start(run, env=s3, compute={"pods": pods}, recovery=recovery)
     launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
     with _room_for_one_pod(launched):
-        pod = launched.pods(f"{run}-a1")[1]
+        pod = launched.pods(run, attempt=1)[1]
         launched.cluster.core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
         phase, log = launched.end(run, 900)
     assert phase == "Succeeded", log
@@ -214,6 +215,32 @@ def test_where_capacity_goes_and_stays_away_it_goes_on_with_fewer_nodes(launched
     losses = launched.losses("undisturbed")
     assert launched.losses(run) == pytest.approx(losses, rel=1e-6)
     assert launched.left(run) == []
+
+
+def test_taken_from_a_spot_node_its_last_attempt_asks_for_another(launched, undisturbed):
+    run, core = "spot", launched.cluster.core
+    label = {"steadytrain.io/test-spot": "true"}
+    tolerations = [{"key": TAINT["key"], "operator": "Exists"}]
+    pods = {"spot": {"node_selector": label, "tolerations": tolerations}}
+    recovery = {"max_preemptions": 2, "on_demand_at_last": True}
+    with _labelled(core, label):
+        launched.start(run, compute={"pods": pods}, recovery=recovery)
+        launched.until(run, StepStarted, lambda event: event.stage == "train")
+        with _tainted(core):
+            launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
+            spot = launched.pods(run, attempt=1)[1]
+            _evict(core, spot.metadata)
+            launched.until(run, AttemptEnded, lambda event: event.attempt == 1)
+    launched.until(run, TrainingStep, lambda event: event.attempt == 2)
+    on_demand = launched.pods(run, attempt=2)[1]
+    phase, log = launched.end(run, 900)
+    assert phase == "Succeeded", log
+    assert launched.classes(run) == ["preemption", ""]
+    assert spot.spec.node_selector == label
+    assert not on_demand.spec.node_selector
+    assert TAINT["key"] not in [item.key for item in on_demand.spec.tolerations]
+    weights = [launched.record(name)["weights_digest"] for name in ("undisturbed", run)]
+    assert weights[0] == weights[1]
 
 
 def test_the_exit_handler_removes_what_a_lost_launcher_has_left(launched):
@@ -241,6 +268,29 @@ def _room_for_one_pod(launched):
         yield
     finally:
         core.delete_namespaced_resource_quota("small", namespace)
+
+
+@contextlib.contextmanager
+def _labelled(core, label):
+    """Every node bears a label while the context lasts."""
+    _patch_nodes(core, {"metadata": {"labels": label}})
+    try:
+        yield
+    finally:
+        _patch_nodes(core, {"metadata": {"labels": dict.fromkeys(label)}})
+
+
+def _patch_nodes(core, change):
+    for node in core.list_node().items:
+        core.patch_node(node.metadata.name, change)
+
+
+def _evict(core, metadata):
+    """As whoever drains a node."""
+    name, namespace = metadata.name, metadata.namespace
+    core.create_namespaced_pod_eviction(
+        name, namespace, {"metadata": {"name": name, "namespace": namespace}}
+    )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,9 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     from_json,
 )
-from steadytrain.pipelines.cluster.permissions import RIGHTS
+from steadytrain.components.train.launch.evidence import node_of
+from steadytrain.components.train.launch.naming import ATTEMPT, RUN
+from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
 
 from support.cluster import Cluster, PodFailed, volume, volume_mount
 
@@ -29,19 +31,13 @@ E = TypeVar("E", bound=Event)
 STEPS = 80
 OUTPUT = f"{MOUNT_PATH}/launched"
 CODE = f"{MOUNT_PATH}/code"
-JOB_LABEL = "jobset.sigs.k8s.io/jobset-name"
-INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-RULES = [
-    {"apiGroups": [right.group], "resources": [right.resource], "verbs": [*right.verbs]}
-    for right in RIGHTS
-]
-"""What the launcher asks of the API server, and nothing else."""
 KINDS = {
     "trainjobs": ("trainer.kubeflow.org", "v1alpha1"),
     "trainingruntimes": ("trainer.kubeflow.org", "v1alpha1"),
     "jobsets": ("jobset.x-k8s.io", "v1alpha2"),
     "jobs": ("batch", "v1"),
 }
+"""What a TrainJob is made of but pods."""
 CONFIG: dict[str, Any] = {
     "name": "tiny",
     "output": OUTPUT,
@@ -92,10 +88,16 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Launched:
-    """Runs of the train step in one namespace, on data that are prepared once."""
+    """Runs of the train step in one namespace, on data that are prepared once.
+
+    rights: what the launcher asks of the API server, and nothing else.
+    kinds: what the controller makes of its jobs but pods.
+    """
 
     cluster: Cluster
     image: str
+    rights: Sequence[Right] = RIGHTS
+    kinds: Mapping[str, tuple[str, str]] = MappingProxyType(KINDS)
 
     def prepare(self) -> None:
         """The service account's rights, the faults' code, the data."""
@@ -177,12 +179,12 @@ class Launched:
                 raise PodFailed(f"run {run}: no {kind.__name__} within {seconds:.0f} s")
             time.sleep(1)
 
-    def pods(self, job: str) -> dict[int, Any]:
-        """A job's pods by node."""
+    def pods(self, run: str, attempt: int) -> dict[int, Any]:
+        """An attempt's pods by node."""
         found = self.cluster.core.list_namespaced_pod(
-            self.cluster.namespace, label_selector=f"{JOB_LABEL}={job}"
+            self.cluster.namespace, label_selector=f"{RUN}={run},{ATTEMPT}={attempt}"
         )
-        return {int(pod.metadata.labels[INDEX_LABEL]): pod for pod in found.items}
+        return {node_of({"metadata": pod.metadata.to_dict()}): pod for pod in found.items}
 
     def left(self, run: str, seconds: float = 30) -> list[str]:
         """What of a run's the cluster still has, after a time for its collector of garbage."""
@@ -193,7 +195,7 @@ class Launched:
 
     def _of(self, run: str) -> list[str]:
         api, names = client.CustomObjectsApi(), []
-        for plural, (group, version) in KINDS.items():
+        for plural, (group, version) in self.kinds.items():
             found = api.list_namespaced_custom_object(
                 group, version, self.cluster.namespace, plural
             )
@@ -244,7 +246,11 @@ class Launched:
 
     def _allow(self) -> None:
         api, namespace = client.RbacAuthorizationV1Api(), self.cluster.namespace
-        role = {"metadata": {"name": "launcher"}, "rules": RULES}
+        rules = [
+            {"apiGroups": [right.group], "resources": [right.resource], "verbs": [*right.verbs]}
+            for right in self.rights
+        ]
+        role = {"metadata": {"name": "launcher"}, "rules": rules}
         binding = {
             "metadata": {"name": "launcher"},
             "roleRef": {

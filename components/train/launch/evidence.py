@@ -140,9 +140,7 @@ def node_of(pod: Manifest) -> int:
     index = metadata.get("annotations", {}).get("batch.kubernetes.io/job-completion-index")
     if index is not None:
         return int(index)
-    labels = metadata["labels"]
-    worker: bool = labels["training.kubeflow.org/replica-type"].lower() == "worker"
-    return int(labels["training.kubeflow.org/replica-index"]) + worker
+    return int(metadata["labels"]["training.kubeflow.org/replica-index"])
 
 
 def _taken(status: Manifest) -> tuple[str, str] | None:

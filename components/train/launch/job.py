@@ -37,8 +37,8 @@ class Job:
 
     folder: of the attempt, as its pods see it.
     on_demand: whether its pods do without nodes that may be taken away.
-    command: of each pod; who it is it learns from variables that the controller sets: PET_NNODES,
-        PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT.
+    command: of each pod; who it is it learns from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and
+        PET_MASTER_PORT, which the controller sets or the job itself.
     """
 
     kinds: ClassVar[tuple[Kind, ...]]

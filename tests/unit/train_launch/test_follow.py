@@ -305,4 +305,4 @@ def test_a_pod_that_it_does_not_understand_ends_the_attempt_with_a_word(api, fol
     api[0].put("pods", strange)
     made.run()
     assert made.gone == {0, 1}
-    assert "replica-type" in failure(folder).message
+    assert "replica-index" in failure(folder).message

@@ -251,38 +251,39 @@ def pytorch(job, **compute):
     return manifest
 
 
-def test_the_training_operator_gets_a_master_and_workers(job):
+def workers(job, **compute):
+    """Of a PyTorchJob: there is nothing but workers."""
+    (replicas,) = pytorch(job, **compute)["spec"]["pytorchReplicaSpecs"].items()
+    assert replicas[0] == "Worker"
+    return replicas[1]
+
+
+def test_the_training_operator_gets_a_worker_for_each_node(job):
     spec = pytorch(job, nodes=4, nproc_per_node=2)["spec"]
-    replicas = spec["pytorchReplicaSpecs"]
-    assert {name: item["replicas"] for name, item in replicas.items()} == {"Master": 1, "Worker": 3}
     assert spec["nprocPerNode"] == "2"
     assert spec["runPolicy"]["backoffLimit"] == 0
-    for replica in replicas.values():
-        assert replica["restartPolicy"] == "Never"
-        (container,) = replica["template"]["spec"]["containers"]
-        assert container["name"] == "pytorch"
-        assert container["command"] == ["python", "-m", "agent"]
-        assert container["resources"]["limits"] == {"memory": "16Gi"}
+    made = workers(job, nodes=4)
+    assert (made["replicas"], made["restartPolicy"]) == (4, "Never")
+    (container,) = made["template"]["spec"]["containers"]
+    assert container["name"] == "pytorch"
+    assert container["command"] == ["python", "-m", "agent"]
+    assert container["resources"]["limits"] == {"memory": "16Gi"}
 
 
-def test_one_node_is_a_master_alone(job):
-    assert pytorch(job, nodes=1)["spec"]["pytorchReplicaSpecs"].keys() == {"Master"}
+def test_its_pods_know_where_the_first_is_and_which_they_are(job):
+    manifest = pytorch(job, nodes=2)
+    (container,) = workers(job, nodes=2)["template"]["spec"]["containers"]
+    told = {item["name"]: item for item in container["env"]}
+    assert told["PET_MASTER_ADDR"]["value"] == f"{manifest['metadata']['name']}-worker-0"
+    label = "metadata.labels['training.kubeflow.org/replica-index']"
+    assert told["PET_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"] == label
 
 
 def test_its_pods_are_told_apart_by_their_labels():
-    def pod(kind, index):
-        prefix = "training.kubeflow.org/replica-"
-        labels = {f"{prefix}type": kind, f"{prefix}index": str(index)}
-        return {"metadata": {"labels": labels}}
-
-    assert [node_of(pod("master", 0)), node_of(pod("worker", 0)), node_of(pod("worker", 2))] == [
-        0,
-        1,
-        3,
-    ]
+    labels = {"training.kubeflow.org/replica-index": "2"}
+    assert node_of({"metadata": {"labels": labels}}) == 2
 
 
 def test_both_kinds_ask_for_the_same_pods(job):
-    (replica,) = pytorch(job, nodes=1)["spec"]["pytorchReplicaSpecs"].values()
-    spec, other = replica["template"]["spec"], pod_spec(job(nodes=1))
+    spec, other = workers(job, nodes=1)["template"]["spec"], pod_spec(job(nodes=1))
     assert {**spec, "containers": []} == {**other, "containers": []}
