@@ -15,16 +15,14 @@ from steadytrain.components.shared.config.judging import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
+from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.config.training import (
-    ModelConfig,
-    RecoveryConfig,
-    TrainingConfig,
-)
+from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
 
 __all__ = [
+    "AdapterConfig",
     "Columns",
     "ComputeConfig",
     "DataConfig",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
 
@@ -20,6 +20,12 @@ Quantity = Annotated[
     Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"),
 ]
 """An amount in the notation of Kubernetes: 500m, 4, 16Gi."""
+
+Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+Offload = Literal["none", "optimizer", "all"]
+_OFFLOADING: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
+"""Which strategies can: FSDP moves weights, gradients and optimizer together or not at all."""
+_WITHIN_LAYERS = {"tensor_parallel", "pipeline_parallel", "model_parallel", "tp", "pp"}
 
 Cores = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
 """Of a processor: 500m, 4."""
@@ -96,6 +102,17 @@ class ComputeConfig(Section):
     threads_per_rank: int | None = Field(
         None, ge=1, description="none: cores over ranks; in a pod, of the cores that it requests"
     )
+    strategy: Strategy = Field(
+        "auto",
+        description="how the ranks share the work and the memory: ddp: each has the whole model; "
+        "zero1, zero2, zero3 (DeepSpeed): they share the optimizer's state, the gradients too, "
+        "the weights too; fsdp (PyTorch): all three; auto: single on one rank, else ddp",
+    )
+    offload: Offload = Field(
+        "none",
+        description="what is kept in the host's memory instead of the GPU's: the optimizer's "
+        "state, or the weights too; with a strategy that shards them",
+    )
     pods: PodsConfig = PodsConfig()
     price_per_hour: float | None = Field(
         None,
@@ -115,6 +132,42 @@ class ComputeConfig(Section):
         if self.pods.gpus is not None:
             return self.pods.gpus
         return self.nproc_per_node if self.device == "cuda" else 0
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _none_cuts_layers(cls, value: object) -> object:
+        if value in _WITHIN_LAYERS:
+            raise at_odds(
+                "compute.strategy",
+                value,
+                "this product cuts no layer and no chain of layers into parts for several GPUs",
+                "take fsdp or zero3, which spread the weights over the ranks and suffice to about "
+                "100 billion parameters; beyond it takes tensor and pipeline parallelism, as in "
+                "Megatron-LM, and a fast connection within each node",
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _single_is_one_rank(self) -> ComputeConfig:
+        if self.strategy == "single" and self.world_size > 1:
+            raise at_odds(
+                "compute.strategy",
+                self.strategy,
+                f"it has one rank, and compute asks for {self.world_size}",
+                "take ddp, or one that shards, or set nodes and nproc_per_node to 1",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_is_sharded_is_offloaded(self) -> ComputeConfig:
+        if self.offload != "none" and self.strategy not in _OFFLOADING[self.offload]:
+            raise at_odds(
+                "compute.offload",
+                self.offload,
+                f"compute.strategy {self.strategy} cannot do that",
+                f"one of these can: {', '.join(_OFFLOADING[self.offload])}",
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_machine_is_one_node(self) -> ComputeConfig:

@@ -20,12 +20,9 @@ from steadytrain.components.shared.config.judging import (
     RetrainConfig,
     TrackingConfig,
 )
+from steadytrain.components.shared.config.model import ModelConfig
 from steadytrain.components.shared.config.pipeline import PipelineConfig
-from steadytrain.components.shared.config.training import (
-    ModelConfig,
-    RecoveryConfig,
-    TrainingConfig,
-)
+from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
 
 SCHEMA_VERSION: Final = 1
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
@@ -35,6 +32,12 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "pipeline": True,
     "compute": {"price_per_hour", "pods"},
 }
+_ONLY_CUDA: Final = {
+    "qlora": "lora",
+    "adamw_bnb_8bit": "adamw_torch",
+    "paged_adamw_8bit": "adamw_torch",
+}
+"""What takes their place on a CPU."""
 
 
 class RunConfig(Section):
@@ -89,6 +92,21 @@ class RunConfig(Section):
                 "batch",
                 "take a divisor of them, or leave it out",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_cpu_has_no_8_bit(self) -> Self:
+        for field, value in (
+            ("model.adapter.kind", self.model.adapter.kind),
+            ("training.optim", self.training.optim),
+        ):
+            if self.compute.device == "cpu" and value in _ONLY_CUDA:
+                raise at_odds(
+                    field,
+                    value,
+                    "its kernels need a CUDA device, and compute.device is cpu",
+                    f"take {_ONLY_CUDA[value]}, or train on a GPU",
+                )
         return self
 
     @property

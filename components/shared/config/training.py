@@ -8,50 +8,13 @@ the product derives micro-batch and accumulation, which decide only what fits.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
-
-
-class ModelConfig(Section):
-    """The model to start from: a trained one, or an architecture to train from scratch."""
-
-    framework: str = Field("pytorch", description="which trainer trains it")
-    base: str | None = Field(
-        None,
-        description="a folder, s3:// address, hub:NAME, models:/NAME@ALIAS of MLflow, or "
-        "package:NAME/PATH; none: from scratch, by `config`",
-    )
-    revision: str | None = Field(None, description="branch, tag or commit of a hub model")
-    config: dict[str, Any] = Field(
-        default={}, description="Transformers' configuration, model_type included, from scratch"
-    )
-    tokenizer: str | None = Field(
-        None, description="an address as for `base`; none: the base model's, or a trained one"
-    )
-    vocab_size: int = Field(8192, ge=300, description="of a tokenizer trained from scratch")
-
-    @model_validator(mode="after")
-    def _has_a_start(self) -> ModelConfig:
-        if self.base is None and "model_type" not in self.config:
-            raise at_odds(
-                "model.base",
-                self.base,
-                "there is no model to start from",
-                "name one, or give model.config a model_type to train from scratch",
-            )
-        if self.base is not None and self.config:
-            raise at_odds(
-                "model.config",
-                self.config,
-                "it excludes model.base, which brings a configuration of its own",
-                "leave out one of the two",
-            )
-        return self
 
 
 class TrainingConfig(Section):
@@ -70,13 +33,18 @@ class TrainingConfig(Section):
     )
     weight_decay: float = Field(0.0, ge=0, description="biases and norms are left out")
     max_grad_norm: float = Field(1.0, ge=0, description="0: gradients are not clipped")
-    optim: Literal["adamw_torch"] = "adamw_torch"
+    optim: Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = Field(
+        "adamw_torch",
+        description="the 8-bit ones keep AdamW's moments in a quarter of the memory, paged also in "
+        "the host's where the GPU's is short; they need CUDA",
+    )
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)
     bf16: bool = Field(False, description="bfloat16 autocast; weights stay float32")
     fp16: bool = Field(False, description="float16 autocast with a loss scaler; needs CUDA")
     gradient_checkpointing: bool = Field(False, description="recompute activations in backward")
+    torch_compile: bool = Field(False, description="fuse the model's kernels by torch.compile")
     seed: int = Field(42, ge=0)
     full_determinism: bool = Field(False, description="deterministic kernels only; slower")
     logging_steps: int = Field(10, ge=1)

@@ -12,6 +12,7 @@ from steadytrain.components.shared.records import DataRecord
 NEUTRAL = (
     "micro_batch_size",
     "gradient_checkpointing",
+    "torch_compile",
     "logging_steps",
     "eval_steps",
     "save_steps",
@@ -27,6 +28,9 @@ FREE_SECTIONS = ("compute", "recovery")
 _REORDERING = {
     "training.micro_batch_size",
     "training.gradient_checkpointing",
+    "training.torch_compile",
+    "compute.strategy",
+    "compute.offload",
     "compute.device",
     "compute.nodes",
     "compute.nproc_per_node",
@@ -47,9 +51,12 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
     """What a supervisor works by, as plain data: sections and their fields."""
     content = config.model_dump(mode="json", include={"model", "training", *FREE_SECTIONS})
-    # A section of its own, so that a change is told by its field.
-    pods = content["compute"].pop("pods")
-    return {"data": {"fingerprint": data.fingerprint}, **content, "compute.pods": pods}
+    # Sections of their own, so that a change is told by its field.
+    within = {
+        "model.adapter": content["model"].pop("adapter"),
+        "compute.pods": content["compute"].pop("pods"),
+    }
+    return {"data": {"fingerprint": data.fingerprint}, **content, **within}
 
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

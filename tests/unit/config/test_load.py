@@ -237,3 +237,29 @@ def test_ranks_are_counted_over_all_nodes():
     told = problems({**wide, "training": {"global_batch_size": 20}})
     assert "compute.nodes 4" in str(told["training.global_batch_size"])
     assert "compute.nodes" in problems({**MINIMAL, "compute": {"launcher": "process", "nodes": 2}})
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "told"),
+    [
+        ("compute", {"strategy": "tensor_parallel"}, "Megatron-LM"),
+        ("compute", {"strategy": "single", "nproc_per_node": 2}, "it has one rank"),
+        ("compute", {"offload": "all", "strategy": "ddp"}, "one of these can: fsdp, zero3"),
+        ("compute", {"offload": "optimizer", "strategy": "fsdp"}, "zero1, zero2, zero3"),
+    ],
+)
+def test_a_strategy_that_cannot_work_is_refused_with_what_would(section, fields, told):
+    with pytest.raises(ConfigError, match=told):
+        from_mapping({**MINIMAL, section: fields})
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "instead"),
+    [
+        ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}, "take lora"),
+        ("training", {"optim": "paged_adamw_8bit"}, "take adamw_torch"),
+    ],
+)
+def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
+    with pytest.raises(ConfigError, match=instead):
+        from_mapping({**MINIMAL, "compute": {"device": "cpu"}, section: fields})

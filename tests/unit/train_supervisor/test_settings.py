@@ -15,7 +15,12 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.settings import MAY_DIFFER
+from steadytrain.components.train.recovery.settings import (
+    MAY_DIFFER,
+    accepted,
+    refused,
+    settings,
+)
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 REFUSED = {
@@ -54,6 +59,7 @@ ACCEPTED = {
     "training": {
         "micro_batch_size": 2,
         "gradient_checkpointing": True,
+        "torch_compile": True,
         "logging_steps": 3,
         "eval_steps": 7,
         "save_steps": 5,
@@ -67,6 +73,7 @@ ACCEPTED = {
         "threads_per_rank": 3,
         "price_per_hour": 2.5,
         "device": "auto",
+        "strategy": "fsdp",
     },
     "recovery": {
         "reuse_ttl_seconds": 1.0,
@@ -90,8 +97,9 @@ ACCEPTED = {
         "spike_window": 7,
     },
 }
-ONE_CHOICE = {"training.optim"}
-SECTIONS_WITHIN = {"compute.pods"}
+SECTIONS_WITHIN = {"compute.pods", "model.adapter"}
+NOT_ALONE = {"training.optim", "compute.offload"}
+"""That go only with another value of another field than the run's here."""
 SECTIONS = {
     "model": ModelConfig,
     "training": TrainingConfig,
@@ -118,7 +126,7 @@ def test_the_tables_leave_out_no_field():
     known = {
         f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields
     }
-    assert told | ONE_CHOICE | SECTIONS_WITHIN == known
+    assert told | SECTIONS_WITHIN | NOT_ALONE == known
 
 
 @pytest.fixture
@@ -180,7 +188,7 @@ def test_all_else_may_change_and_is_listed(begun, section, name, value):
     assert f"{section}.{name} " in told
     assert f"-> {value!r}" in told
     assert told.count(" -> ") == 1
-    reorders = name in ("micro_batch_size", "gradient_checkpointing") or (
+    reorders = name in ("micro_batch_size", "gradient_checkpointing", "torch_compile") or (
         section == "compute" and name not in ("price_per_hour", "launcher")
     )
     assert ("not to the bit" in told) == reorders
@@ -192,6 +200,32 @@ def test_what_a_pod_has_may_change_and_is_told_by_its_field(begun):
         other.run()
     (told,) = warned(other)
     assert told.endswith("settings than before: compute.pods.memory '16Gi' -> '7Gi'")
+
+
+def test_another_adapter_is_refused_by_its_field(begun):
+    with pytest.raises(BadInput, match=r"model\.adapter\.kind 'none' -> 'lora'"):
+        begun("model", "adapter", {"kind": "lora"}).run()
+
+
+def changed(config, data, common, section, name, value):
+    """Settings before and after a change, in a configuration that has `common` too."""
+    content = config.model_dump()
+    for field, told in common.items():
+        content["compute"][field] = told
+    before = settings(from_mapping(content), data)
+    content[section] = {**content[section], name: value}
+    return before, settings(from_mapping(content), data)
+
+
+def test_another_optimizer_is_refused(config, data):
+    change = changed(config, data, {"device": "auto"}, "training", "optim", "adamw_bnb_8bit")
+    assert refused(*change) == ["training.optim 'adamw_torch' -> 'adamw_bnb_8bit'"]
+
+
+def test_where_the_optimizer_is_kept_may_change(config, data):
+    change = changed(config, data, {"strategy": "zero2"}, "compute", "offload", "optimizer")
+    assert refused(*change) == []
+    assert "compute.offload 'none' -> 'optimizer'; sums" in accepted(*change)
 
 
 def test_other_data_are_refused(begun):
