@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -97,7 +97,7 @@ class Launched:
     cluster: Cluster
     image: str
     rights: Sequence[Right] = RIGHTS
-    kinds: Mapping[str, tuple[str, str]] = MappingProxyType(KINDS)
+    kinds: Mapping[str, tuple[str, str]] = field(default_factory=lambda: KINDS)
 
     def prepare(self) -> None:
         """The service account's rights, the faults' code, the data."""
