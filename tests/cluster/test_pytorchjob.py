@@ -84,7 +84,7 @@ def test_the_operators_own_reason_is_told_where_there_are_no_pods(launched):
     pods = {"gpus": 1, "pending_timeout_seconds": 30}
     pod = start(launched, "quota", pods=pods, recovery={"max_failures_per_class": 1})
     phase, log = launched.end(pod)
-    assert phase == "Failed"
+    assert phase == "Failed", log
     assert launched.classes("quota") == ["pending_timeout"]
-    assert "exceeded quota: no-gpus" in log
+    assert "exceeded quota: no-gpus" in log, log
     assert launched.left("quota") == []

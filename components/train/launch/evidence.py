@@ -35,6 +35,8 @@ _WRONG_POD = "change what the message names, in compute.pods or in the namespace
 _REFUSED_START = {"StartError", "ContainerCannotRun"}
 _KILLED = (137, 143)
 """Exit status after SIGKILL and SIGTERM."""
+_NOT_CREATED = {"FailedCreate", "FailedCreatePod"}
+"""As the job controller of Kubernetes says it, and the training operator."""
 _OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
 _FORBIDDEN = re.compile(r"is forbidden|denied the request|admission webhook|is invalid")
 
@@ -198,7 +200,7 @@ def _seconds(ended: Manifest) -> float:
 
 
 def _failed_to_create(events: Sequence[Manifest]) -> Iterator[str]:
-    return (item["message"] for item in _warnings(events) if item["reason"] == "FailedCreate")
+    return (item["message"] for item in _warnings(events) if item["reason"] in _NOT_CREATED)
 
 
 def _warnings(events: Sequence[Manifest]) -> Iterator[Manifest]:

@@ -193,10 +193,11 @@ FORBIDDEN = 'Error creating: pods "run-a1-node-0-0-rq8vx" is forbidden: '
 POLICY = event("FailedCreate", FORBIDDEN + 'violates PodSecurity "restricted:latest"')
 QUOTA = event("FailedCreate", FORBIDDEN + "exceeded quota: no-gpus, requested: 1, limited: 0")
 WEBHOOK = event("FailedCreate", 'Error creating: admission webhook "x" denied the request: no')
+OPERATORS = event("FailedCreatePod", FORBIDDEN + 'violates PodSecurity "restricted:latest"')
 TROUBLE = event("FailedCreate", "Error creating: Internal error occurred: etcdserver: timed out")
 
 
-@pytest.mark.parametrize("told", [POLICY, WEBHOOK])
+@pytest.mark.parametrize("told", [POLICY, OPERATORS, WEBHOOK])
 def test_pods_that_admission_forbids_will_not_come(told):
     evidence = refused([told])
     assert evidence is not None
