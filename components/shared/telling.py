@@ -84,6 +84,10 @@ def _(event: AttemptStarted) -> str:
     )
     if event.gradient_checkpointing:
         batch += ", activation checkpointing"
+    if event.strategy != "ddp":
+        batch += f", {event.strategy}"
+    if event.offload != "none":
+        batch += f", offload {event.offload}"
     return f"train: attempt {event.attempt} starts {start}, batch {batch}"
 
 

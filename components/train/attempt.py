@@ -24,6 +24,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
+from steadytrain.components.train.plan.batch import REPLICATED
 
 PREEMPTED_EXIT = 143
 """Exit status of a rank that left on SIGTERM, as a container runtime reports it."""
@@ -44,6 +45,7 @@ class AttemptSpec(Record):
     gradient_checkpointing: whether activations are recomputed; what the configuration says, or
         more than that where memory ran out.
     snapshot: whether checkpoints are copied to host memory, to be written beside the training.
+    strategy, offload: how the ranks share the state, and what of it the host keeps.
     generation: of the supervisor's lease; where a higher one is found, its word is void.
     checkpoints: labels of those that there were when it took the run over; None: not told.
     """
@@ -59,6 +61,8 @@ class AttemptSpec(Record):
     resume_from: str = ""
     gradient_checkpointing: bool = False
     snapshot: bool = True
+    strategy: str = REPLICATED
+    offload: str = "none"
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
     seconds_between_failures: float = 14_400.0

@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from steadytrain.components.train.checkpoint import CheckpointStore
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
+from steadytrain.components.train.checkpoint.snapshot import cut
 from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
 from steadytrain.components.train.loop.seeds import random_state
 
@@ -72,8 +73,8 @@ def ours(
 
     def state() -> State:
         parts = {
-            "model": model_tensors(model),
-            "optimizer": optimizer_tensors(model, optimizer),
+            "model": cut(model_tensors(model), 0, 1),
+            "optimizer": cut(optimizer_tensors(model, optimizer), 0, 1),
         }
         return State(parts, shared={}, own=random_state())
 

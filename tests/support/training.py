@@ -24,7 +24,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
 from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.loop.main import Rank
-from steadytrain.components.train.plan.batch import plan_batch
+from steadytrain.components.train.plan.batch import REPLICATED, plan_batch
 
 if TYPE_CHECKING:
     from steadytrain.components.train.loop.training import Training
@@ -217,6 +217,8 @@ class Bench:
             micro_batch_size=plan.micro_batch_size,
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
             gradient_checkpointing=training.gradient_checkpointing,
+            strategy=_strategy(self.config),
+            offload=self.config.compute.offload,
             resume_from=str(resume_from or ""),
         ).save(folder / "spec.json")
         return folder
@@ -257,6 +259,11 @@ class Bench:
         """One attempt from start to end."""
         folder = self.attempt(number, ranks=ranks, resume_from=resume_from)
         return self.finish(self.start(folder, ranks=ranks, **environment), folder)
+
+
+def _strategy(config: RunConfig) -> str:
+    strategy = config.compute.strategy
+    return REPLICATED if strategy in ("auto", "single") else strategy
 
 
 def rank_command(ranks: int, *arguments: str) -> list[str]:

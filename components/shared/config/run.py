@@ -95,6 +95,29 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_scaler_knows_no_shards(self) -> Self:
+        strategy = self.compute.strategy
+        if self.training.fp16 and strategy not in ("auto", "single", "ddp"):
+            raise at_odds(
+                "training.fp16",
+                True,
+                f"it does not go with compute.strategy {strategy}: its loss scaler knows no shards",
+                "set training.bf16 instead, or take ddp",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_need_a_base(self) -> Self:
+        if self.model.adapter.freezes and self.model.base is None:
+            raise at_odds(
+                "model.adapter.kind",
+                self.model.adapter.kind,
+                "there is no model.base, and beside weights that stay random nothing is learned",
+                "name a trained model, or take none",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_cpu_has_no_8_bit(self) -> Self:
         for field, value in (
             ("model.adapter.kind", self.model.adapter.kind),

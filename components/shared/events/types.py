@@ -95,6 +95,7 @@ class AttemptStarted(Event):
     inputs: digest of what decides the result (data, model, training).
     device: name of what the ranks compute on, "cpu" for a processor; "" where it was not looked up.
     snapshot: whether checkpoints are copied to host memory before they are written.
+    strategy, offload: how the ranks share the state, and what of it the host keeps.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -108,6 +109,8 @@ class AttemptStarted(Event):
     device: str = ""
     snapshot: bool = True
     nodes: int = 1
+    strategy: str = "ddp"
+    offload: str = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +137,8 @@ class DecisionMade(Event):
     """The supervisor decided what follows a failed attempt.
 
     attempt: the one that failed; 0 for what an earlier run has taught this one.
-    micro_batch_size, gradient_checkpointing, snapshot: what all later attempts are held to, where
-        it changes.
+    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: what all later attempts
+        are held to, where it changes.
     rung: of the ladder for running out of memory, where that was the answer.
     nodes: how many later attempts have, where some stayed away.
     skipped_batch: a global batch that is left out from then on, by its place in the order.
@@ -152,6 +155,8 @@ class DecisionMade(Event):
     micro_batch_size: int | None = None
     gradient_checkpointing: bool = False
     snapshot: bool = True
+    strategy: str = ""
+    offload: str = "none"
     rung: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0

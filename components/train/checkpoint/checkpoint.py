@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +21,13 @@ from steadytrain.components.train.checkpoint.manifest import (
     FIRST_MANIFEST,
     READABLE,
     Manifest,
+    TensorEntry,
 )
 
 if TYPE_CHECKING:
     import torch
+
+    from steadytrain.components.train.checkpoint.region import Regions
 
 PREFIX = "step-"
 _BROKEN_DISK = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
@@ -31,6 +35,14 @@ _BROKEN_DISK = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
 
 class CheckpointDamaged(SteadytrainError):
     """A checkpoint is not what was written; the message names the file."""
+
+
+def of_another_model(name: str) -> CheckpointDamaged:
+    """Where a tensor's name or size is not the model's."""
+    return CheckpointDamaged(
+        f"the checkpoint is of another model: {name} differs",
+        remedy="give the run another name, or take its old configuration",
+    )
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,35 @@ class Checkpoint:
                     whole[item.name][place] = held[item.name]
         return {name.removeprefix(f"{part}/"): tensor for name, tensor in whole.items()}
 
+    def has(self, part: str) -> bool:
+        """Whether it holds anything of a part: an optimizer that made no step has no state."""
+        return any(item.name.startswith(f"{part}/") for item in self.manifest.tensors)
+
+    def copy_into(self, part: str, regions: Regions) -> None:
+        """Copies what it holds of a part to where a rank has its own stretch of it.
+
+        One file at a time is in memory beside them.
+
+        Args:
+            regions: by the tensors' names; those of a rank that holds nothing of a tensor lack.
+
+        Raises:
+            CheckpointDamaged: a file is not as it was written, or a tensor is of another size.
+        """
+        from steadytrain.components.train.checkpoint.region import begin_of
+        from steadytrain.components.train.checkpoint.tensor_file import decode
+
+        entries = {
+            name: item for item in self.manifest.tensors if (name := _within(item.name, part))
+        }
+        _check_sizes(entries, regions)
+        wanted = {name: entries[name] for name in regions}
+        for file in dict.fromkeys(piece.file for item in wanted.values() for piece in item.slices):
+            held = decode(self._content(file))
+            for name, item in wanted.items():
+                for piece in (piece for piece in item.slices if piece.file == file):
+                    regions[name].fill(held[item.name], begin_of(piece, item))
+
     def state(self) -> dict[str, Any]:
         """What all ranks shared, as it was given."""
         content: dict[str, Any] = json.loads(self._content(self.manifest.state))
@@ -195,3 +236,19 @@ class Checkpoint:
             f"checkpoint file {self.address}/{name}: {what}",
             remedy="the checkpoint before it is used; look at the disk if this happens again",
         )
+
+
+def _within(name: str, part: str) -> str:
+    """A tensor's name without its part; "" where it is of another one."""
+    prefix = f"{part}/"
+    return name.removeprefix(prefix) if name.startswith(prefix) else ""
+
+
+def _check_sizes(entries: Mapping[str, TensorEntry], regions: Regions) -> None:
+    differing = [
+        name
+        for name, region in regions.items()
+        if name not in entries or math.prod(entries[name].shape) != region.size
+    ]
+    if differing:
+        raise of_another_model(min(differing))

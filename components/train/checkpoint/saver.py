@@ -11,7 +11,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
 from dataclasses import dataclass, field
@@ -21,9 +21,8 @@ from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.snapshot import (
     HostMemory,
+    Piece,
     Snapshot,
-    Tensors,
-    cut,
     in_place,
 )
 from steadytrain.components.train.checkpoint.store import OTHER_RANKS_SECONDS, CheckpointStore
@@ -36,15 +35,13 @@ Gather = Callable[[list[Any]], list[Any]]
 class State:
     """What a checkpoint is made of.
 
-    parts: tensors by part and name, on their devices.
-    on_first: names of tensors, with their part, that the ranks do not hold alike.
+    parts: what this rank keeps of each part, on its device.
     shared, own: plain JSON data, of all ranks and of this one.
     """
 
-    parts: Mapping[str, Tensors]
+    parts: Mapping[str, Sequence[Piece]]
     shared: Mapping[str, Any]
     own: Mapping[str, Any]
-    on_first: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -146,10 +143,7 @@ class Saver:
         began = time.monotonic()
         state = take()
         take_part = self.memory.take if self.snapshot else in_place
-        snapshots = [
-            take_part(part, self._cut(part, tensors, state.on_first))
-            for part, tensors in state.parts.items()
-        ]
+        snapshots = [take_part(part, pieces) for part, pieces in state.parts.items()]
         # As text, since the training goes on changing the data.
         shared, own = json.dumps(state.shared).encode(), json.loads(json.dumps(state.own))
         self._save = _Save(
@@ -191,11 +185,6 @@ class Saver:
                 break
         save.given_up.set()
         self._save = None
-
-    def _cut(self, part: str, tensors: Tensors, on_first: Collection[str]) -> Sequence[Any]:
-        prefix = f"{part}/"
-        first = {name.removeprefix(prefix) for name in on_first if name.startswith(prefix)}
-        return cut(tensors, self.rank, self.world_size, on_first=first)
 
     def _agree(self, future: Future[None]) -> None:
         own = self._ended(future)

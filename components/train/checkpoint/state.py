@@ -7,21 +7,28 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.train.checkpoint.checkpoint import CheckpointDamaged
+from steadytrain.components.train.checkpoint.checkpoint import of_another_model
 
 Tensors = dict[str, torch.Tensor]
 
 
 def model_tensors(model: torch.nn.Module) -> Tensors:
-    """Parameters, tied ones once, and the buffers that belong to the model's state."""
+    """Parameters, tied ones once, and the buffers that belong to the model's state.
+
+    Weights beside which adapters are trained stay those of the base model, and are left out.
+    """
     persistent = model.state_dict(keep_vars=True).keys()
     buffers = {name: item for name, item in model.named_buffers() if name in persistent}
-    return {**dict(model.named_parameters()), **buffers}
+    adapted = hasattr(model, "peft_config")
+    held = {
+        name: item for name, item in model.named_parameters() if item.requires_grad or not adapted
+    }
+    return {**held, **buffers}
 
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies tensors into a model that has the same names and shapes.
+    """Copies tensors into a model that has the same names and sizes.
 
     Raises:
         CheckpointDamaged: they belong to another model.
@@ -30,15 +37,13 @@ def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
     differing = {
         name
         for name in own.keys() | tensors.keys()
-        if name not in own or name not in tensors or own[name].shape != tensors[name].shape
+        if name not in own or name not in tensors or own[name].numel() != tensors[name].numel()
     }
     if differing:
-        raise CheckpointDamaged(
-            f"the checkpoint is of another model: {sorted(differing)[0]} differs",
-            remedy="give the run another name, or take its old configuration",
-        )
+        raise of_another_model(min(differing))
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        # Of DeepSpeed's flat shards they come without a shape.
+        tensor.copy_(tensors[name].view(tensor.shape))
 
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -66,10 +71,11 @@ def restore_optimizer(
 ) -> None:
     """Puts back what `optimizer_tensors` and `optimizer_settings` gave."""
     names = {parameter: name for name, parameter in model.named_parameters()}
+    shapes = {name: parameter.shape for parameter, name in names.items()}
     by_name: dict[str, Tensors] = {}
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")
-        by_name.setdefault(name, {})[part] = tensor
+        by_name.setdefault(name, {})[part] = _shaped(tensor, shapes.get(name))
     # PyTorch's own load places each tensor on its parameter's device.
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
@@ -83,3 +89,10 @@ def restore_optimizer(
         for own, group in zip(settings, optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _shaped(tensor: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:
+    """As the parameter, where it has as many elements; the number of updates has one."""
+    if shape is None or tensor.dim() == 0 or tensor.numel() != shape.numel():
+        return tensor
+    return tensor.view(shape)

@@ -126,6 +126,19 @@ class CheckpointStore:
         self.lineage.check(self.path(step))
         return self.path(step).tensors(part)
 
+    def load_into(self, step: int, module: torch.nn.Module) -> None:
+        """Puts the weights of a checkpoint that counts into a model that is whole.
+
+        Raises:
+            CheckpointDamaged: there is none, or it is not as it was written.
+        """
+        from steadytrain.components.train.checkpoint.region import whole
+        from steadytrain.components.train.checkpoint.state import model_tensors
+
+        self.lineage.check(self.path(step))
+        regions = {name: whole(tensor) for name, tensor in model_tensors(module).items()}
+        self.path(step).copy_into("model", regions)
+
     def write_rank(
         self,
         step: int,

@@ -68,6 +68,8 @@ class Rank:
             DataRecord.load(Path(spec.data)),
             spec.micro_batch_size,
             gradient_checkpointing=spec.gradient_checkpointing,
+            strategy=spec.strategy,
+            offload=spec.offload,
             skipped_batches=spec.skipped_batches,
         )
         by_time = config.training.save_steps is None

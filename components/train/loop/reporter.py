@@ -115,7 +115,7 @@ class Reporter:
             GradientOverflow(
                 attempt=self.attempt,
                 step=progress.step,
-                scale=float(parts.accelerator.scaler.get_scale()),
+                scale=parts.strategy.scale,
             )
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadytrain.components.shared.config import RunConfig
@@ -17,17 +17,21 @@ from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.base import Task
 from steadytrain.components.tasks.registry import open_task
 from steadytrain.components.train.heartbeat import Heartbeat
+from steadytrain.components.train.loop.adapter import attach
 from steadytrain.components.train.loop.data import RowOrder, Rows
 from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
+from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.strategy.base import Strategy
+from steadytrain.components.train.strategy.choose import apply_strategy
 
 
 @dataclass
 class Parts:
     """A rank's working parts.
 
-    module: the task's own model; `model` is the same, wrapped for this world.
+    parameters: of the whole model.
     steps: optimizer steps of the whole training.
     sequence_length: longest row in tokens; 0 where the data do not say.
     """
@@ -36,9 +40,8 @@ class Parts:
     micro_batch_size: int
     accelerator: Accelerator
     task: Task
-    module: torch.nn.Module
-    model: torch.nn.Module
-    optimizer: Any
+    strategy: Strategy
+    parameters: int
     scheduler: LRScheduler
     train: Rows
     validation: Rows
@@ -62,8 +65,9 @@ class Parts:
         return int(self.accelerator.num_processes)
 
     @property
-    def parameters(self) -> int:
-        return sum(item.numel() for item in self.module.parameters())
+    def module(self) -> torch.nn.Module:
+        """The task's own model."""
+        return self.strategy.module
 
     def to_device(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         device = self.accelerator.device
@@ -76,12 +80,15 @@ def set_up(
     micro_batch_size: int,
     *,
     gradient_checkpointing: bool = False,
+    strategy: str = REPLICATED,
+    offload: str = "none",
     skipped_batches: Sequence[int] = (),
 ) -> Parts:
     """Builds model, optimizer, schedule and data of this rank.
 
     Args:
         gradient_checkpointing: whether activations are recomputed, whatever the configuration says.
+        strategy, offload: as in `compute`, whatever the configuration says, but never "auto".
         skipped_batches: global batches that are left out, ascending.
 
     Raises:
@@ -89,32 +96,37 @@ def set_up(
         CannotRecompute: the model has no activation checkpointing, and nobody configured it.
     """
     training = config.training
-    accelerator = make_accelerator(config, gradient_checkpointing=gradient_checkpointing)
+    accelerator = make_accelerator(
+        config, gradient_checkpointing=gradient_checkpointing, offload=offload
+    )
     if training.full_determinism:
         make_deterministic()
-    # Equal on all ranks, so that all build the same model.
-    seed_everything(training.seed)
     task = open_task(config, data)
     rows = _rows(data, "train")
     order = RowOrder(len(rows), training.seed)
-    module = task.build_model()
+    module = build_module(config, task)
     if gradient_checkpointing:
         _recompute_activations(module, configured=training.gradient_checkpointing)
+    parameters = sum(item.numel() for item in module.parameters())
     # Each rank draws its own dropout.
     seed_everything(training.seed + int(accelerator.process_index))
-    # The optimizer is made from the model on its device.
-    model = accelerator.prepare(module)
-    optimizer = build_optimizer(module, training)
+    applied = apply_strategy(
+        config,
+        accelerator,
+        module,
+        lambda model: build_optimizer(model, training),
+        strategy=strategy,
+        offload=offload,
+    )
     steps = total_steps(training, len(rows))
     return Parts(
         config=config,
         micro_batch_size=micro_batch_size,
         accelerator=accelerator,
         task=task,
-        module=module,
-        model=model,
-        optimizer=accelerator.prepare(optimizer),
-        scheduler=build_scheduler(optimizer, training, steps),
+        strategy=applied,
+        parameters=parameters,
+        scheduler=build_scheduler(applied.optimizer, training, steps),
         train=rows,
         validation=_rows(data, "validation"),
         order=order,
@@ -124,7 +136,20 @@ def set_up(
     )
 
 
-def make_accelerator(config: RunConfig, *, gradient_checkpointing: bool = False) -> Accelerator:
+def build_module(config: RunConfig, task: Task) -> torch.nn.Module:
+    """The model to train, alike on all ranks, in the host's memory.
+
+    Raises:
+        BadInput: it cannot be used with the data, or with adapters.
+    """
+    seed_everything(config.training.seed)
+    module = task.build_model()
+    return attach(module, config.model.adapter) if config.model.adapter.freezes else module
+
+
+def make_accelerator(
+    config: RunConfig, *, gradient_checkpointing: bool = False, offload: str = "none"
+) -> Accelerator:
     """Device, precision and process group.
 
     Raises:
@@ -137,6 +162,11 @@ def make_accelerator(config: RunConfig, *, gradient_checkpointing: bool = False)
             "compute.device = 'cuda': PyTorch finds no CUDA device here",
             remedy="set compute.device to auto or cpu, or mend the driver",
         )
+    if offload != "none" and not cuda:
+        raise BadInput(
+            f"compute.offload = {offload!r}: there is no GPU whose memory it could spare",
+            remedy="leave it out",
+        )
     if training.fp16 and not cuda:
         raise BadInput(
             "training.fp16 = true: float16 needs a CUDA device",
@@ -147,16 +177,20 @@ def make_accelerator(config: RunConfig, *, gradient_checkpointing: bool = False)
             f"training.bf16 = true: {torch.cuda.get_device_name()} has no bfloat16",
             remedy="set training.fp16 instead",
         )
+    handlers: list[Any] = [
+        # As Trainer decides it: a parameter without a gradient must not stop a rank.
+        DistributedDataParallelKwargs(
+            find_unused_parameters=not gradient_checkpointing,
+            gradient_as_bucket_view=True,
+        )
+    ]
+    if offload == "all":
+        # Ranks add up what is in the host's memory too.
+        handlers.append(InitProcessGroupKwargs(backend="cuda:nccl,cpu:gloo"))
     return Accelerator(
         cpu=not cuda,
         mixed_precision=precision(config) if training.bf16 or training.fp16 else "no",
-        kwargs_handlers=[
-            # As Trainer decides it: a parameter without a gradient must not stop a rank.
-            DistributedDataParallelKwargs(
-                find_unused_parameters=not gradient_checkpointing,
-                gradient_as_bucket_view=True,
-            )
-        ],
+        kwargs_handlers=handlers,
     )
 
 

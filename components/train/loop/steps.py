@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 
@@ -103,44 +102,43 @@ def take_step(
         limit: mean loss above which the step has spiked.
 
     Raises:
-        Diverged: on all ranks, before the weights are touched.
+        Diverged: on all ranks; before the weights are touched, but for a norm that only the
+            update tells.
     """
-    accelerator = parts.accelerator
-    parts.model.train()
+    strategy = parts.strategy
+    strategy.model.train()
     loss = _accumulate(parts, batches, weight)
-    norm = float(
-        accelerator.clip_grad_norm_(
-            parts.model.parameters(), parts.config.training.max_grad_norm or math.inf
-        )
-    )
-    overflow = not math.isfinite(norm) and _scale(parts) > 1
-    if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
-        raise Diverged(step + 1, loss / weight, norm)
+    if not math.isfinite(loss):
+        raise Diverged(step + 1, loss / weight, math.nan)
+    norm = strategy.clip(parts.config.training.max_grad_norm or math.inf)
+    if norm is not None:
+        _check_norm(parts, step, loss / weight, norm)
     if loss / weight > limit:
-        raise Diverged(step + 1, loss / weight, norm, limit=limit)
+        raise Diverged(step + 1, loss / weight, math.nan if norm is None else norm, limit=limit)
     rate = float(parts.scheduler.get_last_lr()[0])
-    parts.optimizer.step()
-    if not parts.optimizer.step_was_skipped:
+    told = strategy.update()
+    if norm is None:
+        norm = math.nan if told is None else told
+        _check_norm(parts, step, loss / weight, norm)
+    if not strategy.skipped:
         parts.scheduler.step()
-    parts.optimizer.zero_grad()
-    return StepResult(loss, norm, rate, overflow)
+    return StepResult(loss, norm, rate, overflow=strategy.skipped)
+
+
+def _check_norm(parts: Parts, step: int, loss: float, norm: float) -> None:
+    """Where a scaler has something left to lower, a gradient that overflowed is no divergence."""
+    if not math.isfinite(norm) and parts.strategy.scale <= 1:
+        raise Diverged(step + 1, loss, norm)
 
 
 def _accumulate(parts: Parts, batches: list[Batch], weight: int) -> float:
     """Gradients of the global batch's mean loss; returns the loss summed over all ranks."""
-    accelerator, last = parts.accelerator, len(batches) - 1
+    accelerator, strategy, last = parts.accelerator, parts.strategy, len(batches) - 1
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     for index, batch in enumerate(batches):
-        wait = contextlib.nullcontext() if index == last else accelerator.no_sync(parts.model)
-        with wait:
-            total = parts.task.loss(parts.model, parts.to_device(batch)).total
-            # DDP averages gradients over the ranks; what is wanted is their sum.
-            accelerator.backward(total / weight * parts.world_size)
+        with strategy.micro_batch(last=index == last):
+            total = parts.task.loss(strategy.model, parts.to_device(batch)).total
+            # Gradients are averaged over the ranks; what is wanted is their sum.
+            strategy.backward(total / weight * parts.world_size)
         summed += total.detach()
     return float(accelerator.reduce(summed, "sum"))
-
-
-def _scale(parts: Parts) -> float:
-    """The gradient scaler's scale; 0 without one. At 1 there is nothing left to lower."""
-    scaler = parts.accelerator.scaler
-    return 0.0 if scaler is None else float(scaler.get_scale())

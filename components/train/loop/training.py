@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import torch
 from accelerate.utils import gather_object
 
 from steadytrain.components.shared.events.types import AttemptOutcome
@@ -18,23 +19,18 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
-from steadytrain.components.train.checkpoint.state import (
-    model_tensors,
-    optimizer_settings,
-    optimizer_tensors,
-    restore_model,
-    restore_optimizer,
-)
+from steadytrain.components.train.checkpoint.state import restore_model
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.export import export_model
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
 from steadytrain.components.train.loop.validation import best_by, validate
+from steadytrain.components.train.strategy.replicated import Replicated
 
 FAILED_SECONDS: Final = 5.0
 """What a failed training still gives to the checkpoint that is being written."""
@@ -186,19 +182,13 @@ class Training:
         self.reporter.saved(saved)
 
     def _state(self) -> State:
-        parts, scaler = self.parts, self.parts.accelerator.scaler
+        parts = self.parts
         return State(
-            parts={
-                "model": model_tensors(parts.module),
-                "optimizer": optimizer_tensors(parts.module, parts.optimizer),
-            },
-            # Each rank's own: what batch normalisation has seen, for one.
-            on_first={f"model/{name}" for name, _ in parts.module.named_buffers()},
+            parts=parts.strategy.pieces(),
             shared={
                 "progress": self.progress.as_state(),
-                "groups": optimizer_settings(parts.optimizer),
+                **parts.strategy.settings(),
                 "scheduler": parts.scheduler.state_dict(),
-                "scaler": None if scaler is None else scaler.state_dict(),
             },
             own=random_state(),
         )
@@ -209,18 +199,9 @@ class Training:
         Raises:
             CheckpointDamaged: the checkpoint is not as it was written, or of another model.
         """
-        parts = self.parts
-        restore_model(parts.module, checkpoint.tensors("model"))
-        state = checkpoint.state()
-        restore_optimizer(
-            parts.module,
-            parts.optimizer.optimizer,
-            checkpoint.tensors("optimizer"),
-            state["groups"],
-        )
+        parts, state = self.parts, checkpoint.state()
+        parts.strategy.restore(checkpoint, state)
         parts.scheduler.load_state_dict(state["scheduler"])
-        if parts.accelerator.scaler is not None and state["scaler"] is not None:
-            parts.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         # In a larger world the ranks that are new keep the generators that they were seeded with.
         generators = checkpoint.rank_state(parts.rank)
@@ -233,14 +214,30 @@ class Training:
         Where the best one's checkpoint is lost the last stays, and a warning says so.
         """
         chosen = self.best()
-        if chosen.step != self.progress.step:
-            try:
-                restore_model(self.parts.module, self.store.load(chosen.step, "model"))
-            except CheckpointDamaged as error:
-                self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
-                chosen = self._last()
-        export_model(self.parts.task, self.parts.module, target, self.store.fence)
+        try:
+            module = self._whole(chosen)
+        except CheckpointDamaged as error:
+            self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
+            chosen = self._last()
+            module = self._whole(chosen)
+        export_model(self.parts.task, module, target, self.store.fence)
         return chosen
+
+    def _whole(self, chosen: Chosen) -> torch.nn.Module:
+        """A model with the weights of a step, whole in this rank's memory.
+
+        Raises:
+            CheckpointDamaged: where they must come from a checkpoint.
+        """
+        parts = self.parts
+        if isinstance(parts.strategy, Replicated):
+            if chosen.step != self.progress.step:
+                restore_model(parts.module, self.store.load(chosen.step, "model"))
+            return parts.module
+        # The shards of other ranks are in the checkpoint; to gather them takes all ranks.
+        module = build_module(parts.config, parts.task)
+        self.store.load_into(chosen.step, module)
+        return module
 
     def best(self) -> Chosen:
         """Which model leaves the training as things stand."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from accelerate.utils import gather_object
@@ -20,14 +22,32 @@ def validate(parts: Parts) -> dict[str, float]:
     mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
     sums: Counter[str] = Counter()
     for start in range(0, len(mine), parts.micro_batch_size):
-        parts.beat("validate")
-        chosen = mine[start : start + parts.micro_batch_size]
-        batch = parts.task.collate([parts.validation[index] for index in chosen])
-        sums.update(parts.task.validate(parts.module, parts.to_device(batch)))
+        sums.update(_sums(parts, mine[start : start + parts.micro_batch_size]))
+    if parts.strategy.shares_weights:
+        _keep_up(parts, len(mine))
     total: Counter[str] = Counter()
     for own in gather_object([dict(sums)]):
         total.update(own)
     return parts.task.validation_metrics(total)
+
+
+def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
+    parts.beat("validate")
+    batch = parts.task.collate([parts.validation[index] for index in rows])
+    return parts.task.validate(parts.module, parts.to_device(batch))
+
+
+def _keep_up(parts: Parts, own: int) -> None:
+    """Forward passes for those of other ranks: all of them together have the weights.
+
+    Args:
+        own: rows that this rank has had.
+    """
+    most = math.ceil(len(parts.validation) / parts.world_size)
+    for _ in range(
+        math.ceil(own / parts.micro_batch_size), math.ceil(most / parts.micro_batch_size)
+    ):
+        _sums(parts, [0])
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from steadytrain.components.shared.errors import BadInput
 
+REPLICATED = "ddp"
+"""The strategy in which each rank has all of the state; with one rank it is just that."""
 LARGEST_DERIVED = 8
 """Sequences of a derived micro-batch at most; a planner that knows the memory may go further."""
 
@@ -17,6 +19,8 @@ class BatchPlan:
 
     gradient_checkpointing: whether activations are recomputed in backward.
     snapshot: whether a checkpoint is copied to host memory before it is written.
+    strategy, offload: how the ranks share the state, and what of it the host keeps, as in
+        `compute`; never "auto".
     """
 
     micro_batch_size: int
@@ -24,15 +28,27 @@ class BatchPlan:
     world_size: int
     gradient_checkpointing: bool = False
     snapshot: bool = True
+    strategy: str = REPLICATED
+    offload: str = "none"
 
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
 
     def within(
-        self, micro_batch_size: int, *, gradient_checkpointing: bool = False, snapshot: bool = True
+        self,
+        micro_batch_size: int,
+        *,
+        gradient_checkpointing: bool = False,
+        snapshot: bool = True,
+        strategy: str = "",
+        offload: str = "none",
     ) -> BatchPlan:
-        """The same global batch with no more memory: a smaller micro-batch, or with less kept."""
+        """The same global batch with no more memory: a smaller micro-batch, or with less kept.
+
+        Args:
+            strategy: takes the place of this one; "": it stays.
+        """
         share = self.micro_batch_size * self.gradient_accumulation_steps
         micro = _largest_divisor(share, min(micro_batch_size, self.micro_batch_size))
         return replace(
@@ -41,12 +57,16 @@ class BatchPlan:
             gradient_accumulation_steps=share // micro,
             gradient_checkpointing=self.gradient_checkpointing or gradient_checkpointing,
             snapshot=self.snapshot and snapshot,
+            strategy=strategy or self.strategy,
+            offload=self.offload if offload == "none" else offload,
         )
 
     def __str__(self) -> str:
         told = [f"{self.micro_batch_size} x {self.gradient_accumulation_steps}"]
         told += ["activation checkpointing"] if self.gradient_checkpointing else []
         told += [] if self.snapshot else ["no snapshot in host memory"]
+        told += [] if self.strategy == REPLICATED else [self.strategy]
+        told += [] if self.offload == "none" else [f"offload {self.offload}"]
         return ", ".join(told)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from steadytrain.components.train.plan.batch import BatchPlan
+from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
 from steadytrain.components.train.plan.device import CPU
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.ledger import History
@@ -36,21 +36,36 @@ def _recomputing(plan: BatchPlan) -> BatchPlan | None:
     return None if plan.gradient_checkpointing else replace(plan, gradient_checkpointing=True)
 
 
-def _nothing(_: BatchPlan) -> BatchPlan | None:
-    return None
-
-
 def _in_place(plan: BatchPlan) -> BatchPlan | None:
     return replace(plan, snapshot=False) if plan.snapshot else None
 
 
+def _sharding(above: str, strategy: str) -> Callable[[BatchPlan], BatchPlan | None]:
+    """From one strategy to the one below it; a rank alone has nobody to share with."""
+
+    def lower(plan: BatchPlan) -> BatchPlan | None:
+        shared = plan.strategy == above and plan.world_size > 1
+        return replace(plan, strategy=strategy) if shared else None
+
+    return lower
+
+
+def _offloading(plan: BatchPlan) -> BatchPlan | None:
+    wanted = _MOST_OFFLOADED.get(plan.strategy, plan.offload)
+    return None if plan.offload == wanted else replace(plan, offload=wanted)
+
+
+_MOST_OFFLOADED = {"zero1": "optimizer", "zero2": "optimizer", "zero3": "all", "fsdp": "all"}
+FSDP = Rung("FSDP", _sharding(REPLICATED, "fsdp"))
+OFFLOAD = Rung("CPU offload", _offloading)
 LADDER = (
     Rung("smaller micro-batch", _halved),
     Rung("activation checkpointing", _recomputing),
-    *(
-        Rung(name, _nothing, missing="not available yet")
-        for name in ("FSDP", "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3", "CPU offload")
-    ),
+    FSDP,
+    # FSDP cuts all that ZeRO-3 does: these are for those who have chosen DeepSpeed.
+    Rung("DeepSpeed ZeRO-2", _sharding("zero1", "zero2")),
+    Rung("DeepSpeed ZeRO-3", _sharding("zero2", "zero3")),
+    OFFLOAD,
 )
 """The registry of rungs for the memory of a device, in the order in which they are taken."""
 
@@ -59,11 +74,23 @@ HOST_LADDER = (Rung("no snapshot in host memory", _in_place),)
 loader's workers of which fewer would need less."""
 
 
-def ladder_for(kind: FailureClass, device: str) -> Sequence[Rung]:
-    """The rungs that help, by what ran out; a CPU's memory is the host's."""
+def ladder_for(kind: FailureClass, device: str, *, fp16: bool = False) -> Sequence[Rung]:
+    """The rungs that help, by what ran out; a CPU's memory is the host's.
+
+    Args:
+        fp16: whether it trains in float16, whose loss scaler knows no shards.
+    """
+    missing = {}
+    if fp16:
+        missing[FSDP] = "not with training.fp16"
+    if device == CPU:
+        missing[OFFLOAD] = "this memory is the host's own"
+    ladder = tuple(
+        replace(rung, missing=missing[rung]) if rung in missing else rung for rung in LADDER
+    )
     if kind is FailureClass.GPU_OOM:
-        return LADDER
-    return (*HOST_LADDER, *LADDER) if device == CPU else HOST_LADDER
+        return ladder
+    return (*HOST_LADDER, *ladder) if device == CPU else HOST_LADDER
 
 
 def next_rung(plan: BatchPlan, ladder: Sequence[Rung] = LADDER) -> tuple[Rung, BatchPlan] | None:

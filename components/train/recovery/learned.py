@@ -8,10 +8,12 @@ from steadytrain.components.shared.records import DataRecord, Record
 
 
 class Learned(Record):
-    """The largest micro-batch that trained, and whether it took activation checkpointing."""
+    """The largest micro-batch that trained, and what it took: activation checkpointing, shards."""
 
     micro_batch_size: int
     gradient_checkpointing: bool
+    strategy: str = ""
+    offload: str = "none"
 
 
 def memory_fingerprint(config: RunConfig, data: DataRecord, *, device: str, world_size: int) -> str:
@@ -25,7 +27,9 @@ def memory_fingerprint(config: RunConfig, data: DataRecord, *, device: str, worl
             "device": device,
             "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
             "optimizer": training.optim,
-            "strategy": "ddp" if world_size > 1 else "single",
+            "strategy": config.compute.strategy,
+            "offload": config.compute.offload,
+            "world_size": world_size,
             "gradient_checkpointing": training.gradient_checkpointing,
         }
     )

@@ -62,6 +62,8 @@ class AttemptHistory:
             started.world_size,
             started.gradient_checkpointing,
             started.snapshot,
+            started.strategy,
+            started.offload,
         )
 
     @property

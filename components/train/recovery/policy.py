@@ -45,8 +45,8 @@ class Decision:
     action: retry as it is, retry changed, or stop.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
-    micro_batch_size, gradient_checkpointing, snapshot: what a changed retry and all later
-        attempts run with at most and at least; the global batch stays.
+    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: what a changed retry and
+        all later attempts run with at most and at least; the global batch stays.
     rung: of the ladder, where that was the answer.
     skipped_batch, learning_rate_scale: the answers to a divergence.
     nodes: how many are left, where some stayed away.
@@ -59,6 +59,8 @@ class Decision:
     micro_batch_size: int | None = None
     gradient_checkpointing: bool = False
     snapshot: bool = True
+    strategy: str = ""
+    offload: str = "none"
     rung: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
@@ -71,11 +73,14 @@ def decide(
     failure: Failure,
     settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
     run_id: str = "",
+    *,
+    fp16: bool = False,
 ) -> Decision:
     """The decision after the last attempt of the history has failed.
 
     Args:
         run_id: scatters the waits of runs that fail together.
+        fp16: whether it trains in float16, with which not every rung goes.
     """
     kind = failure.failure_class
     if not kind.retryable:
@@ -86,7 +91,7 @@ def decide(
     if kind is FailureClass.PENDING_TIMEOUT:
         changed = _shrink(history, settings)
     elif _is_short_of_memory(failure):
-        changed = _lower(history, failure)
+        changed = _lower(history, failure, fp16=fp16)
     return changed or _retry(history, kind, settings, run_id)
 
 
@@ -98,9 +103,9 @@ def _is_short_of_memory(failure: Failure) -> bool:
     )
 
 
-def _lower(history: History, failure: Failure) -> Decision | None:
+def _lower(history: History, failure: Failure, *, fp16: bool) -> Decision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    ladder = ladder_for(kind, history.attempts[-1].started.device)
+    ladder = ladder_for(kind, history.attempts[-1].started.device, fp16=fp16)
     found = next_rung(plan, ladder)
     if found is None:
         if ladder is HOST_LADDER:
@@ -116,6 +121,8 @@ def _lower(history: History, failure: Failure) -> Decision | None:
         micro_batch_size=lowered.micro_batch_size,
         gradient_checkpointing=lowered.gradient_checkpointing,
         snapshot=lowered.snapshot,
+        strategy=lowered.strategy,
+        offload=lowered.offload,
         rung=rung.name,
     )
 

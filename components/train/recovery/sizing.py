@@ -9,7 +9,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
 from steadytrain.components.train.recovery.ledger import History
@@ -33,6 +33,8 @@ class Sizing:
             limit.micro_batch_size,
             gradient_checkpointing=limit.gradient_checkpointing,
             snapshot=limit.snapshot,
+            strategy=limit.strategy,
+            offload=limit.offload,
         )
 
     def nodes(self, history: History) -> int:
@@ -45,7 +47,10 @@ class Sizing:
             return None
         known, plan = Learned.load(self._path), self._configured(self.config.compute.nodes)
         within = plan.within(
-            known.micro_batch_size, gradient_checkpointing=known.gradient_checkpointing
+            known.micro_batch_size,
+            gradient_checkpointing=known.gradient_checkpointing,
+            strategy=known.strategy,
+            offload=known.offload,
         )
         if within == plan:
             return None
@@ -60,6 +65,8 @@ class Sizing:
             f"{bound if configured else ''}. Remove {self._path} to forget that",
             micro_batch_size=within.micro_batch_size,
             gradient_checkpointing=within.gradient_checkpointing,
+            strategy=within.strategy,
+            offload=within.offload,
         )
 
     def remember(self, history: History) -> None:
@@ -72,6 +79,8 @@ class Sizing:
             Learned(
                 micro_batch_size=learned.micro_batch_size,
                 gradient_checkpointing=learned.gradient_checkpointing,
+                strategy=learned.strategy,
+                offload=learned.offload,
             ).save(self._path)
 
     def _configured(self, nodes: int) -> BatchPlan:
@@ -83,7 +92,14 @@ class Sizing:
             plan = plan_batch(training.global_batch_size, ranks, limit=micro)
         else:
             plan = plan_batch(training.global_batch_size, ranks, micro)
-        return replace(plan, gradient_checkpointing=training.gradient_checkpointing)
+        compute = self.config.compute
+        replicated = compute.strategy in ("auto", "single")
+        return replace(
+            plan,
+            gradient_checkpointing=training.gradient_checkpointing,
+            strategy=REPLICATED if replicated else compute.strategy,
+            offload=compute.offload,
+        )
 
     @property
     def _path(self) -> Path:

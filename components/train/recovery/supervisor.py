@@ -212,6 +212,8 @@ class Supervisor:
                 on_demand=history.on_demand,
                 gradient_checkpointing=batch.gradient_checkpointing,
                 snapshot=batch.snapshot,
+                strategy=batch.strategy,
+                offload=batch.offload,
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
@@ -230,6 +232,8 @@ class Supervisor:
                     gradient_accumulation_steps=batch.gradient_accumulation_steps,
                     gradient_checkpointing=batch.gradient_checkpointing,
                     snapshot=batch.snapshot,
+                    strategy=batch.strategy,
+                    offload=batch.offload,
                     resumed_from_step=resumed_step,
                     inputs=inputs_digest(self.config, self.data),
                     device=self.device,
@@ -270,7 +274,10 @@ class Supervisor:
     def _decide(self, failure: Failure, watch: Watch) -> Decision:
         history = self.ledger.history()
         policy = self.decide or partial(
-            decide, settings=self.config.recovery, run_id=self.workspace.run_id
+            decide,
+            settings=self.config.recovery,
+            run_id=self.workspace.run_id,
+            fp16=self.config.training.fp16,
         )
         decision = policy(history, failure)
         watch.tell(
@@ -283,6 +290,8 @@ class Supervisor:
                 micro_batch_size=decision.micro_batch_size,
                 gradient_checkpointing=decision.gradient_checkpointing,
                 snapshot=decision.snapshot,
+                strategy=decision.strategy,
+                offload=decision.offload,
                 rung=decision.rung,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,

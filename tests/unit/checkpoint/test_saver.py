@@ -17,6 +17,7 @@ from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.checkpoint import CheckpointStore, checkpoints_of, newest
 from steadytrain.components.train.checkpoint.saver import Saver, State
+from steadytrain.components.train.checkpoint.snapshot import cut
 from steadytrain.components.train.loop.errors import NonFiniteState
 from steadytrain.components.train.loop.main import main
 from steadytrain.components.train.recovery.failures import FailureClass, classify
@@ -63,9 +64,12 @@ def tensors(value=1.0):
     }
 
 
-def state(value=1.0, **changes):
-    parts = tensors(value) | changes
-    return State(parts, shared={"value": value}, own={}, on_first={"model/seen"})
+def state(value=1.0, rank=0, ranks=1, **changes):
+    parts = {
+        part: cut(found, rank, ranks, on_first={"seen"})
+        for part, found in (tensors(value) | changes).items()
+    }
+    return State(parts, shared={"value": value}, own={})
 
 
 def saver(world, rank, store, told=None):
@@ -99,7 +103,7 @@ def test_all_ranks_save_and_only_then_is_it_told(folder, size, snapshot):
             snapshot=snapshot,
         )
         for step in (1, 2, 3):
-            own.save(step, 0, lambda step=step: state(float(step)))
+            own.save(step, 0, lambda step=step: state(float(step), rank, size))
             assert snapshot or own.store.has(step)
             own.save(step, 0, lambda: pytest.fail("this step is being saved already"))
         own.settle()
@@ -136,8 +140,8 @@ def test_a_value_that_is_not_finite_is_never_committed(folder, part, name, row, 
 
     def work(rank):
         own = saver(world, rank, CheckpointStore(folder, keep=2))
-        own.save(1, 0, state)
-        own.save(2, 0, lambda: state(2.0, **poisoned))
+        own.save(1, 0, lambda: state(1.0, rank, 2))
+        own.save(2, 0, lambda: state(2.0, rank, 2, **poisoned))
         own.settle()
 
     errors = world.run(work)
@@ -165,7 +169,7 @@ def test_a_rank_that_cannot_write_ends_it_on_all_ranks(folder, tmp_path):
     def work(rank):
         store = CheckpointStore(tmp_path / "file" / "below" if rank else folder, keep=2)
         own = saver(world, rank, store)
-        own.save(1, 0, state)
+        own.save(1, 0, lambda: state(1.0, rank, 2))
         while not world.gather([own.failed]).count(True):
             pass
         own.settle()
@@ -183,7 +187,7 @@ def test_a_defect_on_one_rank_is_told_to_the_others(folder):
     def work(rank):
         own = saver(world, rank, CheckpointStore(folder, keep=2))
         kind = torch.complex64 if rank else torch.float32
-        own.save(1, 0, lambda: state(model={"weight": torch.zeros(8, dtype=kind)}))
+        own.save(1, 0, lambda: state(1.0, rank, 2, model={"weight": torch.zeros(8, dtype=kind)}))
         own.settle()
 
     told, own = world.run(work)
@@ -226,9 +230,9 @@ def test_what_training_does_meanwhile_is_not_in_it(folder, slow, alone):
     live = state(1.0)
     own.save(1, 0, lambda: live)
     assert slow.reached.wait(SECONDS)
-    for values in live.parts.values():
-        for tensor in values.values():
-            tensor.add_(5)
+    for pieces in live.parts.values():
+        for piece in pieces:
+            piece.values.add_(5)
     live.shared["value"] = 6.0
     slow.let_on.set()
     own.settle()
@@ -283,7 +287,7 @@ def test_without_a_snapshot_training_waits_and_nothing_is_copied(folder, slow, a
     own.save(1, 0, lambda: live)
     assert waited.is_set()
     assert newest(folder).step == 1
-    live.parts["model"]["weight"].fill_(float("nan"))
+    live.parts["model"][0].values.fill_(float("nan"))
     with pytest.raises(NonFiniteState, match="model/weight"):
         own.save(2, 0, lambda: live)
     assert newest(folder).step == 1

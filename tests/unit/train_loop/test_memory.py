@@ -20,5 +20,5 @@ def test_it_is_the_formula_of_the_models_own_shape(make_bench, config):
 
 def test_a_model_that_does_not_say_how_it_is_built_is_not_known(make_bench):
     parts = make_bench(training={"max_steps": 1}).train_here().parts
-    parts.module = torch.nn.Linear(2, 2)
+    parts.strategy.module = torch.nn.Linear(2, 2)
     assert least_memory(parts) == 0

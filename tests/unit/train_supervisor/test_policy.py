@@ -19,7 +19,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
 from steadytrain.components.train.plan.memory import GIB, GPUS, Shape, advice, needed_bytes
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.ladder import LADDER, next_rung
+from steadytrain.components.train.recovery.ladder import LADDER, ladder_for, next_rung
 from steadytrain.components.train.recovery.ledger import AttemptHistory, History
 from steadytrain.components.train.recovery.policy import decide
 
@@ -49,6 +49,8 @@ class Run:
                 gradient_accumulation_steps=plan.gradient_accumulation_steps,
                 gradient_checkpointing=plan.gradient_checkpointing,
                 snapshot=plan.snapshot,
+                strategy=plan.strategy,
+                offload=plan.offload,
                 resumed_from_step=self.step or None,
                 device=self.device,
                 nodes=self.nodes,
@@ -78,6 +80,8 @@ class Run:
                 micro_batch_size=decision.micro_batch_size,
                 gradient_checkpointing=decision.gradient_checkpointing,
                 snapshot=decision.snapshot,
+                strategy=decision.strategy,
+                offload=decision.offload,
                 rung=decision.rung,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
@@ -95,6 +99,8 @@ class Run:
                 decision.micro_batch_size,
                 gradient_checkpointing=decision.gradient_checkpointing,
                 snapshot=decision.snapshot,
+                strategy=decision.strategy,
+                offload=decision.offload,
             )
         return decision
 
@@ -243,10 +249,37 @@ def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
     assert walked == ["4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"]
     for rung in LADDER:
         assert rung.name in decision.reason
-    assert "not available yet" in decision.reason
+    assert "FSDP: there was nothing to lower" in decision.reason
     assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
     assert "about 30.0 GiB" in decision.reason
     assert "smallest GPU that would do: A100 40 GB" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("begins", "device", "walked"),
+    [
+        ("ddp", "GPU", ["fsdp", "fsdp, offload all"]),
+        ("ddp", "cpu", ["fsdp"]),
+        ("zero1", "GPU", ["zero2", "zero3", "zero3, offload all"]),
+        ("zero2", "cpu", ["zero3"]),
+        ("fsdp", "cpu", []),
+    ],
+)
+def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
+    run = Run(batch=2, ranks=2, device=device)
+    run.plan = replace(run.plan, strategy=begins, gradient_checkpointing=True)
+    found = []
+    while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
+        found.append(str(run.plan).removeprefix("1 x 1, activation checkpointing, "))
+    assert found == walked
+    assert ("this memory is the host's own" in decision.reason) == (device == "cpu")
+
+
+def test_in_float16_weights_are_not_shared():
+    found = ladder_for(FailureClass.GPU_OOM, "GPU", fp16=True)
+    plan = replace(plan_batch(2, 2), gradient_checkpointing=True)
+    assert next_rung(plan, found) is None
+    assert {rung.name: rung.missing for rung in found}["FSDP"] == "not with training.fp16"
 
 
 SEVEN_BILLION = Shape(
@@ -352,8 +385,10 @@ def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
         assert lowered.global_batch_size == share * world
         assert lowered.micro_batch_size <= max(1, plan.micro_batch_size // 2)
         plan, rungs = lowered, rungs + 1
-    assert rungs <= share.bit_length()
+    shared = world > 1
+    assert rungs <= share.bit_length() + 2 * shared
     assert (plan.micro_batch_size, plan.gradient_checkpointing) == (1, True)
+    assert (plan.strategy, plan.offload) == (("fsdp", "all") if shared else ("ddp", "none"))
 
 
 FAULTS = st.tuples(st.sampled_from(list(FailureClass)), st.booleans(), st.booleans())

@@ -203,8 +203,8 @@ def test_what_a_pod_has_may_change_and_is_told_by_its_field(begun):
 
 
 def test_another_adapter_is_refused_by_its_field(begun):
-    with pytest.raises(BadInput, match=r"model\.adapter\.kind 'none' -> 'lora'"):
-        begun("model", "adapter", {"kind": "lora"}).run()
+    with pytest.raises(BadInput, match=r"model\.adapter\.rank 16 -> 8"):
+        begun("model", "adapter", {"rank": 8}).run()
 
 
 def changed(config, data, common, section, name, value):

@@ -1,0 +1,145 @@
+"""Weights, gradients and optimizer in shards, one a rank: PyTorch's FSDP2 (`fully_shard`).
+
+Not by accelerate, which knows FSDP on accelerators alone: what runs on GPUs would not be what
+is tested on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+from accelerate import Accelerator
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from steadytrain.components.train.checkpoint import Checkpoint
+from steadytrain.components.train.checkpoint.region import Region, whole
+from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
+from steadytrain.components.train.strategy.base import Strategy, restore_groups
+from steadytrain.components.train.strategy.replicated import MakeOptimizer
+
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+
+
+class FullySharded(Strategy):
+    """Each layer's weights are whole on a rank only while it computes with them.
+
+    Args:
+        bf16: whether layers compute in bfloat16; weights and the sums of gradients stay float32.
+        offload: whether weights, gradients and optimizer stay in the host's memory.
+    """
+
+    shares_weights: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        module: torch.nn.Module,
+        make_optimizer: MakeOptimizer,
+        *,
+        bf16: bool = False,
+        offload: bool = False,
+    ) -> None:
+        self.accelerator = accelerator
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if bf16
+            else MixedPrecisionPolicy()
+        )
+        moving = CPUOffloadPolicy() if offload else OffloadPolicy()
+        for layer in _layers(module):
+            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=moving)
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=moving)
+        self.module = self.model = module
+        self.optimizer = make_optimizer(module)
+
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        # Gradients go into shards with each micro-batch: whole ones would be kept otherwise.
+        del last
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, limit: float) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def pieces(self) -> Mapping[str, Sequence[Piece]]:
+        parts = {
+            "model": model_tensors(self.module),
+            "optimizer": optimizer_tensors(self.module, self.optimizer),
+        }
+        return {part: list(self._own(tensors)) for part, tensors in parts.items()}
+
+    def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+        checkpoint.copy_into("model", _regions(model_tensors(self.module)))
+        if checkpoint.has("optimizer"):
+            self._allocate_moments()
+            checkpoint.copy_into(
+                "optimizer", _regions(optimizer_tensors(self.module, self.optimizer))
+            )
+        restore_groups(self.optimizer, settings)
+
+    def _own(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+        """Of a tensor that all ranks hold alike rank 0 keeps all."""
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                local = _local(tensor)
+                if local.numel():
+                    yield Piece(name, local, list(_place(tensor)), list(tensor.shape))
+            elif self.accelerator.process_index == 0:
+                yield Piece(name, tensor.detach(), [0] * tensor.dim(), list(tensor.shape))
+
+    def _allocate_moments(self) -> None:
+        """As AdamW does at its first step."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter) for name in _MOMENTS}
+                self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+
+
+def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """What is gathered at a time: the layers that Transformers names for it."""
+    names = set(getattr(module, "_no_split_modules", None) or ())
+    return [layer for layer in module.modules() if type(layer).__name__ in names]
+
+
+def _regions(tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:
+    return {name: _region(tensor) for name, tensor in tensors.items()}
+
+
+def _region(tensor: torch.Tensor) -> Region:
+    if not isinstance(tensor, DTensor):
+        return whole(tensor)
+    row = tensor.numel() // max(1, tensor.shape[0])
+    return Region(_local(tensor).view(-1), _place(tensor)[0] * row, tensor.numel())
+
+
+def _local(tensor: DTensor) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local()
+    return local.detach()
+
+
+def _place(tensor: DTensor) -> Sequence[int]:
+    """Where this rank's rows begin."""
+    _, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return offsets

@@ -1,0 +1,113 @@
+"""Strategies on the ranks of this world: what they learn, and what they go on from.
+
+Run on each rank: `python strategies.py FOLDER CASES`, CASES being a file with a JSON list of
+cases. Of each, rank 0 writes FOLDER/<name>/losses.json with the losses of every step: of a whole
+training ("whole"), of one that was continued from its own checkpoint ("resumed"), and of one that
+was continued from the checkpoint of one rank alone ("from_single").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate.state import AcceleratorState, GradientState
+
+from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
+from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.reporter import Reporter
+from steadytrain.components.train.loop.setup import set_up
+from steadytrain.components.train.loop.training import Training
+from steadytrain.components.train.plan.batch import REPLICATED
+
+from support.training import Bench, language_rows, losses_of, write_data
+
+STEPS, MIDDLE, GLOBAL_BATCH, MICRO_BATCH = 20, 10, 8, 2
+RECIPE = {
+    "global_batch_size": GLOBAL_BATCH,
+    "max_steps": STEPS,
+    "learning_rate": 5e-3,
+    "warmup_steps": 0.1,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "seed": 3,
+    "logging_steps": 1,
+    "eval_steps": MIDDLE,
+    "save_steps": MIDDLE,
+    "save_total_limit": 9,
+}
+
+
+def train(
+    folder: Path,
+    strategy: str = REPLICATED,
+    offload: str = "none",
+    *,
+    resume: Path | None = None,
+    **sections: Any,
+) -> dict[int, float]:
+    """A training on this rank; losses by step, on rank 0."""
+    rank, world = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    data = write_data(folder / f"data-{rank}", language_rows(60), language_rows(7, seed=1))
+    bench = Bench.make(
+        folder,
+        data,
+        **{"training": RECIPE, **sections},
+        compute={"nproc_per_node": world, "device": "cpu"},
+    )
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    parts = set_up(bench.config, data, MICRO_BATCH, strategy=strategy, offload=offload)
+    stream = bench.workspace.stream("train") if rank == 0 else None
+    store = CheckpointStore(bench.workspace.checkpoints, keep=9)
+    training = Training(parts, store, Reporter(stream, 1), StopRequests(None))
+    if resume is not None:
+        training.resume(Checkpoint.at(resume))
+    assert training.run() == "finished"
+    if rank == 0:
+        training.export(bench.workspace.model)
+    parts.accelerator.wait_for_everyone()
+    return losses_of(bench.workspace) if rank == 0 else {}
+
+
+def middle(folder: Path) -> Path:
+    """The checkpoint of half of the steps."""
+    return folder / "runs" / "tiny" / "checkpoints" / f"step-{MIDDLE:08d}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy, and the folder of the training by one rank that it is held to."""
+
+    name: str
+    strategy: str
+    single: str
+    offload: str = "none"
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, folder: Path) -> dict[str, dict[int, float]]:
+        """Losses by step of each training, on rank 0."""
+        own = folder / self.name
+        found = {"whole": self._train(own / "whole")}
+        found["resumed"] = self._train(own / "resumed", middle(own / "whole"))
+        found["from_single"] = self._train(own / "from_single", middle(folder / self.single))
+        return found
+
+    def _train(self, folder: Path, resume: Path | None = None) -> dict[int, float]:
+        return train(folder, self.strategy, self.offload, resume=resume, **self.sections)
+
+
+def main(folder: Path, cases: Path) -> None:
+    for content in json.loads(cases.read_text()):
+        case = Case(**content)
+        found = case.run(folder)
+        if os.environ.get("RANK", "0") == "0":
+            (folder / case.name / "losses.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

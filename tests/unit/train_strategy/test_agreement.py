@@ -1,0 +1,125 @@
+"""Every strategy learns what one rank alone learns, and reads what the others have saved."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from steadytrain.components.train.checkpoint import Checkpoint
+
+from support import strategies
+from support.strategies import MIDDLE, STEPS, Case, middle, train
+from support.training import TEST_ENVIRONMENT, rank_command
+
+ADAPTED = ("lora", "lora-fsdp", "lora-zero3")
+CASES = [
+    *(Case(name, name, "single") for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")),
+    *(Case(name, name.partition("-")[2] or "ddp", "single-lora") for name in ADAPTED),
+]
+
+
+def sections(root, name):
+    """Of the configuration, beside the recipe."""
+    if name not in (*ADAPTED, "single-lora"):
+        return {}
+    adapter = {"kind": "lora", "rank": 4, "dropout": 0.0}
+    return {"model": {"base": str(root / "single" / "runs/tiny/model"), "adapter": adapter}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("strategies")
+
+
+@pytest.fixture(scope="module")
+def alone(root):
+    """Losses by step of one rank, with all weights and with adapters."""
+    return {name: train(root / name, **sections(root, name)) for name in ("single", "single-lora")}
+
+
+@pytest.fixture(scope="module")
+def ended(root, alone):
+    """All strategies on two ranks; losses by case, training and step."""
+    cases = [{**asdict(case), "sections": sections(root, case.name)} for case in CASES]
+    (root / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        rank_command(2, strategies.__file__, str(root), str(root / "cases.json")),
+        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = {
+        case.name: json.loads((root / case.name / "losses.json").read_text()) for case in CASES
+    }
+    return {
+        name: {kind: by_step(told) for kind, told in kinds.items()} for name, kinds in found.items()
+    }
+
+
+def by_step(told):
+    return {int(step): loss for step, loss in told.items()}
+
+
+def after(losses, step):
+    return {number: loss for number, loss in losses.items() if number > step}
+
+
+def each(test):
+    return pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])(test)
+
+
+@each
+def test_the_losses_are_those_of_one_rank(case, ended, alone):
+    assert ended[case.name]["whole"] == pytest.approx(alone[case.single], rel=1e-4)
+
+
+def test_something_is_learned(alone, root):
+    losses = alone["single"]
+    assert losses[STEPS] < 0.9 * losses[1]
+    adapters = exported(root / "single-lora")
+    assert all(tensor.any() for name, tensor in adapters.items() if "lora_B" in name)
+    assert len(adapters) == 2 * 2 * 7  # two matrices for each of seven projections in two layers
+
+
+@each
+def test_it_resumes_exactly(case, ended, root):
+    losses = ended[case.name]
+    assert losses["resumed"] == after(losses["whole"], MIDDLE)
+    whole, resumed = (exported(root / case.name / name) for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+@each
+def test_it_goes_on_from_a_checkpoint_of_one_rank(case, ended, alone):
+    expected = after(alone[case.single], MIDDLE)
+    assert ended[case.name]["from_single"] == pytest.approx(expected, rel=1e-4)
+
+
+@each
+def test_one_rank_goes_on_from_its_checkpoint(case, ended, alone, root):
+    folder = root / case.name
+    losses = train(folder / "by-one", resume=middle(folder / "whole"), **sections(root, case.name))
+    assert losses == pytest.approx(after(alone[case.single], MIDDLE), rel=1e-4)
+
+
+@each
+def test_no_rank_writes_what_another_one_has(case, ended, root):
+    manifest = Checkpoint.at(middle(root / case.name / "whole")).verify()
+    for entry in manifest.tensors:
+        held = sum(math.prod(piece.shape) for piece in entry.slices)
+        assert held == math.prod(entry.shape), entry.name
+
+
+def exported(folder):
+    (weights,) = (folder / "runs/tiny/model").glob("*.safetensors")
+    return load_file(weights)
