@@ -76,7 +76,11 @@ class CausalLanguageModel(TextTask):
         from steadytrain.components.tasks.scoring.logged import log_transformers_model
 
         return log_transformers_model(
-            folder, name=name, records=records, metadata=metadata, task="text-generation"
+            self.load_exported(folder),
+            name=name,
+            records=records,
+            metadata=metadata,
+            task="text-generation",
         )
 
 

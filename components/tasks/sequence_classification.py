@@ -88,7 +88,11 @@ class SequenceClassification(TextTask):
         from steadytrain.components.tasks.scoring.logged import log_transformers_model
 
         return log_transformers_model(
-            folder, name=name, records=records, metadata=metadata, task="text-classification"
+            self.load_exported(folder),
+            name=name,
+            records=records,
+            metadata=metadata,
+            task="text-classification",
         )
 
 

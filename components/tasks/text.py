@@ -15,6 +15,9 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components, Row
 from steadytrain.components.tasks.saving import never_wrapped
 
+_ADAPTERS = "adapter_config.json"
+"""As PEFT names it, beside adapters that left training without their base model."""
+
 
 class TextTask:
     """A task over text, with a model of Transformers."""
@@ -39,19 +42,29 @@ class TextTask:
     def cost(self, row: Row) -> int:
         return len(row["input_ids"])
 
+    def build_model(self) -> torch.nn.Module:
+        raise NotImplementedError
+
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         with never_wrapped():
             model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
 
     def load_exported(self, folder: Path) -> Components:
+        """The whole model, to which adapters are added, and the tokenizer."""
         import transformers
 
-        auto = getattr(transformers, self.auto)
-        return {
-            "model": auto.from_pretrained(folder, dtype=torch.float32, local_files_only=True),
-            "tokenizer": load_tokenizer(folder),
-        }
+        # An absolute folder is no name on a hub, so that MLflow looks for no model card there.
+        place = folder.absolute()
+        if (place / _ADAPTERS).is_file():
+            from peft import PeftModel
+
+            adapted = PeftModel.from_pretrained(self.build_model(), place)
+            model = adapted.merge_and_unload()
+        else:
+            auto = getattr(transformers, self.auto)
+            model = auto.from_pretrained(place, dtype=torch.float32, local_files_only=True)
+        return {"model": model, "tokenizer": load_tokenizer(place)}
 
     def load_logged(self, model_uri: str) -> Components:
         from steadytrain.components.tasks.scoring.logged import load_transformers_model

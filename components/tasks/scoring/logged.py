@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,22 +15,23 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
 
-_AUTO = {
-    "text-generation": "AutoModelForCausalLM",
-    "text-classification": "AutoModelForSequenceClassification",
-}
 _EXAMPLE_CHARACTERS = 200
 _LONGEST = 1_000_000  # a tokenizer that knows of no limit says 10^30, which it cannot take itself
 _NEEDED = ("torch", "transformers", "safetensors", "accelerate")
 
 
 def log_transformers_model(
-    folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str], task: str
+    components: Mapping[str, Any],
+    *,
+    name: str,
+    records: pa.Table,
+    metadata: dict[str, str],
+    task: str,
 ) -> str:
     """Logs an exported model to the active MLflow run: flavours transformers and pyfunc.
 
     Args:
-        folder: model and tokenizer as Transformers saves them.
+        components: "model" and "tokenizer", as they are read from an exported folder.
         records: whence the input example is taken.
         task: of Transformers' pipelines, text-generation or text-classification.
 
@@ -39,16 +39,12 @@ def log_transformers_model(
         The model's URI.
     """
     import mlflow
-    import transformers
 
-    # An absolute folder is no name on a hub, so that MLflow looks for no model card there.
-    place = folder.absolute()
-    model = getattr(transformers, _AUTO[task]).from_pretrained(place, local_files_only=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
+    model, tokenizer = components["model"], components["tokenizer"]
     length = longest(model, min(tokenizer.model_max_length, _LONGEST))
     with _quiet(), never_wrapped():
         logged = mlflow.transformers.log_model(
-            transformers_model={"model": model, "tokenizer": tokenizer},
+            transformers_model=dict(components),
             name=name,
             task=task,
             signature=_signature(task),

@@ -20,6 +20,7 @@ from steadytrain.components.train.checkpoint import (
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import restore_model
+from steadytrain.components.train.loop.adapter import merged
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.export import export_model
@@ -220,6 +221,9 @@ class Training:
             self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
             chosen = self._last()
             module = self._whole(chosen)
+        adapter = self.parts.config.model.adapter
+        if adapter.freezes and adapter.merge:
+            module = merged(module)
         export_model(self.parts.task, module, target, self.store.fence)
         return chosen
 

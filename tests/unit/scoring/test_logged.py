@@ -4,6 +4,11 @@ import mlflow
 import pyarrow as pa
 import pytest
 import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from steadytrain.components.tasks.scoring.logged import (
     load_transformers_model,
@@ -23,9 +28,19 @@ def active_run(tmp_path, monkeypatch):
     mlflow.set_tracking_uri(None)
 
 
+AUTO = {
+    "text-generation": AutoModelForCausalLM,
+    "text-classification": AutoModelForSequenceClassification,
+}
+
+
 def log(folder, records, task):
+    components = {
+        "model": AUTO[task].from_pretrained(folder),
+        "tokenizer": AutoTokenizer.from_pretrained(folder),
+    }
     return log_transformers_model(
-        folder, name="small", records=records, metadata={"steadytrain.task": task}, task=task
+        components, name="small", records=records, metadata={"steadytrain.task": task}, task=task
     )
 
 

@@ -1,0 +1,126 @@
+"""Adapters: what leaves training is read by plain Transformers, with or without its base."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.sequence_classification import SequenceClassification
+from steadytrain.components.train.loop.adapter import attach
+
+from support.training import CLASSES, LLAMA, Bench, class_rows, language_rows, write_data
+
+ADAPTER = {"kind": "lora", "rank": 4}
+RECIPE = {"global_batch_size": 4, "max_steps": 6, "learning_rate": 1e-2, "save_steps": 3}
+IDS = torch.arange(2, 34).reshape(2, 16)
+
+
+def trained(root, data, name, model):
+    """A bench whose training has ended, in a folder of its own."""
+    bench = Bench.make(root / name, data, training=RECIPE, model=model, compute={"device": "cpu"})
+    bench.train_here()
+    return bench
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rows = language_rows(24), language_rows(4, seed=1)
+    return write_data(tmp_path_factory.mktemp("adapters") / "data", *rows)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("base")
+    return str(trained(root, data, "base", {"config": LLAMA}).workspace.model)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, data, base):
+    root = tmp_path_factory.mktemp("adapted")
+    return {
+        merge: trained(
+            root, data, f"merge-{merge}", {"base": base, "adapter": {**ADAPTER, "merge": merge}}
+        )
+        for merge in (False, True)
+    }
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids=IDS).logits
+
+
+def test_adapters_alone_and_merged_are_the_same_model_to_plain_transformers(adapted, base):
+    alone, merged = (
+        AutoModelForCausalLM.from_pretrained(adapted[merge].workspace.model)
+        for merge in (False, True)
+    )
+    assert torch.allclose(logits(alone), logits(merged), atol=1e-5)
+    before = AutoModelForCausalLM.from_pretrained(base)
+    assert not torch.allclose(logits(merged), logits(before), atol=1e-2)
+
+
+def test_adapters_leave_alone_and_merged_ones_whole(adapted):
+    sizes = [
+        sum(path.stat().st_size for path in adapted[merge].workspace.model.glob("*.safetensors"))
+        for merge in (False, True)
+    ]
+    assert sizes[0] < sizes[1] / 2
+    assert (adapted[False].workspace.model / "adapter_config.json").is_file()
+    assert not (adapted[True].workspace.model / "adapter_config.json").exists()
+
+
+def test_for_judging_adapters_are_added_to_the_base(adapted, data):
+    bench = adapted[False]
+    loaded = CausalLanguageModel(bench.config, data).load_exported(bench.workspace.model)
+    merged = AutoModelForCausalLM.from_pretrained(adapted[True].workspace.model)
+    assert torch.allclose(logits(loaded["model"]), logits(merged), atol=1e-5)
+    assert type(loaded["model"]).__name__ == "LlamaForCausalLM"
+
+
+def test_checkpoints_hold_the_adapters_alone(adapted):
+    bench = adapted[False]
+    (checkpoint, *_) = sorted(bench.workspace.checkpoints.glob("step-*"))
+    names = [path.name for path in checkpoint.glob("*.model.safetensors")]
+    assert names
+    size = sum((checkpoint / name).stat().st_size for name in names)
+    whole = sum(path.stat().st_size for path in adapted[True].workspace.model.glob("*.safetensors"))
+    assert size < whole / 2
+
+
+def test_a_classifiers_new_head_is_trained_whole(tmp_path, base):
+    labels = ["a", "b", "c"]
+    data = write_data(
+        tmp_path / "data",
+        class_rows(24),
+        class_rows(4, seed=1),
+        task="sequence_classification",
+        schema=CLASSES,
+        labels=labels,
+    )
+    bench = trained(tmp_path, data, "classes", {"base": base, "adapter": ADAPTER})
+    loaded = SequenceClassification(bench.config, data).load_exported(bench.workspace.model)
+    plain = AutoModelForSequenceClassification.from_pretrained(
+        bench.workspace.model, num_labels=3, pad_token_id=1
+    )
+    assert torch.allclose(logits(loaded["model"]), logits(plain), atol=1e-5)
+
+
+def test_layers_that_the_model_does_not_have_are_refused(base):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with pytest.raises(BadInput, match=r"model\.adapter\.targets = \['nothing'\]"):
+        attach(model, AdapterConfig(kind="lora", targets=["nothing"]))
+
+
+def test_defaults_are_those_of_the_rules():
+    adapter = AdapterConfig(kind="lora")
+    assert (adapter.rank, adapter.scale, adapter.dropout) == (16, 32, 0.05)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA, vocab_size=64))
+    names = {
+        name.split(".")[-4] for name in attach(model, adapter).state_dict() if "lora_A" in name
+    }
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
