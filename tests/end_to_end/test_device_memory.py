@@ -88,7 +88,7 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
     assert len(events_of(later, TrainingStep)) == 3
 
 
-PHASES = ["forward:0", "backward:1", "optimizer:1"]
+PHASES = ["forward:0", "backward:1", "optimizer:1", "forward:1"]
 
 
 def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
@@ -110,11 +110,12 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
     undisturbed, _ = run("undisturbed")
     short, launcher = run("short", *PHASES)
     begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [4, 2, 1, 1]
-    assert [item.gradient_checkpointing for item in begun] == [False, False, False, True]
+    assert [item.micro_batch_size for item in begun] == [4, 2, 1, 1, 1]
+    assert [item.gradient_checkpointing for item in begun] == [False, False, False, True, True]
+    assert [item.strategy for item in begun] == ["ddp"] * 4 + ["fsdp"]
     ended = events_of(short, AttemptEnded)
-    assert [item.failure_class for item in ended] == ["gpu_oom"] * 3 + [""]
-    assert launcher.exits[:3] == [{0: 1, 1: 1}] * 3, "nobody had to be killed"
+    assert [item.failure_class for item in ended] == ["gpu_oom"] * 4 + [""]
+    assert launcher.exits[:4] == [{0: 1, 1: 1}] * 4, "nobody had to be killed"
     for number, fault in enumerate(PHASES):
         errors = AttemptFolder(short.attempts / f"{number + 1:04d}").errors()
         (root,) = [error for error in errors if "DefaultCPUAllocator" in error.message]

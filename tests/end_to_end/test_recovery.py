@@ -116,6 +116,26 @@ def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
     assert "nothing changes" in decision.reason
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "zero2", "zero3"])
+def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
+    compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1, "strategy": strategy}
+    whole, killed = (bench(name, compute=compute) for name in ("whole", "killed"))
+    assert train(whole).succeeded
+    launcher = ForkedLauncher(2)
+    once = iter([True])
+    killer = Kills(
+        launcher,
+        lambda event: isinstance(event, CheckpointSaved) and next(once, False),
+        rank=1,
+    )
+    outcome = train(killed, launcher=launcher, sinks=[killer])
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    begun = events_of(killed.workspace, AttemptStarted)
+    assert begun[1].resumed_from_step == 4
+    assert [event.strategy for event in begun] == [strategy] * 2
+    assert weights_digest(killed.workspace) == weights_digest(whole.workspace)
+
+
 # A validation that is the best so far saves a checkpoint too, and that is progress.
 NO_CHECKPOINT = {"save_steps": 100_000, "eval_steps": 100_000, "max_steps": 2_000}
 
