@@ -1,6 +1,7 @@
 """Transformers' models for training: loaded from a folder, or from scratch by a configuration.
 
-Weights are float32 whatever the files hold; precision is the loop's concern.
+Weights are float32 whatever the files hold, but for those that QLoRA quantizes; precision is the
+loop's concern.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def build(
     if config.model.base is None:
         model = _from_scratch(auto, config.model.config, tokenizer, settings)
     else:
-        model = _loaded(auto, resolve_model(config.model.base, config), tokenizer, settings)
+        folder = resolve_model(config.model.base, config)
+        model = _loaded(auto, folder, tokenizer, settings, _precision(config))
     _check_vocabulary(model, tokenizer)
     _check_length(model, data.sequence_length)
     return model
@@ -84,7 +86,11 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def _loaded(
-    auto: Any, folder: Path, tokenizer: Any, settings: Mapping[str, Any]
+    auto: Any,
+    folder: Path,
+    tokenizer: Any,
+    settings: Mapping[str, Any],
+    precision: Mapping[str, Any],
 ) -> torch.nn.Module:
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise BadInput(
@@ -95,7 +101,7 @@ def _loaded(
     try:
         model, report = auto.from_pretrained(
             folder,
-            dtype=torch.float32,
+            **precision,
             local_files_only=True,
             ignore_mismatched_sizes="num_labels" in settings,
             output_loading_info=True,
@@ -109,6 +115,27 @@ def _loaded(
     _check_complete(model, report["missing_keys"], folder)
     loaded: torch.nn.Module = model
     return loaded
+
+
+def _precision(config: RunConfig) -> dict[str, Any]:
+    """Of a base model's weights as they are loaded.
+
+    In 4 bits as QLoRA has it (Dettmers et al. 2023): NF4, the scales quantized too, on the GPU of
+    this rank; what is not quantized there (embeddings, head, norms) in 16 bits.
+    """
+    if config.model.adapter.kind != "qlora":
+        return {"dtype": torch.float32}
+    from transformers import BitsAndBytesConfig
+
+    half = torch.float16 if config.training.fp16 else torch.bfloat16
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=half,
+    )
+    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    return {"dtype": half, "quantization_config": quantization, "device_map": {"": device}}
 
 
 def _check_complete(model: Any, missing: set[str], folder: Path) -> None:

@@ -59,7 +59,8 @@ class TextTask:
         if (place / _ADAPTERS).is_file():
             from peft import PeftModel
 
-            adapted = PeftModel.from_pretrained(self.build_model(), place)
+            base = type(self)(_unquantized(self.config), self.data).build_model()
+            adapted = PeftModel.from_pretrained(base, place)
             model = adapted.merge_and_unload()
         else:
             auto = getattr(transformers, self.auto)
@@ -71,3 +72,9 @@ class TextTask:
 
         loaded: Mapping[str, Any] = load_transformers_model(model_uri)
         return loaded
+
+
+def _unquantized(config: RunConfig) -> RunConfig:
+    adapter = config.model.adapter.model_copy(update={"kind": "lora"})
+    model = config.model.model_copy(update={"adapter": adapter})
+    return config.model_copy(update={"model": model})

@@ -95,14 +95,14 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _the_scaler_knows_no_shards(self) -> Self:
-        strategy = self.compute.strategy
-        if self.training.fp16 and strategy not in ("auto", "single", "ddp"):
+    def _not_everything_is_sharded(self) -> Self:
+        strategy, field = self.compute.strategy, self.unsharded
+        if field and strategy not in ("auto", "single", "ddp"):
             raise at_odds(
-                "training.fp16",
-                True,
-                f"it does not go with compute.strategy {strategy}: its loss scaler knows no shards",
-                "set training.bf16 instead, or take ddp",
+                "compute.strategy",
+                strategy,
+                f"it does not go with {field}, which knows no shards",
+                "take ddp, or change that field",
             )
         return self
 
@@ -131,6 +131,19 @@ class RunConfig(Section):
                     f"take {_ONLY_CUDA[value]}, or train on a GPU",
                 )
         return self
+
+    @property
+    def unsharded(self) -> str:
+        """Field and value with which no rank can do with a part of the state; "" without one.
+
+        A loss scaler looks at whole gradients, and bitsandbytes at whole tensors.
+        """
+        if self.training.fp16:
+            return "training.fp16"
+        if self.training.optim != "adamw_torch":
+            return f"training.optim {self.training.optim}"
+        kind = self.model.adapter.kind
+        return f"model.adapter.kind {kind}" if kind == "qlora" else ""
 
     @property
     def run_id(self) -> str:

@@ -47,9 +47,9 @@ def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
 
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Per-parameter state, named `<parameter>/<key>`."""
+    """Per-parameter state, named `<parameter>/<key>`; what is a Python number becomes a tensor."""
     return {
-        f"{name}/{key}": value
+        f"{name}/{key}": value if torch.is_tensor(value) else torch.tensor(value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
@@ -70,6 +70,9 @@ def restore_optimizer(
     settings: list[dict[str, Any]],
 ) -> None:
     """Puts back what `optimizer_tensors` and `optimizer_settings` gave."""
+    if hasattr(optimizer, "init_state"):
+        _restore_8_bit(model, optimizer, tensors, settings)
+        return
     names = {parameter: name for name, parameter in model.named_parameters()}
     shapes = {name: parameter.shape for parameter, name in names.items()}
     by_name: dict[str, Tensors] = {}
@@ -89,6 +92,28 @@ def restore_optimizer(
         for own, group in zip(settings, optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _restore_8_bit(
+    model: torch.nn.Module,
+    optimizer: Any,
+    tensors: Mapping[str, torch.Tensor],
+    settings: list[dict[str, Any]],
+) -> None:
+    """Into memory that bitsandbytes allocates, which its own load would take from other pages."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer.check_overrides()
+    optimizer.initialized = True
+    for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
+        group.update(before)
+        for place, parameter in enumerate(group["params"]):
+            prefix = f"{names[parameter]}/"
+            if f"{prefix}step" in tensors:
+                optimizer.init_state(group, parameter, number, place)
+                state = optimizer.state[parameter]
+                for key, value in state.items():
+                    saved = tensors[prefix + key]
+                    state[key] = value.copy_(saved) if torch.is_tensor(value) else saved.item()
 
 
 def _shaped(tensor: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:

@@ -33,13 +33,11 @@ def attach(module: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Module:
             f"model.adapter.targets = {adapter.targets}: {error}",
             remedy="leave it out for all linear layers, or name layers that the model has",
         ) from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            # A new head has the base's 16 bits otherwise, too few for what is trained.
+            parameter.data = parameter.data.float()
     return adapted
-
-
-def merged(module: Any) -> torch.nn.Module:
-    """The model with its adapters added to its weights."""
-    model: torch.nn.Module = module.merge_and_unload()
-    return model
 
 
 def _heads(module: Any) -> Iterator[str]:

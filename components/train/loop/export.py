@@ -47,6 +47,21 @@ def export_model(
         ) from error
 
 
+def merged(task: Task, module: torch.nn.Module, target: Path) -> torch.nn.Module:
+    """A model with its adapters added to the weights of its base, as the base has them.
+
+    By way of a folder beside `target`: in memory the base may be quantized.
+
+    Raises:
+        StorageError: the adapters could not be written.
+    """
+    beside = target.with_name(f".adapters-{target.name}")
+    export_model(task, module, beside)
+    whole: torch.nn.Module = task.load_exported(beside)["model"]
+    shutil.rmtree(beside)
+    return whole
+
+
 def _sync(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():

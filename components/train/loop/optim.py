@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -11,6 +12,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from steadytrain.components.shared.config import TrainingConfig
 
+_EIGHT_BITS = {"adamw_bnb_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 _WITHOUT_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
@@ -22,7 +24,7 @@ def total_steps(training: TrainingConfig, rows: int) -> int:
 
 
 def build_optimizer(model: torch.nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
-    """AdamW; biases and norms do not decay."""
+    """AdamW, its moments in 32 or in 8 bits; biases and norms do not decay."""
     decaying = set(get_parameter_names(model, [torch.nn.LayerNorm], _WITHOUT_DECAY))
     named = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
     groups = [
@@ -32,12 +34,21 @@ def build_optimizer(model: torch.nn.Module, training: TrainingConfig) -> torch.o
         },
         {"params": [item for name, item in named if name not in decaying], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    made: torch.optim.Optimizer = _kind(training.optim)(
         [group for group in groups if group["params"]],
         lr=training.learning_rate,
         betas=(training.adam_beta1, training.adam_beta2),
         eps=training.adam_epsilon,
     )
+    return made
+
+
+def _kind(name: str) -> Any:
+    if name == "adamw_torch":
+        return torch.optim.AdamW
+    import bitsandbytes.optim
+
+    return getattr(bitsandbytes.optim, _EIGHT_BITS[name])
 
 
 def build_scheduler(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, Final
 
 import torch
 from accelerate import Accelerator
@@ -147,6 +148,15 @@ def build_module(config: RunConfig, task: Task) -> torch.nn.Module:
     return attach(module, config.model.adapter) if config.model.adapter.freezes else module
 
 
+_NEEDING_CUDA: Final = (
+    ("training.fp16", True, "training.bf16"),
+    ("training.optim", "adamw_bnb_8bit", "adamw_torch"),
+    ("training.optim", "paged_adamw_8bit", "adamw_torch"),
+    ("model.adapter.kind", "qlora", "lora"),
+)
+"""Field, value, and what takes its place on a CPU."""
+
+
 def make_accelerator(
     config: RunConfig, *, gradient_checkpointing: bool = False, offload: str = "none"
 ) -> Accelerator:
@@ -167,11 +177,11 @@ def make_accelerator(
             f"compute.offload = {offload!r}: there is no GPU whose memory it could spare",
             remedy="leave it out",
         )
-    if training.fp16 and not cuda:
-        raise BadInput(
-            "training.fp16 = true: float16 needs a CUDA device",
-            remedy="set training.bf16 instead, or neither",
-        )
+    for field, value, instead in _NEEDING_CUDA:
+        if not cuda and _value(config, field) == value:
+            raise BadInput(
+                f"{field} = {value!r}: that needs a CUDA device", remedy=f"set {instead} instead"
+            )
     if training.bf16 and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise BadInput(
             f"training.bf16 = true: {torch.cuda.get_device_name()} has no bfloat16",
@@ -198,6 +208,10 @@ def precision(config: RunConfig) -> str:
     """Name of the precision of forward and backward passes."""
     training = config.training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
+
+
+def _value(config: RunConfig, field: str) -> Any:
+    return reduce(getattr, field.split("."), config)
 
 
 def _rows(data: DataRecord, side: Side) -> Rows:

@@ -20,10 +20,9 @@ from steadytrain.components.train.checkpoint import (
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import restore_model
-from steadytrain.components.train.loop.adapter import merged
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.errors import Diverged, NonFiniteState
-from steadytrain.components.train.loop.export import export_model
+from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
@@ -221,10 +220,10 @@ class Training:
             self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
             chosen = self._last()
             module = self._whole(chosen)
-        adapter = self.parts.config.model.adapter
+        adapter, task = self.parts.config.model.adapter, self.parts.task
         if adapter.freezes and adapter.merge:
-            module = merged(module)
-        export_model(self.parts.task, module, target, self.store.fence)
+            module = merged(task, module, target)
+        export_model(task, module, target, self.store.fence)
         return chosen
 
     def _whole(self, chosen: Chosen) -> torch.nn.Module:

@@ -74,15 +74,15 @@ HOST_LADDER = (Rung("no snapshot in host memory", _in_place),)
 loader's workers of which fewer would need less."""
 
 
-def ladder_for(kind: FailureClass, device: str, *, fp16: bool = False) -> Sequence[Rung]:
+def ladder_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Sequence[Rung]:
     """The rungs that help, by what ran out; a CPU's memory is the host's.
 
     Args:
-        fp16: whether it trains in float16, whose loss scaler knows no shards.
+        unsharded: the field with which no state can be cut into shards; "" without one.
     """
     missing = {}
-    if fp16:
-        missing[FSDP] = "not with training.fp16"
+    if unsharded:
+        missing[FSDP] = f"not with {unsharded}"
     if device == CPU:
         missing[OFFLOAD] = "this memory is the host's own"
     ladder = tuple(

@@ -74,13 +74,13 @@ def decide(
     settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
     run_id: str = "",
     *,
-    fp16: bool = False,
+    unsharded: str = "",
 ) -> Decision:
     """The decision after the last attempt of the history has failed.
 
     Args:
         run_id: scatters the waits of runs that fail together.
-        fp16: whether it trains in float16, with which not every rung goes.
+        unsharded: as for `ladder_for`.
     """
     kind = failure.failure_class
     if not kind.retryable:
@@ -91,7 +91,7 @@ def decide(
     if kind is FailureClass.PENDING_TIMEOUT:
         changed = _shrink(history, settings)
     elif _is_short_of_memory(failure):
-        changed = _lower(history, failure, fp16=fp16)
+        changed = _lower(history, failure, unsharded=unsharded)
     return changed or _retry(history, kind, settings, run_id)
 
 
@@ -103,9 +103,9 @@ def _is_short_of_memory(failure: Failure) -> bool:
     )
 
 
-def _lower(history: History, failure: Failure, *, fp16: bool) -> Decision | None:
+def _lower(history: History, failure: Failure, *, unsharded: str) -> Decision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    ladder = ladder_for(kind, history.attempts[-1].started.device, fp16=fp16)
+    ladder = ladder_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
     found = next_rung(plan, ladder)
     if found is None:
         if ladder is HOST_LADDER:

@@ -277,7 +277,7 @@ class Supervisor:
             decide,
             settings=self.config.recovery,
             run_id=self.workspace.run_id,
-            fp16=self.config.training.fp16,
+            unsharded=self.config.unsharded,
         )
         decision = policy(history, failure)
         watch.tell(

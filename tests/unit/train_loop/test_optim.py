@@ -7,6 +7,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
+    optimizer_settings,
+    optimizer_tensors,
+    restore_model,
+    restore_optimizer,
+)
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 
 from support.training import GPT2, LLAMA, VOCABULARY
@@ -98,3 +105,33 @@ def rates(optimizer, scheduler):
 )
 def test_steps_of_the_whole_training(settings, rows, expected):
     assert total_steps(TrainingConfig(**settings), rows) == expected
+
+
+@pytest.mark.parametrize("kind", ["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"])
+def test_an_optimizer_goes_on_from_its_saved_state_to_the_bit(kind):
+    """One weight large enough for 8 bits, and one that is not."""
+    training = TrainingConfig(optim=kind, learning_rate=1e-2, weight_decay=0.1)
+
+    def made():
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 2))
+        return model, build_optimizer(model, training)
+
+    def steps(model, optimizer, numbers):
+        for number in numbers:
+            inputs = torch.randn(4, 64, generator=torch.Generator().manual_seed(number))
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, begun, resumed = made(), made(), made()
+    steps(*whole, range(6))
+    steps(*begun, range(3))
+    restore_model(resumed[0], model_tensors(begun[0]))
+    saved = {name: tensor.clone() for name, tensor in optimizer_tensors(*begun).items()}
+    restore_optimizer(*resumed, saved, optimizer_settings(begun[1]))
+    steps(*resumed, range(3, 6))
+    weights = (model_tensors(model) for model, _ in (whole, resumed))
+    assert all(one.equal(other) for one, other in zip(*map(dict.values, weights), strict=True))
+    eight_bits = any(tensor.dtype == torch.uint8 for tensor in saved.values())
+    assert eight_bits == (kind != "adamw_torch")

@@ -131,7 +131,7 @@ def test_deterministic_mode_trains(make_bench):
             {"training": {"metric_for_best_model": "accuracy", "greater_is_better": True}},
             "the task has no such metric",
         ),
-        ({"training": {"fp16": True}, "compute": {"device": "cpu"}}, "float16 needs a CUDA device"),
+        ({"training": {"fp16": True}, "compute": {"device": "cpu"}}, "that needs a CUDA device"),
     ],
 )
 def test_bad_settings_are_refused_before_the_first_step(make_bench, sections, message):

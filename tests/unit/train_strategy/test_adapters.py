@@ -6,14 +6,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
 from steadytrain.components.train.loop.adapter import attach
+from steadytrain.components.train.loop.export import export_model
 
-from support.training import CLASSES, LLAMA, Bench, class_rows, language_rows, write_data
+from support.training import CLASSES, Bench, class_rows, language_rows, write_data
+from support.training import LLAMA as NARROW
 
+# Blocks of 4-bit numbers are of 64.
+LLAMA = {**NARROW, "hidden_size": 64, "intermediate_size": 128}
 ADAPTER = {"kind": "lora", "rank": 4}
 RECIPE = {"global_batch_size": 4, "max_steps": 6, "learning_rate": 1e-2, "save_steps": 3}
 IDS = torch.arange(2, 34).reshape(2, 16)
@@ -124,3 +128,54 @@ def test_defaults_are_those_of_the_rules():
         name.split(".")[-4] for name in attach(model, adapter).state_dict() if "lora_A" in name
     }
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.fixture
+def quantized(data, base):
+    """A model in 4 bits with adapters, and its task; on a CPU, where only its parts are allowed."""
+    content = {"name": "q", "data": {"source": ["x"]}, "training": {"bf16": True}}
+    model = {"base": base, "adapter": {**ADAPTER, "kind": "qlora"}}
+    config = from_mapping({**content, "model": model})
+    task = CausalLanguageModel(config, data)
+    return attach(task.build_model(), config.model.adapter), task
+
+
+def test_a_base_in_4_bits_stays_and_its_adapters_learn(quantized):
+    model, _ = quantized
+    kinds = {
+        type(parameter).__name__: parameter.dtype
+        for name, parameter in model.named_parameters()
+        if "q_proj" in name and "lora" not in name
+    }
+    assert kinds == {"Params4bit": torch.uint8}
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    trained = {name for name, item in model.named_parameters() if item.grad is not None}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    assert {item.dtype for item in model.parameters() if item.requires_grad} == {torch.float32}
+
+
+def test_its_adapters_are_judged_beside_the_base_as_it_was(quantized, tmp_path, base):
+    model, task = quantized
+    export_model(task, model, tmp_path / "model")
+    loaded = task.load_exported(tmp_path / "model")["model"]
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    # Fresh adapters add nothing.
+    assert torch.equal(logits(loaded), logits(plain))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"model": {"adapter": {"kind": "qlora"}}}, r"model\.adapter\.kind = 'qlora'"),
+        ({"training": {"optim": "paged_adamw_8bit"}}, r"training\.optim = 'paged_adamw_8bit'"),
+        ({"training": {"fp16": True}}, r"training\.fp16 = True"),
+        ({"compute": {"strategy": "fsdp", "offload": "all"}}, r"compute\.offload = 'all'"),
+    ],
+)
+def test_where_there_is_no_cuda_what_needs_it_is_refused(tmp_path, data, base, sections, told):
+    model = {"base": base, **sections.pop("model", {})}
+    bench = Bench.make(tmp_path, data, model=model, **sections)
+    with pytest.raises(BadInput, match=told):
+        bench.train_here()

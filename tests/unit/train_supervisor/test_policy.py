@@ -275,8 +275,8 @@ def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
     assert ("this memory is the host's own" in decision.reason) == (device == "cpu")
 
 
-def test_in_float16_weights_are_not_shared():
-    found = ladder_for(FailureClass.GPU_OOM, "GPU", fp16=True)
+def test_what_knows_no_shards_has_no_such_rung():
+    found = ladder_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
     plan = replace(plan_batch(2, 2), gradient_checkpointing=True)
     assert next_rung(plan, found) is None
     assert {rung.name: rung.missing for rung in found}["FSDP"] == "not with training.fp16"
