@@ -136,8 +136,11 @@ class RunConfig(Section):
     def unsharded(self) -> str:
         """Field and value with which no rank can do with a part of the state; "" without one.
 
-        A loss scaler looks at whole gradients, and bitsandbytes at whole tensors.
+        A loss scaler looks at whole gradients, bitsandbytes at whole tensors, and a compiled
+        graph at whole weights.
         """
+        if self.training.torch_compile:
+            return "training.torch_compile"
         if self.training.fp16:
             return "training.fp16"
         if self.training.optim != "adamw_torch":

@@ -108,6 +108,9 @@ def set_up(
     module = build_module(config, task)
     if gradient_checkpointing:
         _recompute_activations(module, configured=training.gradient_checkpointing)
+    if training.torch_compile:
+        # In place, so that its tensors keep their names.
+        module.compile()
     parameters = sum(item.numel() for item in module.parameters())
     # Each rank draws its own dropout.
     seed_everything(training.seed + int(accelerator.process_index))

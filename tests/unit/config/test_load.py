@@ -263,3 +263,24 @@ def test_a_strategy_that_cannot_work_is_refused_with_what_would(section, fields,
 def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
     with pytest.raises(ConfigError, match=instead):
         from_mapping({**MINIMAL, "compute": {"device": "cpu"}, section: fields})
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [
+        ("training", {"fp16": True}),
+        ("training", {"optim": "adamw_bnb_8bit"}),
+        ("training", {"torch_compile": True}),
+        ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}),
+    ],
+)
+def test_what_knows_no_shards_is_refused_with_them(section, fields):
+    with pytest.raises(ConfigError, match="which knows no shards"):
+        from_mapping({**MINIMAL, "compute": {"strategy": "fsdp"}, section: fields})
+    assert from_mapping({**MINIMAL, section: fields}).unsharded
+
+
+def test_adapters_without_a_base_are_refused():
+    model = {"config": {"model_type": "llama"}, "adapter": {"kind": "lora"}}
+    with pytest.raises(ConfigError, match=r"there is no model\.base"):
+        from_mapping({**MINIMAL, "model": model})

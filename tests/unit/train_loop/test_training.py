@@ -96,7 +96,13 @@ def test_equal_runs_are_equal_and_other_seeds_differ(make_bench):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bf16": True}, {"gradient_checkpointing": True}, {"max_grad_norm": 0}],
+    [
+        {"bf16": True},
+        {"gradient_checkpointing": True},
+        {"max_grad_norm": 0},
+        # Two minutes of compilation, for rows of all lengths.
+        pytest.param({"torch_compile": True}, marks=pytest.mark.soak),
+    ],
     ids=lambda item: next(iter(item)),
 )
 def test_other_ways_of_training_learn_the_same(make_bench, settings):
