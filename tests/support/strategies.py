@@ -48,6 +48,7 @@ def train(
     offload: str = "none",
     *,
     resume: Path | None = None,
+    device: str = "cpu",
     **sections: Any,
 ) -> dict[int, float]:
     """A training on this rank; losses by step, on rank 0."""
@@ -57,7 +58,7 @@ def train(
         folder,
         data,
         **{"training": RECIPE, **sections},
-        compute={"nproc_per_node": world, "device": "cpu"},
+        compute={"nproc_per_node": world, "device": device},
     )
     for state in (AcceleratorState, GradientState):
         state._reset_state()

@@ -112,6 +112,13 @@ def test_one_rank_goes_on_from_its_checkpoint(case, ended, alone, root):
     assert losses == pytest.approx(after(alone[case.single], MIDDLE), rel=1e-4)
 
 
+def test_what_two_ranks_have_shared_one_rank_has_alone(ended, alone, root):
+    """As where nodes stay away, and the strategy stays as it was."""
+    folder = root / "fsdp"
+    losses = train(folder / "fewer", "fsdp", resume=middle(folder / "whole"))
+    assert losses == pytest.approx(after(alone["single"], MIDDLE), rel=1e-4)
+
+
 @each
 def test_no_rank_writes_what_another_one_has(case, ended, root):
     manifest = Checkpoint.at(middle(root / case.name / "whole")).verify()

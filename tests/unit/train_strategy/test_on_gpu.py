@@ -1,0 +1,46 @@
+"""What only a GPU has: offload to the host, 4-bit weights, paged moments, 16 bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.strategies import MIDDLE, RECIPE, STEPS, middle, train
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "bf16": ("ddp", "none", {"bf16": True}, {}),
+    "fp16": ("ddp", "none", {"fp16": True}, {}),
+    "fsdp-offload": ("fsdp", "all", {"bf16": True}, {}),
+    "zero2-offload": ("zero2", "optimizer", {"bf16": True}, {}),
+    "zero3-offload": ("zero3", "all", {"bf16": True}, {}),
+    "8-bit": ("ddp", "none", {"optim": "adamw_bnb_8bit"}, {}),
+    "qlora": (
+        "ddp",
+        "none",
+        {"bf16": True, "optim": "paged_adamw_8bit"},
+        {"kind": "qlora", "rank": 4, "dropout": 0.0},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """A model in float32 on a CPU: its folder and its losses."""
+    folder = tmp_path_factory.mktemp("single")
+    return folder, train(folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_learns_about_the_same_and_resumes(tmp_path, single, name):
+    folder, losses = single
+    strategy, offload, training, adapter = CASES[name]
+    sections = {"training": {**RECIPE, **training}}
+    if adapter:
+        sections["model"] = {"base": str(folder / "runs/tiny/model"), "adapter": adapter}
+    whole = train(tmp_path / "whole", strategy, offload, device="cuda", **sections)
+    start = middle(tmp_path / "whole")
+    rest = train(tmp_path / "rest", strategy, offload, device="cuda", resume=start, **sections)
+    assert rest == pytest.approx({n: whole[n] for n in range(MIDDLE + 1, STEPS + 1)}, rel=1e-3)
+    if not adapter:
+        assert whole == pytest.approx(losses, rel=0.03)
