@@ -1,7 +1,7 @@
 """Transformers' models for training: loaded from a folder, or from scratch by a configuration.
 
-Weights are float32 whatever the files hold, but for those that QLoRA quantizes; precision is the
-loop's concern.
+Weights are float32 whatever the files hold, but for those beside which adapters are trained;
+precision is the loop's concern.
 """
 
 from __future__ import annotations
@@ -120,14 +120,18 @@ def _loaded(
 def _precision(config: RunConfig) -> dict[str, Any]:
     """Of a base model's weights as they are loaded.
 
-    In 4 bits as QLoRA has it (Dettmers et al. 2023): NF4, the scales quantized too, on the GPU of
-    this rank; what is not quantized there (embeddings, head, norms) in 16 bits.
+    Those that stay as they are need no more bits than they are computed with. In 4 bits as QLoRA
+    has it (Dettmers et al. 2023): NF4, the scales quantized too, on the GPU of this rank; what is
+    not quantized there (embeddings, head, norms) in 16 bits.
     """
-    if config.model.adapter.kind != "qlora":
+    kind, training = config.model.adapter.kind, config.training
+    half = torch.float16 if training.fp16 else torch.bfloat16
+    if kind == "none" or (kind == "lora" and not (training.bf16 or training.fp16)):
         return {"dtype": torch.float32}
+    if kind == "lora":
+        return {"dtype": half}
     from transformers import BitsAndBytesConfig
 
-    half = torch.float16 if config.training.fp16 else torch.bfloat16
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -59,7 +59,7 @@ class TextTask:
         if (place / _ADAPTERS).is_file():
             from peft import PeftModel
 
-            base = type(self)(_unquantized(self.config), self.data).build_model()
+            base = type(self)(_plain(self.config), self.data).build_model()
             adapted = PeftModel.from_pretrained(base, place)
             model = adapted.merge_and_unload()
         else:
@@ -74,7 +74,8 @@ class TextTask:
         return loaded
 
 
-def _unquantized(config: RunConfig) -> RunConfig:
-    adapter = config.model.adapter.model_copy(update={"kind": "lora"})
+def _plain(config: RunConfig) -> RunConfig:
+    """With the base as its folder has it: adapters are added to it, and not trained."""
+    adapter = config.model.adapter.model_copy(update={"kind": "none"})
     model = config.model.model_copy(update={"adapter": adapter})
     return config.model_copy(update={"model": model})

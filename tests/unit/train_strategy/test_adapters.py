@@ -130,6 +130,17 @@ def test_defaults_are_those_of_the_rules():
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
+def test_where_it_computes_in_16_bits_the_frozen_base_has_no_more(tmp_path, data, base):
+    model = {"base": base, "adapter": ADAPTER}
+    training = {**RECIPE, "bf16": True}
+    bench = Bench.make(tmp_path, data, training=training, model=model, compute={"device": "cpu"})
+    module = bench.train_here().parts.module
+    kinds = {item.requires_grad: item.dtype for item in module.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    loaded = CausalLanguageModel(bench.config, data).load_exported(bench.workspace.model)["model"]
+    assert {item.dtype for item in loaded.parameters()} == {torch.float32}
+
+
 @pytest.fixture
 def quantized(data, base):
     """A model in 4 bits with adapters, and its task; on a CPU, where only its parts are allowed."""
