@@ -21,6 +21,7 @@ from steadytrain.components.train.loop.data import RowOrder, Rows
 from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
+from steadytrain.components.train.plan.setting import Precision
 
 
 @dataclass
@@ -160,7 +161,7 @@ def make_accelerator(config: RunConfig, *, gradient_checkpointing: bool = False)
     )
 
 
-def precision(config: RunConfig) -> str:
+def precision(config: RunConfig) -> Precision:
     """Name of the precision of forward and backward passes."""
     training = config.training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
