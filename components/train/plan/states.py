@@ -132,7 +132,8 @@ def _gathered(shape: Shape, setting: Setting) -> int:
     """
     if setting.adapter.kind == "qlora":
         return 2 * max(matrix.size for matrix in shape.matrices)
-    if not setting.shards_weights or setting.ranks == 1:
+    alone = setting.ranks == 1 and setting.offload != "all"
+    if not setting.shards_weights or alone:
         return 0
     return setting.width * (2 * shape.layer + shape.embeddings + shape.head)
 
@@ -140,9 +141,9 @@ def _gathered(shape: Shape, setting: Setting) -> int:
 def _update(shape: Shape, setting: Setting, trained: int) -> int:
     """On a GPU AdamW goes over all tensors at once, with an intermediate as large as they are
     (PyTorch's documentation of `foreach`); on a CPU over one at a time, with two, while the last
-    one's is still there. 8-bit and DeepSpeed's kernels work in place.
+    one's is still there. 8-bit and DeepSpeed's kernels work in place, offloaded ones elsewhere.
     """
-    if setting.optim != "adamw_torch" or setting.deepspeed:
+    if setting.optim != "adamw_torch" or setting.deepspeed or setting.offload != "none":
         return 0
     if setting.cuda:
         return FP32 * trained // (setting.ranks if setting.shards_optimizer else 1)
