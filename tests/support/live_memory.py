@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -39,7 +40,9 @@ class LiveTensors(TorchDispatchMode):
         return result
 
     def see(self, tensor: torch.Tensor, origin: str) -> None:
-        """Counts the tensor's storage until it is freed."""
+        """Counts the tensor's storage until it is freed; of a sharded one, this rank's part."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.live or tensor.device.type == "meta":
@@ -48,6 +51,26 @@ class LiveTensors(TorchDispatchMode):
         self.live[key] = (size, origin)
         self.bytes += size
         weakref.finalize(storage, self._forget, key)
+
+    def __enter__(self) -> Self:
+        """FSDP frees what it has gathered by resizing its storage, which is no operator."""
+        self.resize = resize = torch.UntypedStorage.resize_
+
+        def counted(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self.live:
+                before, origin = self.live[storage._cdata]
+                self.live[storage._cdata] = (size, origin)
+                self.bytes += size - before
+            return result
+
+        torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self.resize  # type: ignore[method-assign]
+        super().__exit__(*error)
 
     def begin(self) -> None:
         """Forgets the peak so far."""

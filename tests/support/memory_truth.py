@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedDataParallelKwargs
 from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.config import TrainingConfig
@@ -20,6 +26,7 @@ from steadytrain.components.train.loop.optim import build_optimizer
 from steadytrain.components.train.plan.setting import Setting
 
 from support.live_memory import LiveTensors
+from support.ports import free_port
 
 LABELS = 4
 
@@ -45,7 +52,8 @@ def measured_peak(case: Case) -> int:
         module = _model(case)
         for tensor in (*module.parameters(), *module.buffers()):
             live.see(tensor, "weight")
-        model = accelerator.prepare(module)
+        model = _spread(module, setting) if setting.strategy == "fsdp" else None
+        model = model or accelerator.prepare(module)
         model.train()
         optimizer = build_optimizer(module, TrainingConfig())
         batch = _batch(case)
@@ -59,16 +67,52 @@ def measured_peak(case: Case) -> int:
         return live.peak
 
 
+def measured_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[int]:
+    """The same of rank 0 of several processes of this machine, by gloo."""
+    told, port = folder / "peaks.json", free_port()
+    torch.multiprocessing.spawn(_rank, (ranks, list(cases), port, told), nprocs=ranks)
+    peaks: list[int] = json.loads(told.read_text())
+    return peaks
+
+
+def _rank(rank: int, ranks: int, cases: Sequence[Case], port: int, told: Path) -> None:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in numbers.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    peaks = [measured_peak(case) for case in cases]
+    if rank == 0:
+        told.write_text(json.dumps(peaks))
+    dist.destroy_process_group()
+
+
 @contextmanager
 def _fresh_accelerator(setting: Setting) -> Iterator[Accelerator]:
     """Its precision is the process's, so it is forgotten before and after."""
-    AcceleratorState._reset_state(True)
+    alone = not dist.is_initialized()
+    unused = DistributedDataParallelKwargs(
+        find_unused_parameters=not setting.recompute, gradient_as_bucket_view=True
+    )
+    AcceleratorState._reset_state(alone)
     GradientState._reset_state()
     try:
-        yield Accelerator(cpu=True, mixed_precision="bf16" if setting.half else "no")
+        precision = "bf16" if setting.half else "no"
+        yield Accelerator(cpu=True, mixed_precision=precision, kwargs_handlers=[unused])
     finally:
-        AcceleratorState._reset_state(True)
+        AcceleratorState._reset_state(alone)
         GradientState._reset_state()
+
+
+def _spread(module: Any, setting: Setting) -> torch.nn.Module:
+    """Each layer a unit of FSDP, and the rest another one."""
+    half = torch.bfloat16 if setting.half else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    layers = module.model.layers if hasattr(module, "model") else module.transformer.h
+    for unit in (*layers, module):
+        fully_shard(unit, mp_policy=policy)
+    spread: torch.nn.Module = module
+    return spread
 
 
 def _model(case: Case) -> torch.nn.Module:

@@ -123,11 +123,12 @@ class _Step:
             copies = below * a_layer if self.copies else a_layer
             kept = self.outside + below * self.stored + recomputed + copies + layer.entry
             # By then half of the feed-forward's matrices have their gradients, or all.
-            yield self._moment(
-                name, kept + layer.feed_forward_backward, done + held.layer_gradient // 3
-            )
-            kept += layer.attention_backward - layer.feed_forward
-            yield self._moment(name, kept, done + held.layer_gradient * 2 // 3)
+            for half, gradient in (
+                (layer.feed_forward_backward, held.layer_gradient // 3),
+                (layer.attention_backward - layer.feed_forward, held.layer_gradient * 2 // 3),
+            ):
+                found = self._moment(name, kept + half, done + gradient)
+                yield replace(found, buffers=found.buffers + held.layers_gathered)
 
     def _moment(self, name: str, activations: int, gradients: int, logit: int = 0) -> Memory:
         held, setting = self.held, self.setting

@@ -68,6 +68,11 @@ class Setting:
         return self.strategy in ("fsdp", "zero1", "zero2", "zero3")
 
     @property
+    def gathers(self) -> bool:
+        """Whether weights are brought together to be computed with, from ranks or from the host."""
+        return self.shards_weights and (self.ranks > 1 or self.offload == "all")
+
+    @property
     def deepspeed(self) -> bool:
         return self.strategy in ("zero1", "zero2", "zero3")
 

@@ -24,11 +24,13 @@ class States:
     """Bytes of one rank.
 
     gradients: at the end of backward.
-    waits: whether gradients are there in forward too: while they accumulate, and in DDP's buckets.
+    waits: whether gradients are there in forward too: while they accumulate, and in the buckets of
+        DDP and DeepSpeed.
     head_gradient: of the head's matrix, before it is shared out.
     layer_gradient: of one layer, likewise.
     copies: autocast's 16-bit copies of all layers; `head_copy` of the head.
-    gathered: weights of other ranks' shards while they are computed with.
+    gathered: other ranks' weights of what is in no layer; `layers_gathered` of two layers, while
+        they are computed with.
     update: what the optimizer's step takes beside all that.
     host: in the host's memory, by offloading or paging.
     """
@@ -42,6 +44,7 @@ class States:
     copies: int
     head_copy: int
     gathered: int
+    layers_gathered: int
     update: int
     host: int
 
@@ -92,12 +95,13 @@ def states(shape: Shape, setting: Setting) -> States:
         weights=own_weights,
         gradients=own_gradients,
         optimizer=optimizer,
-        waits=setting.accumulates or setting.strategy != "single",
+        waits=setting.accumulates or setting.strategy not in ("single", "fsdp"),
         head_gradient=_head_gradient(shape, setting),
         layer_gradient=gradients * shape.layer // max(shape.parameters, 1),
         copies=_copies(shape, setting) * shape.layers,
         head_copy=_head_copy(shape, setting),
         gathered=_gathered(shape, setting),
+        layers_gathered=_layers_gathered(shape, setting),
         update=_update(shape, setting, trained),
         host=host,
     )
@@ -125,17 +129,19 @@ def _head_copy(shape: Shape, setting: Setting) -> int:
 
 
 def _gathered(shape: Shape, setting: Setting) -> int:
-    """Two layers at a time, and what is in none of them all the while.
+    """Embeddings and head stay whole from forward to the end of backward."""
+    return setting.width * (shape.embeddings + shape.head) if setting.gathers else 0
+
+
+def _layers_gathered(shape: Shape, setting: Setting) -> int:
+    """Two layers at a time, the one that is computed and the next.
 
     So FSDP does it (Zhao et al. 2023, "PyTorch FSDP", section 3.3); ZeRO-3 is taken to be alike.
     Of 4-bit weights one matrix at a time is unpacked to 16 bits.
     """
     if setting.adapter.kind == "qlora":
         return 2 * max(matrix.size for matrix in shape.matrices)
-    alone = setting.ranks == 1 and setting.offload != "all"
-    if not setting.shards_weights or alone:
-        return 0
-    return setting.width * (2 * shape.layer + shape.embeddings + shape.head)
+    return 2 * setting.width * shape.layer if setting.gathers else 0
 
 
 def _update(shape: Shape, setting: Setting, trained: int) -> int:

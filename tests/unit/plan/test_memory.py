@@ -12,7 +12,7 @@ from steadytrain.components.train.plan.setting import Setting
 from steadytrain.components.train.plan.shape import shape_of
 from steadytrain.components.train.plan.states import states
 
-from support.memory_truth import Case, measured_peak
+from support.memory_truth import Case, measured_on_ranks, measured_peak
 
 LORA = AdapterConfig(kind="lora", rank=8)
 
@@ -66,16 +66,37 @@ HELD_OUT = [
 """None of them was looked at while the formulas were written."""
 
 
-def test_the_formula_holds_on_configurations_that_it_has_not_seen():
+def within_what_is_stated(cases, truths):
+    """The error on average and at worst, as the README states them."""
     errors = {}
-    for case in HELD_OUT:
-        shape = shape_of(case.model, labels=case.labels)
-        formula, truth = peak_memory(shape, case.setting).total, measured_peak(case)
+    for case, truth in zip(cases, truths, strict=True):
+        formula = peak_memory(shape_of(case.model, labels=case.labels), case.setting).total
         errors[f"{case.model['model_type']} {case.setting}"] = formula / truth - 1
     told = "\n".join(f"{error:+.1%} {name}" for name, error in errors.items())
     sizes = [abs(error) for error in errors.values()]
     assert sum(sizes) / len(sizes) <= 0.05, told
     assert max(sizes) <= 0.12, told
+
+
+def test_the_formula_holds_on_configurations_that_it_has_not_seen():
+    within_what_is_stated(HELD_OUT, [measured_peak(case) for case in HELD_OUT])
+
+
+DDP = replace(CPU, strategy="ddp", ranks=2)
+FSDP = replace(CPU, strategy="fsdp", ranks=2)
+SHARED = [
+    Case(gated("llama", vocab_size=3000), DDP),
+    Case(gated("qwen2", num_hidden_layers=7), replace(DDP, micro_batch=1, recompute=True)),
+    Case(gated("llama", num_hidden_layers=8), FSDP),
+    Case(gated("mistral", vocab_size=700), replace(FSDP, micro_batch=1)),
+    Case(gpt2(0.0), replace(FSDP, recompute=True, accumulates=True)),
+]
+"""Seen as little."""
+
+
+@pytest.mark.slow
+def test_the_formula_holds_for_ranks_that_share(tmp_path):
+    within_what_is_stated(SHARED, measured_on_ranks(SHARED, 2, tmp_path))
 
 
 LLAMA_8B = shape_of(
