@@ -41,13 +41,14 @@ class LayerMemory:
 def layer_memory(shape: Shape, setting: Setting) -> LayerMemory:
     """Of each of the model's layers."""
     tokens, hidden, inner = setting.tokens, shape.hidden, shape.intermediate
-    width = setting.width
     before, after = _halves(shape)
     scores, scores_backward = _scores(shape, setting)
     # The norms compute in 32 bits, and keep what they read.
     attention = hidden * FP32 + _inputs(shape, setting, before) + scores
     forward = _feed_forward(shape, setting) + _inputs(shape, setting, after)
     stream = _stream(setting)
+    # What enters an adapter is cast to its 32 bits, and dropped out in them.
+    wide = FP32 if setting.adapter.freezes else setting.width
     # Gradients of the stream itself and of what entered the half.
     passing = 3 * hidden * stream
     return LayerMemory(
@@ -55,7 +56,7 @@ def layer_memory(shape: Shape, setting: Setting) -> LayerMemory:
         attention=tokens * (attention + _dropped(shape, setting)),
         feed_forward=tokens * (forward + _dropped(shape, setting)),
         attention_backward=tokens * (scores_backward + passing),
-        feed_forward_backward=tokens * (_gates(shape) * inner * width + passing),
+        feed_forward_backward=tokens * (_gates(shape) * inner * wide + passing),
     )
 
 
