@@ -103,9 +103,11 @@ class _Step:
             FP32,
         )
         yield from self._layers()
-        tied = held.head_gradient if self.shape.tied else 0
-        again = held.head_gradient if held.waits else 0
-        yield self._moment("the embeddings' backward", layer.entry, held.gradients + tied + again)
+        # A tied table's two gradients and their sum, beside what has accumulated.
+        tables = (2 if self.shape.tied else 0) + (1 if held.waits else 0)
+        yield self._moment(
+            "the embeddings' backward", layer.entry, held.gradients + tables * held.head_gradient
+        )
         yield self._moment("the update", held.update, held.gradients)
 
     def _layers(self) -> Iterator[Memory]:
@@ -119,7 +121,8 @@ class _Step:
             (count - 1, "the first layer's backward"),
         ):
             below = count - above
-            done = held.head_gradient + above * own if not held.waits else self.before
+            head = held.head_gradient if self.shape.tied or not held.waits else 0
+            done = head + (self.before if held.waits else above * own)
             copies = below * a_layer if self.copies else a_layer
             kept = self.outside + below * self.stored + recomputed + copies + layer.entry
             # By then half of the feed-forward's matrices have their gradients, or all.
