@@ -45,7 +45,9 @@ def recipe(job: Job, choice: Choice, length: Length) -> list[Decision]:
 
 
 def remarks(job: Job, choice: Choice) -> Iterator[str]:
-    """Where the user's own values are outside the rules; they stay."""
+    """Where the user's own values are outside the rules, or what the plan is for; they stay."""
+    if job.config.compute.device == "cpu":
+        yield "compute.device = cpu stays; this plan is what a GPU would do"
     rate = job.config.training.learning_rate
     low, high, _ = _range(job, choice)
     if job.given("training.learning_rate") and not low <= rate <= high and not job.from_scratch:

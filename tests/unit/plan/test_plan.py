@@ -101,6 +101,11 @@ def test_a_rate_outside_the_rule_stays_and_is_remarked(make_plan):
     assert "warmup_steps = 0.3 is outside" in told
 
 
+def test_a_run_on_a_cpu_is_told_that_the_plan_is_for_a_gpu(make_plan):
+    plan = make_plan("t4", model__base=SMALL, compute__device="cpu")
+    assert "compute.device = cpu stays" in plan.remarks[0]
+
+
 @pytest.mark.parametrize(
     ("base", "kind", "rate"),
     [
