@@ -14,6 +14,7 @@ import typer
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines import (
     doctor_command,
+    plan_command,
     recovery_commands,
     schedule_commands,
     submit_command,
@@ -164,6 +165,7 @@ def compile_(
     typer.echo(f"wrote {path}")
 
 
+app.command()(plan_command.plan)
 app.command()(submit_command.submit)
 app.command()(trigger_commands.trigger)
 app.command()(trigger_commands.watch)

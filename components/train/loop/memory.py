@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from steadytrain.components.train.loop.setup import Parts
-from steadytrain.components.train.plan.memory import Shape, needed_bytes
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.loop.setup import Parts, precision
+from steadytrain.components.train.plan.memory import peak_memory
+from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.shape import shape_of
 
 
 def least_memory(parts: Parts) -> int:
     """Bytes of a rank with micro-batch 1 and activation checkpointing, by the formula.
 
-    0 where the model does not say how it is built.
+    0 where the formula does not know the model.
     """
     config: Any = getattr(parts.module, "config", None)
-    try:
-        shape = Shape(
-            parts.parameters,
-            tokens=parts.sequence_length or config.max_position_embeddings,
-            hidden=config.hidden_size,
-            layers=config.num_hidden_layers,
-            vocabulary=config.vocab_size,
-        )
-    except AttributeError:
+    if config is None:
         return 0
-    return needed_bytes(shape, recomputing=True)
+    classes = type(parts.module).__name__.endswith("ForSequenceClassification")
+    try:
+        shape = shape_of(config.to_dict(), labels=config.num_labels if classes else 0)
+    except BadInput:
+        return 0
+    batch = parts.config.training.global_batch_size // parts.world_size
+    setting = Setting(
+        length=parts.sequence_length or shape.positions,
+        precision=precision(parts.config),
+        recompute=True,
+        accumulates=batch > 1,
+        strategy="ddp" if parts.world_size > 1 else "single",
+        ranks=parts.world_size,
+        cuda=parts.accelerator.device.type == "cuda",
+    )
+    return peak_memory(shape, setting).total

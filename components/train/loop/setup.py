@@ -24,6 +24,7 @@ from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.plan.setting import Precision
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 
@@ -207,7 +208,7 @@ def make_accelerator(
     )
 
 
-def precision(config: RunConfig) -> str:
+def precision(config: RunConfig) -> Precision:
     """Name of the precision of forward and backward passes."""
     training = config.training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"

@@ -1,69 +1,153 @@
-"""What a training needs of a GPU's memory, from a formula: an estimate for people, not a plan."""
+"""Peak memory of a rank, by part and by formula. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
-GIB = 2**30
-
-GPUS = (
-    ("T4", 16),
-    ("L4", 24),
-    ("V100", 32),
-    ("A100 40 GB", 40),
-    ("L40S", 48),
-    ("A100 80 GB or H100", 80),
-    ("H200", 141),
-    ("B200", 180),
+from steadytrain.components.train.plan.activations import (
+    FP32,
+    LayerMemory,
+    entry_memory,
+    exit_memory,
+    layer_memory,
 )
-"""Name and memory in GB, as NVIDIA's data sheet of each states it; the smallest first."""
+from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.shape import Shape
+from steadytrain.components.train.plan.states import States, states
 
-_USABLE = 0.9
-"""Of a GPU's memory; the rest goes to the driver's context and to fragments."""
+GIB: Final = 2**30
+CUDA_CONTEXT: Final = 600 * 2**20
+"""Bytes that CUDA's context, cuBLAS and NCCL take of a GPU: an assumption, not measured."""
+FRAGMENTATION: Final = 0.04
+"""What the caching allocator's rounding and gaps take, as a share of the tensors: likewise."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the memory of a training depends on.
+class Memory:
+    """Bytes of a rank at its peak, by part.
 
-    tokens: of a micro-batch.
+    moment: of the step, at which the peak is.
+    host: bytes of the host's memory that offloading and paging take for this rank.
     """
 
-    parameters: int
-    tokens: int
-    hidden: int
-    layers: int
-    vocabulary: int
+    moment: str
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    buffers: int
+    fragmentation: int = 0
+    context: int = 0
+    host: int = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Of the device, by name."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+            "logits and loss": self.logits,
+            "buffers": self.buffers,
+            "fragmentation": self.fragmentation,
+            "CUDA context": self.context,
+        }
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
 
 
-def needed_bytes(shape: Shape, *, recomputing: bool) -> int:
-    """Bytes on one GPU with AdamW, nothing sharded.
-
-    16 a parameter: weight 4, gradient 4, AdamW's moments 8 (Rajbhandari et al. 2020, "ZeRO",
-    section 3.1, has the same sum for 16-bit weights with a 32-bit copy). Activations of a
-    transformer's layer: 34 x tokens x hidden in 16 bits (Korthikanti et al. 2022, "Reducing
-    Activation Recomputation", equation 2, attention scores left out since fused kernels do not
-    keep them), twice that here for 32 bits; recomputed, each layer keeps its input (4 a value)
-    and one at a time has all of them. Logits: 12 x tokens x vocabulary (themselves, their
-    softmax and their gradient).
-    """
-    layer = 68 * shape.tokens * shape.hidden
-    kept = 4 * shape.tokens * shape.hidden * shape.layers + layer
-    activations = kept if recomputing else layer * shape.layers
-    return 16 * shape.parameters + activations + 12 * shape.tokens * shape.vocabulary
+def peak_memory(shape: Shape, setting: Setting) -> Memory:
+    """The peak of a rank's memory over a step that is not the first."""
+    found = max(_Step(shape, setting).moments(), key=lambda moment: moment.total)
+    if not setting.cuda:
+        return found
+    return replace(found, fragmentation=int(FRAGMENTATION * found.total), context=CUDA_CONTEXT)
 
 
-def smallest_gpu(needed: int) -> str | None:
-    """The first of GPUS whose memory suffices, or None."""
-    return next((name for name, size in GPUS if needed <= size * 10**9 * _USABLE), None)
+class _Step:
+    """The moments of a step at which memory may be at its peak."""
+
+    def __init__(self, shape: Shape, setting: Setting) -> None:
+        self.shape, self.setting = shape, setting
+        self.held: States = states(shape, setting)
+        self.layer: LayerMemory = layer_memory(shape, setting)
+        self.stored = self.layer.entry if setting.recompute else self.layer.kept
+        self.outside = entry_memory(shape, setting)
+        self.before = self.held.gradients if self.held.waits else 0
+        # Autocast's copies of weights outlive the forward pass where backward needs them.
+        self.copies = 0 if setting.recompute else self.held.copies
+        self.logit = setting.tokens * (0 if shape.labels else shape.vocabulary)
+
+    def moments(self) -> Iterator[Memory]:
+        """In their order."""
+        held, layer = self.held, self.layer
+        kept = self.outside + self.shape.layers * self.stored
+        kept += exit_memory(self.shape, self.setting) + held.head_copy
+        width = self.setting.width
+        rising = 2 * FP32 if width == FP32 else width + FP32
+        yield self._moment("the end of forward", kept + held.copies, self.before, rising)
+        # Softmax, its gradient and the logits', in 32 bits.
+        yield self._moment("the loss", kept + self.copies, self.before, 3 * FP32)
+        # Under autocast it comes in 16 bits, and is cast.
+        gradient = held.head_gradient * (1.5 if self.setting.casts_weights else 1)
+        yield self._moment(
+            "the head's backward",
+            kept + self.copies + layer.entry,
+            self.before + int(gradient),
+            FP32,
+        )
+        yield from self._layers()
+        # A tied table's two gradients and their sum, beside what has accumulated.
+        tables = (2 if self.shape.tied else 0) + (1 if held.waits else 0)
+        yield self._moment(
+            "the embeddings' backward", layer.entry, held.gradients + tables * held.head_gradient
+        )
+        yield self._moment("the update", held.update, held.gradients)
+
+    def _layers(self) -> Iterator[Memory]:
+        """The last layer, the first in backward, and the first one."""
+        held, layer, count = self.held, self.layer, self.shape.layers
+        own = held.gradients * self.shape.layer // max(self.shape.parameters, 1)
+        recomputed = layer.kept if self.setting.recompute else 0
+        a_layer = held.copies // max(count, 1)
+        for above, name in (
+            (0, "the last layer's backward"),
+            (count - 1, "the first layer's backward"),
+        ):
+            below = count - above
+            head = held.head_gradient if self.shape.tied or not held.waits else 0
+            done = head + (self.before if held.waits else above * own)
+            copies = below * a_layer if self.copies else a_layer
+            kept = self.outside + below * self.stored + recomputed + copies + layer.entry
+            # By then half of the feed-forward's matrices have their gradients, or all.
+            for half, gradient in (
+                (layer.feed_forward_backward, held.layer_gradient // 3),
+                (layer.attention_backward - layer.feed_forward, held.layer_gradient * 2 // 3),
+            ):
+                found = self._moment(name, kept + half, done + gradient)
+                yield replace(found, buffers=found.buffers + held.layers_gathered)
+
+    def _moment(self, name: str, activations: int, gradients: int, logit: int = 0) -> Memory:
+        held, setting = self.held, self.setting
+        return Memory(
+            moment=name,
+            weights=held.weights,
+            gradients=gradients,
+            optimizer=held.optimizer,
+            activations=activations,
+            logits=logit * self.logit,
+            buffers=held.gathered + _inputs(setting),
+            host=held.host,
+        )
 
 
-def advice(needed: int) -> str:
-    """What `needed` bytes mean, for people; "" where they are not known."""
-    if not needed:
-        return ""
-    gpu = smallest_gpu(needed)
-    size = f"{needed / GIB:.1f} GiB" if needed >= GIB / 10 else f"{needed / 2**20:.1f} MiB"
-    return f"even with micro-batch 1 and activation checkpointing a rank needs about {size}; " + (
-        f"the smallest GPU that would do: {gpu}" if gpu else "no single GPU has that"
-    )
+def _inputs(setting: Setting) -> int:
+    """A batch of three tensors of 64-bit numbers, rotary tables, and the mask as it is made."""
+    mask = setting.micro_batch * setting.length**2 if setting.masked else 0
+    return 3 * 8 * setting.tokens + mask

@@ -24,7 +24,7 @@ from typing import Literal
 
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.plan.batch import batch_at
-from steadytrain.components.train.plan.memory import advice
+from steadytrain.components.train.plan.hardware import advice
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.ladder import (
     HOST_LADDER,

@@ -40,6 +40,7 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines.cluster.doctor",
         "steadytrain.pipelines.server.triggers",
         "steadytrain.components.preprocess.step",
+        "steadytrain.components.train.plan.plan",
     ],
 )
 def test_authoring_imports_no_torch(module):

@@ -15,6 +15,7 @@ COMMANDS = [
     "resume",
     "explain",
     "gc",
+    "plan",
     "report",
     "compile",
     "submit",

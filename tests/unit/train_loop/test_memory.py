@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from steadytrain.components.train.loop.memory import least_memory
-from steadytrain.components.train.plan.memory import Shape, needed_bytes
+from steadytrain.components.train.plan.memory import peak_memory
+from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.shape import shape_of
 
 from support.training import GPT2, LLAMA, VOCABULARY
 
@@ -14,8 +16,10 @@ from support.training import GPT2, LLAMA, VOCABULARY
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_it_is_the_formula_of_the_models_own_shape(make_bench, config):
     parts = make_bench(model={"config": config}, training={"max_steps": 1}).train_here().parts
-    shape = Shape(parts.parameters, tokens=48, hidden=32, layers=2, vocabulary=VOCABULARY)
-    assert least_memory(parts) == needed_bytes(shape, recomputing=True)
+    setting = Setting(length=48, recompute=True, accumulates=True, cuda=False)
+    shape = shape_of({**config, "vocab_size": VOCABULARY})
+    assert shape.parameters == parts.parameters
+    assert least_memory(parts) == peak_memory(shape, setting).total
 
 
 def test_a_model_that_does_not_say_how_it_is_built_is_not_known(make_bench):

@@ -1,0 +1,82 @@
+"""Which architecture a configuration means, without a network and without weights."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from steadytrain.components.shared.config import ModelConfig
+from steadytrain.components.shared.errors import BadInput
+
+_ELSEWHERE: Final = ("s3:", "models:")
+
+
+def architecture_of(model: ModelConfig) -> Mapping[str, Any]:
+    """Transformers' configuration of the model to train.
+
+    Raises:
+        BadInput: it cannot be known from here.
+    """
+    if model.base is None:
+        return {"vocab_size": model.vocab_size, **model.config}
+    if model.base.startswith("hub:"):
+        return _of_hub(model.base.removeprefix("hub:"))
+    if model.base.startswith(_ELSEWHERE):
+        raise BadInput(
+            f"model.base = {model.base!r}: its configuration lies elsewhere, and a plan asks "
+            "nobody",
+            remedy="give a folder that has its config.json, or the name of a well-known model "
+            "as hub:NAME",
+        )
+    if model.base.startswith("package:"):
+        # Late, since it brings S3 along.
+        from steadytrain.components.shared.model_source import package_folder
+
+        return _of_folder(package_folder(model.base.removeprefix("package:")))
+    return _of_folder(Path(model.base).expanduser())
+
+
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """The architectures that come with the product, by the name that a hub has for them."""
+    models: Mapping[str, Mapping[str, Any]] = _table()["models"]
+    return models
+
+
+def _of_hub(name: str) -> Mapping[str, Any]:
+    models, same = known_models(), _table()["same_as"]
+    canonical = {known.lower(): known for known in models}
+    canonical |= {alias.lower(): known for alias, known in same.items()}
+    known = canonical.get(name.lower())
+    if known is None:
+        raise BadInput(
+            f"model.base = 'hub:{name}': no architecture of that name comes with the product, "
+            "and a plan asks no network",
+            remedy="give a folder that has its config.json, or one of "
+            f"{', '.join(sorted(models, key=str.lower))}",
+        )
+    return models[known]
+
+
+def _of_folder(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"model.base: {path} cannot be read: {error}",
+            remedy="give a model's folder with its config.json, or hub:NAME of a well-known model",
+        ) from error
+    return content
+
+
+@functools.cache
+def _table() -> Mapping[str, Any]:
+    place = resources.files("steadytrain.components.train.plan") / "architectures.yaml"
+    content: Mapping[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,146 @@
+"""Each choice of a plan with one sentence why; what the user has set is repeated, not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from steadytrain.components.train.plan.fit import Choice
+from steadytrain.components.train.plan.machine import Job
+from steadytrain.components.train.plan.strategy import BILLION
+
+_SIZE_RULE: Final = "rule: strategy by size"
+_SMALL_CARD: Final = "rule for 6 GB cards"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A field of the configuration.
+
+    yours: whether the user has set it.
+    """
+
+    field: str
+    value: Any
+    reason: str
+    yours: bool = False
+
+
+def decisions(job: Job, choice: Choice) -> list[Decision]:
+    """What decides memory and speed."""
+    found = [
+        Decision("compute.strategy", choice.way.strategy, _strategy(job, choice)),
+        Decision("compute.offload", choice.way.offload, _offload(choice)),
+        Decision("model.adapter.kind", choice.way.adapter, _adapter(job, choice)),
+        _precision(job),
+        Decision("training.gradient_checkpointing", choice.way.recompute, _recompute(job, choice)),
+        Decision("training.optim", choice.way.optim, _optimizer(job, choice)),
+        *_batch(job, choice),
+    ]
+    return [as_given(job, decision) for decision in found]
+
+
+def as_given(job: Job, decision: Decision) -> Decision:
+    """The user's own value where there is one."""
+    if not job.given(decision.field):
+        return decision
+    value: Any = job.config
+    for part in decision.field.split("."):
+        value = getattr(value, part) if isinstance(value, BaseModel) else value
+    return Decision(decision.field, value, "set by you", yours=True)
+
+
+def power(value: float) -> str:
+    """As people write it: 2e-4 below a hundredth."""
+    if not 0 < value < 0.01:
+        return f"{value:g}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def _strategy(job: Job, choice: Choice) -> str:
+    count, strategy = job.shape.parameters, choice.way.strategy
+    if strategy == "single":
+        return "one GPU has nobody to share with"
+    if strategy == "ddp":
+        if choice.setting.adapter.freezes:
+            return "each GPU holds the frozen model, and only the adapters' gradients travel"
+        return f"below 1 billion parameters each GPU holds the whole model ({_SIZE_RULE})"
+    if count < BILLION:
+        return "with DDP each GPU would need more memory than it has, so the states are shared"
+    if count < 10 * BILLION:
+        return f"from 1 to 10 billion parameters the ranks share all states ({_SIZE_RULE})"
+    return f"from 10 to 100 billion parameters: ZeRO-3 ({_SIZE_RULE})"
+
+
+def _offload(choice: Choice) -> str:
+    if choice.way.offload == "none":
+        return "what a rank needs fits on its GPU" if choice.fits else "slow, so only if asked for"
+    return (
+        "from 10 to 100 billion parameters the host's memory takes what does not fit "
+        f"({_SIZE_RULE}): {choice.memory.host / 1e9:.0f} GB a rank"
+    )
+
+
+def _adapter(job: Job, choice: Choice) -> str:
+    if choice.way.adapter == "none":
+        whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
+        return whole or "all weights fit in training, so none needs to stay as it is"
+    full = 16 * job.shape.parameters / 1e9 / job.machine.ranks
+    short = f"training all weights takes 16 bytes each, {full:.0f} GB a rank at the least"
+    if choice.way.adapter == "lora":
+        return f"{short}; low-rank adapters leave them frozen"
+    return f"{short}, and even frozen in 16 bits they do not fit; in 4 bits (NF4) they take least"
+
+
+def _precision(job: Job) -> Decision:
+    gpu = job.machine.gpu
+    if job.precision == "fp32":
+        field = "training.bf16" if job.given("training.bf16") else "training.fp16"
+        return Decision(field, False, "")
+    reason = "computes in bfloat16, which needs no loss scaling"
+    if job.precision == "fp16":
+        reason = "has no bfloat16, so float16 with loss scaling"
+    return Decision(f"training.{job.precision}", True, f"{gpu.name} {reason}")
+
+
+def _recompute(job: Job, choice: Choice) -> str:
+    if job.short_of_memory:
+        return f"activations are computed again in backward ({_SMALL_CARD})"
+    if not choice.way.recompute:
+        return "activations fit, and computing them again would take a third more time"
+    if job.shape.parameters >= 10 * BILLION and choice.way.adapter == "none":
+        return f"from 10 to 100 billion parameters ({_SIZE_RULE})"
+    return "memory is what binds (rule: activation checkpointing first)"
+
+
+def _optimizer(job: Job, choice: Choice) -> str:
+    if choice.way.optim == "adamw_torch":
+        where = "on the host" if choice.way.offload != "none" else "on the GPU"
+        return f"AdamW is the rule (rule: optimizers); its state is {where}"
+    if job.short_of_memory:
+        return f"in 8 bits, and in the host's memory where the GPU's is short ({_SMALL_CARD})"
+    return "AdamW's state in a quarter of the memory lets all weights be trained"
+
+
+def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
+    batch, ranks = choice.batch, job.machine.ranks
+    reason = "medium, 8 to 32 sequences, is the default (rule: batch)"
+    if job.short_of_memory:
+        reason = f"micro-batch 1 with accumulation 8 to 16 ({_SMALL_CARD})"
+    yield Decision("training.global_batch_size", batch.global_batch_size, reason)
+    whole = "the rank's whole share of the global batch fits"
+    if batch.gradient_accumulation_steps > 1:
+        whole = (
+            f"with accumulation {batch.gradient_accumulation_steps} on {ranks} "
+            f"rank{'s' if ranks > 1 else ''} it is the global batch, and more does not fit"
+        )
+    if job.short_of_memory:
+        whole = (
+            f"with accumulation {batch.gradient_accumulation_steps} it is the global batch "
+            f"({_SMALL_CARD})"
+        )
+    yield Decision("training.micro_batch_size", batch.micro_batch_size, whole)

@@ -1,0 +1,129 @@
+"""The GPUs that a plan knows, their prices, and what a need of memory means for people."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.errors import BadInput
+
+GIB: Final = 2**30
+Price = Annotated[float, Field(ge=0)]
+
+
+class Prices(Section):
+    """Of one GPU, in USD an hour; none: not known."""
+
+    usd_per_hour: Price | None = None
+    spot_usd_per_hour: Price | None = None
+
+
+class Gpu(Prices):
+    """A kind of GPU; `gpus.yaml` tells what each field means."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    memory_gb: float = Field(..., gt=0)
+    speed: float = Field(..., gt=0)
+    half_tflops: float = Field(..., gt=0)
+    fp32_tflops: float = Field(..., gt=0)
+    bf16: bool
+
+    @property
+    def memory(self) -> int:
+        """Bytes. A data sheet's GB are taken as 10^9, of which drivers show some more: what is
+        left is for a display and for the driver itself.
+        """
+        return int(self.memory_gb * 10**9)
+
+
+_TABLE: Final = TypeAdapter(tuple[Gpu, ...])
+_PRICES: Final = TypeAdapter(dict[str, Prices])
+
+
+@functools.cache
+def all_gpus() -> tuple[Gpu, ...]:
+    """Those of the product's table, the smallest memory first."""
+    place = resources.files("steadytrain.components.train.plan") / "gpus.yaml"
+    table = _TABLE.validate_python(yaml.safe_load(place.read_text(encoding="utf-8")))
+    return tuple(sorted(table, key=lambda gpu: gpu.memory_gb))
+
+
+def find_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu:
+    """The GPU of a name, as people or its driver write it ("NVIDIA H100 80GB HBM3").
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    known = all_gpus() if gpus is None else gpus
+    for gpu in known:
+        if _plain(name) in map(_plain, (gpu.name, *gpu.aliases)):
+            return gpu
+    raise BadInput(
+        f"GPU {name!r}: the plan's table has none of that name",
+        remedy=f"one of {', '.join(gpu.name for gpu in known)}",
+    )
+
+
+def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
+    """The table with the prices of a file alone; what it leaves out is not known.
+
+    Args:
+        prices: YAML: a GPU's name, and below it `usd_per_hour` and `spot_usd_per_hour`.
+
+    Raises:
+        BadInput: the file cannot be read, or names a GPU that is not in the table.
+    """
+    known = all_gpus() if gpus is None else tuple(gpus)
+    given = _read_prices(prices)
+    found = {find_gpu(name, known).name: value for name, value in given.items()}
+    unknown = Prices()
+    return tuple(gpu.model_copy(update=found.get(gpu.name, unknown).model_dump()) for gpu in known)
+
+
+def smallest_gpu(needed: int) -> Gpu | None:
+    """The smallest that has so many bytes, or None."""
+    return next((gpu for gpu in all_gpus() if needed <= gpu.memory), None)
+
+
+def advice(needed: int) -> str:
+    """What `needed` bytes mean, for people; "" where they are not known."""
+    if not needed:
+        return ""
+    gpu = smallest_gpu(needed)
+    size = f"{needed / GIB:.1f} GiB" if needed >= GIB / 10 else f"{needed / 2**20:.1f} MiB"
+    return f"even with micro-batch 1 and activation checkpointing a rank needs about {size}; " + (
+        f"the smallest GPU that would do: {gpu.name} ({gpu.memory_gb:g} GB)"
+        if gpu
+        else "no single GPU has that"
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^nvidia|[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
+
+
+def _read_prices(path: Path) -> Mapping[str, Prices]:
+    try:
+        return _PRICES.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise BadInput(
+            f"--prices {path}: {error.strerror}", remedy="give a YAML file that can be read"
+        ) from error
+    except (yaml.YAMLError, ValidationError) as error:
+        told = error.errors()[0] if isinstance(error, ValidationError) else None
+        where = ".".join(map(str, told["loc"])) if told else "the file"
+        message = told["msg"] if told else "is not valid YAML"
+        raise BadInput(
+            f"--prices {path}: {where}: {message}",
+            remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, a GPU a "
+            "line",
+        ) from error

@@ -1,0 +1,53 @@
+"""How much there is to train on: steps and tokens, as far as anyone knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of the whole training.
+
+    rows: sequences of the training side; None: the data are not prepared.
+    steps: optimizer steps; None: not known.
+    tokens: of all steps, padding left out where the data say it; None: not known.
+    source: how it is known, or what makes it known.
+    """
+
+    rows: int | None
+    steps: int | None
+    tokens: float | None
+    source: str
+
+
+def length_of(config: RunConfig, global_batch: int) -> Length:
+    """From the prepared data, else from `training.max_steps`.
+
+    Raises:
+        BadInput: the record of the data is of another version.
+    """
+    training, path = config.training, Workspace.of(config).record("preprocess")
+    full = global_batch * config.data.sequence_length
+    if path.is_file():
+        side = DataRecord.load(path).sides["train"]
+        steps = training.max_steps
+        if steps < 0:
+            steps = math.ceil(training.num_train_epochs * side.rows / global_batch)
+        each = side.tokens / side.rows if side.tokens and side.rows else full / global_batch
+        source = f"the prepared data: {side.rows:,} sequences of {each:,.0f} tokens on average"
+        return Length(side.rows, steps, steps * global_batch * each, source)
+    if training.max_steps > 0:
+        tokens = float(training.max_steps * full)
+        return Length(None, training.max_steps, tokens, "training.max_steps, with full sequences")
+    return Length(
+        None,
+        None,
+        None,
+        "run `steadytrain step preprocess FILE` first, or set training.max_steps",
+    )

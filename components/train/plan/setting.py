@@ -1,0 +1,82 @@
+"""How a model is trained, as far as its memory and its time depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config.compute import Offload, Strategy
+
+Precision = Literal["fp32", "bf16", "fp16"]
+NF4_BITS: Final = 4 + 0.127
+"""Of a weight in 4 bits with its constants quantized twice (Dettmers et al. 2023, "QLoRA",
+section 3)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One rank's part of a training.
+
+    length: tokens of a sequence.
+    micro_batch: sequences a forward pass.
+    recompute: whether a layer's activations are computed again in backward.
+    masked: whether attention is given a mask, as packed documents and padding need.
+    accumulates: whether gradients wait for more than one micro-batch.
+    strategy: resolved: not "auto".
+    cuda: whether on a GPU, whose kernels keep less.
+    """
+
+    length: int
+    micro_batch: int = 1
+    precision: Precision = "fp32"
+    recompute: bool = False
+    masked: bool = True
+    accumulates: bool = False
+    strategy: Strategy = "single"
+    ranks: int = 1
+    offload: Offload = "none"
+    adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009  immutable
+    optim: str = "adamw_torch"
+    cuda: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.micro_batch * self.length
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are in 16 bits."""
+        return self.precision != "fp32"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value that a matrix product gives."""
+        return 2 if self.half else 4
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.strategy in ("fsdp", "zero3")
+
+    @property
+    def shards_gradients(self) -> bool:
+        return self.strategy in ("fsdp", "zero2", "zero3")
+
+    @property
+    def shards_optimizer(self) -> bool:
+        return self.strategy in ("fsdp", "zero1", "zero2", "zero3")
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are brought together to be computed with, from ranks or from the host."""
+        return self.shards_weights and (self.ranks > 1 or self.offload == "all")
+
+    @property
+    def deepspeed(self) -> bool:
+        return self.strategy in ("zero1", "zero2", "zero3")
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether autocast makes 16-bit copies of 32-bit weights."""
+        return self.half and self.strategy in ("single", "ddp") and not self.adapter.freezes

@@ -1,0 +1,108 @@
+"""How long a training takes and what it costs, as intervals: nothing here has been timed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from steadytrain.components.train.plan.fit import Choice
+from steadytrain.components.train.plan.machine import Job, Machine
+from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.shape import Shape
+from steadytrain.components.train.plan.states import trained_parameters
+
+UTILIZATION: Final = (0.25, 0.45)
+"""Shares of a GPU's peak that a training of transformers gets (model FLOPs utilization). An
+assumption around what others publish: torchtitan's 8B on 8 H100 28 %, llm-foundry's 1B on A100
+42 %, nanochat 46 %."""
+TFLOPS_OF_A_UNIT: Final = 312 / 5
+"""Of the table's relative speed: an A100 has speed 5 and 312 TFLOPS. The slow end of an interval
+goes by the table's speed, the fast end by the data sheet."""
+_NODE: Final = 0.9
+_NODES: Final = 0.8
+"""Slow ends of what is left of each rank's speed within a node (two ranks were measured at 0.89
+of one, on a CPU) and over several nodes (an assumption)."""
+_OFFLOADING: Final = {"none": 1.0, "optimizer": 0.5, "all": 0.25}
+_UNPACKING: Final = 0.7
+"""Slow ends with offloading, and with weights unpacked from 4 bits: assumptions."""
+_COPIED_BYTES_PER_SECOND: Final = 5e9
+_RESTART_SECONDS: Final = 120.0
+"""What a checkpoint's copy to the host's memory, and a start on another node, are taken to cost."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """From the low to the high end."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """Geometric, since the ends are factors apart."""
+        return math.sqrt(self.low * self.high)
+
+    def times(self, factor: float) -> Span:
+        return Span(self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Preemptions:
+    """What spot nodes add, by checkpoints at Young's interval.
+
+    interval_seconds: from checkpoint to checkpoint.
+    factor: of the time without preemptions.
+    """
+
+    interval_seconds: float
+    factor: float
+
+
+def flops_per_token(shape: Shape, setting: Setting) -> float:
+    """Of forward and backward.
+
+    Two a parameter forward and twice that backward, 6N + 12LHQT with attention (Chowdhery et al.
+    2022, "PaLM", appendix B). Frozen weights need no gradient of their own, which leaves a third
+    of it out; recomputing adds a forward pass (Korthikanti et al. 2022, section 5).
+    """
+    matrices = shape.layers * sum(matrix.size for matrix in shape.matrices)
+    head = shape.hidden * (shape.labels or shape.vocabulary)
+    forward = 2.0 * (matrices + head) + 4.0 * shape.layers * shape.attention * setting.length
+    passes = (2 if setting.adapter.freezes else 3) + (1 if setting.recompute else 0)
+    adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
+    return passes * forward + adapters
+
+
+def tokens_per_second(shape: Shape, setting: Setting, machine: Machine) -> Span:
+    """Of all ranks together."""
+    gpu = machine.gpu
+    peak = gpu.half_tflops if setting.half else gpu.fp32_tflops
+    by_table = min(peak, gpu.speed * TFLOPS_OF_A_UNIT)
+    slow = by_table * UTILIZATION[0] * _OFFLOADING[setting.offload]
+    if machine.ranks > 1:
+        slow *= _NODES if machine.nodes > 1 else _NODE
+    if setting.adapter.kind == "qlora":
+        slow *= _UNPACKING
+    each = 1e12 * machine.ranks / flops_per_token(shape, setting)
+    return Span(slow * each, peak * UTILIZATION[1] * each)
+
+
+def hours(job: Job, choice: Choice, tokens: float) -> Span:
+    """Of training `tokens` tokens."""
+    speed = tokens_per_second(job.shape, choice.setting, job.machine)
+    return Span(tokens / speed.high / 3600, tokens / speed.low / 3600)
+
+
+def preemptions(job: Job, choice: Choice) -> Preemptions:
+    """By the time between failures that the configuration expects.
+
+    Checkpoints every sqrt(2CM) seconds; of each second C over the interval goes to them, half
+    an interval and a restart are lost every M seconds (Young 1974; Daly 2006).
+    """
+    trained = trained_parameters(job.shape, choice.setting)
+    cost = 12 * trained / job.machine.ranks / _COPIED_BYTES_PER_SECOND
+    between = job.config.recovery.seconds_between_failures
+    interval = math.sqrt(2 * cost * between)
+    lost = (interval / 2 + _RESTART_SECONDS) / between
+    return Preemptions(interval, 1 + cost / interval + lost)

@@ -1,0 +1,81 @@
+"""`steadytrain plan`: what a training will take, before anything is allocated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steadytrain.pipelines.options import Overrides, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.train.plan.hardware import Gpu
+
+
+def plan(
+    source: Source,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    gpu: Annotated[
+        str,
+        typer.Option(help="Such as h100 or rtx4050; by default this machine's, else the cheapest."),
+    ] = "",
+    nodes: Annotated[int, typer.Option(min=0, help="By default compute.nodes.")] = 0,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=0, help="A rank each; by default compute.nproc_per_node.")
+    ] = 0,
+    prices: Annotated[
+        Path | None,
+        typer.Option(help="YAML of your prices, `H100: {usd_per_hour: 8, spot_usd_per_hour: 3}`."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tell what a training takes and why: memory, strategy, micro-batch, hours, cost, GPUs.
+
+    By formula, from the model's configuration alone: no weights, no torch, no network. What you
+    have set is never changed; what you left open is filled in, each with the rule it follows.
+    Where it cannot work the plan says so, with the nearest that does, and ends with status 1.
+
+    For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
+
+    Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
+    or training.max_steps is set. Above 100 billion parameters it refuses.
+    """
+    from steadytrain.components.train.plan.hardware import all_gpus, find_gpu, priced
+    from steadytrain.components.train.plan.plan import plan_training
+    from steadytrain.components.train.plan.render import render
+
+    config = _load(source, overrides, nodes, gpus_per_node)
+    gpus = all_gpus() if prices is None else priced(prices)
+    wanted = find_gpu(gpu, gpus) if gpu else _here(config, gpus)
+    found = plan_training(config, gpus, wanted)
+    typer.echo(json.dumps(found.as_data(), indent=2) if as_json else render(found))
+    if not found.works:
+        raise typer.Exit(1)
+
+
+def _load(source: str, overrides: list[str], nodes: int, gpus_per_node: int) -> RunConfig:
+    from steadytrain.components.shared.config import load
+
+    sizes = (("compute.nodes", nodes), ("compute.nproc_per_node", gpus_per_node))
+    return load(source, [*overrides, *(f"{field}={size}" for field, size in sizes if size)])
+
+
+def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
+    """This machine's GPU, if it has one that the table knows."""
+    from steadytrain.components.shared.errors import BadInput
+    from steadytrain.components.train.plan.device import CPU, device_name
+    from steadytrain.components.train.plan.hardware import find_gpu
+
+    name = device_name(config.compute)
+    if name == CPU:
+        return None
+    try:
+        return find_gpu(name, gpus)
+    except BadInput:
+        typer.echo(f"this machine's {name} is not in the table; --gpu names another", err=True)
+        return None

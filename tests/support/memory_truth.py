@@ -1,0 +1,160 @@
+"""A real step of a small real model, and its peak of live tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedDataParallelKwargs
+from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.tasks.causal_lm import next_token_loss
+from steadytrain.components.tasks.sequence_classification import SequenceClassification
+from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.plan.setting import Setting
+
+from support.live_memory import LiveTensors
+from support.ports import free_port
+
+LABELS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is trained; `classes` for a classification head."""
+
+    model: Mapping[str, Any]
+    setting: Setting
+    classes: bool = False
+
+    @property
+    def labels(self) -> int:
+        return LABELS if self.classes else 0
+
+
+def measured_peak(case: Case) -> int:
+    """Bytes of live tensors at the peak of the second of two optimizer steps, on a CPU."""
+    setting = case.setting
+    torch.manual_seed(0)
+    with _fresh_accelerator(setting) as accelerator, LiveTensors() as live:
+        module = _model(case)
+        for tensor in (*module.parameters(), *module.buffers()):
+            live.see(tensor, "weight")
+        model = _spread(module, setting) if setting.strategy == "fsdp" else None
+        model = model or accelerator.prepare(module)
+        model.train()
+        optimizer = build_optimizer(module, TrainingConfig())
+        batch = _batch(case)
+        for _ in range(2):
+            live.begin()
+            for _ in range(2 if setting.accumulates else 1):
+                accelerator.backward(_loss(model, batch, case.classes) / 7)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return live.peak
+
+
+def measured_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[int]:
+    """The same of rank 0 of several processes of this machine, by gloo."""
+    told, port = folder / "peaks.json", free_port()
+    torch.multiprocessing.spawn(_rank, (ranks, list(cases), port, told), nprocs=ranks)
+    peaks: list[int] = json.loads(told.read_text())
+    return peaks
+
+
+def _rank(rank: int, ranks: int, cases: Sequence[Case], port: int, told: Path) -> None:
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in numbers.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    peaks = [measured_peak(case) for case in cases]
+    if rank == 0:
+        told.write_text(json.dumps(peaks))
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _fresh_accelerator(setting: Setting) -> Iterator[Accelerator]:
+    """Its precision is the process's, so it is forgotten before and after."""
+    alone = not dist.is_initialized()
+    unused = DistributedDataParallelKwargs(
+        find_unused_parameters=not setting.recompute, gradient_as_bucket_view=True
+    )
+    AcceleratorState._reset_state(alone)
+    GradientState._reset_state()
+    try:
+        precision = "bf16" if setting.half else "no"
+        yield Accelerator(cpu=True, mixed_precision=precision, kwargs_handlers=[unused])
+    finally:
+        AcceleratorState._reset_state(alone)
+        GradientState._reset_state()
+
+
+def _spread(module: Any, setting: Setting) -> torch.nn.Module:
+    """Each layer a unit of FSDP, and the rest another one."""
+    half = torch.bfloat16 if setting.half else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    layers = module.model.layers if hasattr(module, "model") else module.transformer.h
+    for unit in (*layers, module):
+        fully_shard(unit, mp_policy=policy)
+    spread: torch.nn.Module = module
+    return spread
+
+
+def _model(case: Case) -> torch.nn.Module:
+    setting = case.setting
+    auto = AutoModelForSequenceClassification if case.classes else AutoModelForCausalLM
+    extra = {"num_labels": LABELS, "pad_token_id": 0} if case.classes else {}
+    frozen = torch.bfloat16 if setting.adapter.freezes and setting.half else torch.float32
+    config = AutoConfig.for_model(**{**case.model, **extra})
+    module: Any = auto.from_config(config, dtype=frozen)
+    if setting.adapter.freezes:
+        targets = setting.adapter.targets or "all-linear"
+        module = get_peft_model(
+            module,
+            LoraConfig(
+                r=setting.adapter.rank,
+                lora_alpha=setting.adapter.scale,
+                lora_dropout=setting.adapter.dropout,
+                target_modules=targets,
+                task_type="SEQ_CLS" if case.classes else "CAUSAL_LM",
+            ),
+        )
+        if setting.recompute:
+            module.enable_input_require_grads()
+    if setting.recompute:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return module  # type: ignore[no-any-return]
+
+
+def _batch(case: Case) -> dict[str, torch.Tensor]:
+    rows, length = case.setting.micro_batch, case.setting.length
+    ids = torch.randint(0, int(case.model["vocab_size"]), (rows, length))
+    if case.classes:
+        mask = torch.ones_like(ids)
+        mask[0, -1] = 0 if case.setting.masked else 1
+        return {"input_ids": ids, "attention_mask": mask, "targets": torch.zeros(rows).long()}
+    first = length // 2 if case.setting.masked else 0
+    positions = torch.cat([torch.arange(first), torch.arange(length - first)]).repeat(rows, 1)
+    return {"input_ids": ids, "position_ids": positions, "targets": ids}
+
+
+def _loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], classes: bool) -> Any:
+    if classes:
+        task = SequenceClassification.__new__(SequenceClassification)
+        return task.loss(model, batch).total
+    return next_token_loss(model, batch)

@@ -1,0 +1,293 @@
+"""What a plan decides, what it leaves alone, and what it says where it cannot work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord, SideRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.plan.fit import choose
+from steadytrain.components.train.plan.hardware import all_gpus, find_gpu, priced
+from steadytrain.components.train.plan.plan import plan_training
+from steadytrain.components.train.plan.strategy import ways
+
+LLAMA = "hub:meta-llama/Llama-3"
+SMALL = "hub:Qwen/Qwen2.5-0.5B"
+
+
+def chosen(plan):
+    return {decision.field: decision.value for decision in plan.decisions}
+
+
+def reasons(plan):
+    return {decision.field: decision.reason for decision in plan.decisions}
+
+
+@pytest.mark.parametrize(
+    ("base", "gpus", "strategy"),
+    [
+        (SMALL, 1, "single"),
+        (SMALL, 8, "ddp"),
+        (f"{LLAMA}.2-3B", 8, "fsdp"),
+        (f"{LLAMA}.1-8B", 8, "fsdp"),
+        (f"{LLAMA}.1-70B", 8, "zero3"),
+    ],
+)
+def test_strategy_by_size(make_plan, base, gpus, strategy):
+    plan = make_plan("h100", gpus, model__base=base)
+    assert plan.works
+    assert chosen(plan)["compute.strategy"] == strategy
+    if gpus > 1:
+        assert "rule: strategy by size" in reasons(plan)["compute.strategy"]
+
+
+def test_a_tenth_to_a_hundred_billion_are_recomputed_and_offloaded(make_plan):
+    plan = make_plan("h100", 8, model__base=f"{LLAMA}.1-70B")
+    assert chosen(plan)["training.gradient_checkpointing"] is True
+    assert chosen(plan)["compute.offload"] != "none"
+
+
+def test_above_a_hundred_billion_it_refuses_and_says_what_it_takes(make_plan):
+    with pytest.raises(BadInput, match=r"405\.9 billion parameters") as error:
+        make_plan("h100", 8, model__base=f"{LLAMA}.1-405B")
+    for word in ("tensor and pipeline parallelism", "6.5 TB", "Llama-3.1-70B"):
+        assert word in error.value.remedy
+
+
+def test_the_global_batch_is_cut_for_the_ranks(make_plan):
+    for gpus in (1, 2, 4, 8):
+        plan = make_plan("a100", gpus, training__global_batch_size=48)
+        assert plan.choice.batch.global_batch_size == 48
+        assert plan.choice.batch.world_size == gpus
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("compute.strategy", "zero2"),
+        ("training.gradient_checkpointing", True),
+        ("training.micro_batch_size", 2),
+        ("training.optim", "adamw_bnb_8bit"),
+        ("model.adapter.kind", "lora"),
+        ("training.learning_rate", 3e-3),
+        ("training.warmup_steps", 0.3),
+        ("training.save_steps", 7),
+    ],
+)
+def test_what_the_user_has_set_stays(make_plan, field, value):
+    plan = make_plan("h100", 8, **{field.replace(".", "__"): value})
+    decision = next(item for item in plan.decisions if item.field == field)
+    assert (decision.value, decision.yours) == (value, True)
+    used = plan.choice.way
+    held = {
+        "compute.strategy": used.strategy,
+        "training.gradient_checkpointing": used.recompute,
+        "training.micro_batch_size": plan.choice.batch.micro_batch_size,
+        "training.optim": used.optim,
+        "model.adapter.kind": used.adapter,
+    }
+    assert held.get(field, value) == value
+
+
+def test_a_rate_outside_the_rule_stays_and_is_remarked(make_plan):
+    plan = make_plan("h100", 8, training__learning_rate=3e-3, training__warmup_steps=0.3)
+    told = "\n".join(plan.remarks)
+    assert "3e-3 is outside the rule's 5e-6 to 1e-5" in told
+    assert "warmup_steps = 0.3 is outside" in told
+
+
+def test_a_run_on_a_cpu_is_told_that_the_plan_is_for_a_gpu(make_plan):
+    plan = make_plan("t4", model__base=SMALL, compute__device="cpu")
+    assert "compute.device = cpu stays" in plan.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("base", "kind", "rate"),
+    [
+        (SMALL, "none", 1e-4),
+        (f"{LLAMA}.2-1B", "none", 5e-5),
+        (f"{LLAMA}.1-8B", "none", 1e-5),
+        (f"{LLAMA}.1-8B", "lora", 2e-4),
+    ],
+)
+def test_the_learning_rate_goes_by_size(make_plan, base, kind, rate):
+    plan = make_plan("h100", 8, model__base=base, model__adapter__kind=kind)
+    assert chosen(plan)["training.learning_rate"] == rate
+
+
+def test_adapters_have_the_rules_defaults(make_plan):
+    found = chosen(make_plan("h100"))
+    assert found["model.adapter.kind"] == "lora"
+    assert found["model.adapter.alpha"] == 2 * found["model.adapter.rank"] == 32
+    assert 0.05 <= found["model.adapter.dropout"] <= 0.1
+
+
+def test_a_model_from_scratch_is_never_adapted(make_plan):
+    config = {"model_type": "llama"}
+    plan = make_plan("t4", model={"config": config})
+    assert chosen(plan)["model.adapter.kind"] == "none"
+    assert not plan.works
+    assert "compute.offload" in "\n".join(plan.remedies)
+
+
+@pytest.mark.parametrize(("gpu", "field"), [("t4", "fp16"), ("v100", "fp16"), ("l4", "bf16")])
+def test_sixteen_bits_are_those_that_the_gpu_has(make_plan, gpu, field):
+    assert chosen(make_plan(gpu, model__base=SMALL))[f"training.{field}"] is True
+
+
+def test_bfloat16_that_the_gpu_lacks_is_a_problem_with_its_nearest(make_plan):
+    plan = make_plan("t4", model__base=SMALL, training__bf16=True)
+    assert not plan.works
+    assert "T4 has no bfloat16; training.fp16=true is the nearest" in plan.problems[0]
+
+
+def test_full_precision_is_left_where_the_user_wants_it(make_plan):
+    plan = make_plan("h100", model__base=SMALL, training__bf16=False)
+    assert plan.choice.setting.precision == "fp32"
+    faster = make_plan("h100", model__base=SMALL)
+    assert faster.offer.tokens_per_second.low > plan.offer.tokens_per_second.low
+
+
+def test_a_batch_that_is_too_large_is_told_with_what_fits(make_plan):
+    plan = make_plan("rtx4090", training__micro_batch_size=32)
+    assert not plan.works
+    assert chosen(plan)["training.micro_batch_size"] == 32
+    assert "training.micro_batch_size=" in plan.remedies[0]
+
+
+def test_a_strategy_that_is_too_large_is_told_with_one_that_fits(make_plan):
+    fields = {"compute__strategy": "ddp", "model__adapter__kind": "none"}
+    plan = make_plan("h100", 4, **fields)
+    assert not plan.works
+    assert plan.remedies[0].startswith("compute.strategy=fsdp fits")
+
+
+def test_sequences_longer_than_the_model_takes_are_a_problem(make_plan):
+    plan = make_plan("h100", model__base="hub:gpt2", data__sequence_length=2048)
+    assert "data.sequence_length=1024 is the nearest" in plan.problems[0]
+
+
+def test_every_remedy_that_is_a_setting_works(make_plan):
+    """What is named as fitting is planned, and fits."""
+    plan = make_plan("rtx4050")
+    for remedy in plan.remedies:
+        settings, found, _ = remedy.partition(" fits")
+        assert found
+        if settings.startswith("--gpu "):
+            assert make_plan(settings.removeprefix("--gpu ")).works
+            continue
+        fields = dict(setting.split("=") for setting in settings.split(", "))
+        assert make_plan("rtx4050", **fields).works, remedy
+
+
+def test_without_a_gpu_the_cheapest_that_fits_is_taken(make_plan):
+    plan = make_plan(model__base=SMALL)
+    prices = [offer.usd_per_million_tokens for offer in plan.cheapest]
+    known = [price for price in prices if price is not None]
+    assert known == sorted(known)
+    assert prices[: len(known)] == known
+    assert plan.job.machine.gpu.name == plan.cheapest[0].gpu
+    speeds = [offer.tokens_per_second.middle for offer in plan.fastest]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {offer.gpu for offer in plan.offers} == {gpu.name for gpu in all_gpus()}
+
+
+def test_spot_is_priced_where_it_is_known(configure, tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("h100: {usd_per_hour: 4, spot_usd_per_hour: 2}\nt4: {usd_per_hour: 1}\n")
+    gpus = priced(path)
+    plan = plan_training(configure(), gpus, find_gpu("h100", gpus))
+    assert plan.offer.usd is not None
+    assert plan.offer.hours is not None
+    assert plan.offer.usd.low == pytest.approx(4 * plan.offer.hours.low)
+    assert plan.offer.spot_usd is not None
+    lost = plan.preemptions.factor
+    assert lost > 1
+    assert plan.offer.spot_usd.low == pytest.approx(2 * lost * plan.offer.hours.low)
+    unknown = plan_training(configure(), gpus, find_gpu("t4", gpus))
+    assert unknown.offer.spot_usd is None
+
+
+def test_a_price_of_the_whole_is_the_users(make_plan):
+    plan = make_plan("l4", 2, compute__price_per_hour=3.0, model__base=SMALL)
+    assert plan.offer.usd is not None
+    assert plan.offer.hours is not None
+    assert plan.offer.usd.high == pytest.approx(3 * plan.offer.hours.high)
+
+
+def test_steps_come_from_the_prepared_data(configure):
+    config = configure(training__max_steps=-1, training__num_train_epochs=2)
+    side = SideRecord(shards=[], rows=1000, documents=3000, tokens=700_000)
+    DataRecord(
+        folder="data",
+        fingerprint="f",
+        task="supervised_finetuning",
+        sides={"train": side, "validation": side, "test": side},
+        test_records="",
+        split_digest="s",
+    ).save(Workspace.of(config).record("preprocess"))
+    plan = plan_training(config, all_gpus(), find_gpu("h100"))
+    assert plan.length.steps == 63
+    assert plan.length.tokens == pytest.approx(63 * 32 * 700)
+    assert chosen(plan)["training.save_steps"] == 31
+
+
+def test_without_data_and_steps_time_is_not_known(make_plan):
+    plan = make_plan("h100", training__max_steps=-1)
+    assert plan.length.steps is None
+    assert plan.offer.hours is None
+    assert plan.offer.usd is None
+    assert "steadytrain step preprocess" in plan.length.source
+
+
+def test_more_gpus_of_the_same_kind_are_faster_and_less_than_in_proportion(make_plan):
+    base = {"model__base": SMALL, "training__global_batch_size": 64}
+    one, eight = make_plan("h100", 1, **base), make_plan("h100", 8, **base)
+    assert one.offer.hours is not None
+    assert eight.offer.hours is not None
+    assert one.offer.hours.high / 8 < eight.offer.hours.high < one.offer.hours.high
+
+
+def test_no_way_is_chosen_that_its_own_memory_forbids(make_plan):
+    for gpu in all_gpus():
+        plan = make_plan(gpu.name)
+        assert plan.works == (plan.choice.memory.total <= 0.95 * gpu.memory)
+        assert choose(plan.job, ways(plan.job)) == plan.choice
+
+
+def test_programs_get_json(make_plan):
+    data = json.loads(json.dumps(make_plan("h100").as_data()))
+    assert data["memory"]["total"] == sum(data["memory"]["parts"].values())
+    assert data["batch"]["micro_batch_size"] * data["batch"]["gradient_accumulation_steps"] == 32
+    assert all({"field", "value", "reason", "yours"} == set(item) for item in data["decisions"])
+    assert data["offer"]["hours"]["low"] < data["offer"]["hours"]["high"]
+
+
+def command(*arguments):
+    code = (
+        "import sys; from steadytrain.pipelines.cli import app\n"
+        "try: app()\n"
+        "finally: print([n for n in ('torch', 'transformers', 'kfp', 'mlflow', 'boto3') "
+        "if n in sys.modules])"
+    )
+    line = [sys.executable, "-c", code, "plan", *arguments]
+    return subprocess.run(line, capture_output=True, text=True)
+
+
+def test_the_command_needs_no_torch():
+    done = command("causal-lm", "--gpu", "t4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("[]")
+    assert "verdict   fits" in done.stdout
+
+
+def test_the_command_tells_by_its_status_that_it_cannot_work():
+    base = "model.base=hub:meta-llama/Llama-3.1-8B"
+    done = command("chat", "--gpu", "rtx4050", "--set", base, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout.rpartition("[]")[0])["works"] is False
