@@ -16,19 +16,21 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 from peft import LoraConfig, get_peft_model
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
 from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.plan.batch import REPLICATED
 from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.strategy.choose import apply_strategy
 
 from support.live_memory import LiveTensors
 from support.ports import free_port
 
 LABELS = 4
+CONFIG = {"name": "truth", "data": {"source": ["none"]}, "model": {"base": "none"}}
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,24 @@ def measured_peak(case: Case) -> int:
         module = _model(case)
         for tensor in (*module.parameters(), *module.buffers()):
             live.see(tensor, "weight")
-        model = _spread(module, setting) if setting.strategy == "fsdp" else None
-        model = model or accelerator.prepare(module)
-        model.train()
-        optimizer = build_optimizer(module, TrainingConfig())
-        batch = _batch(case)
+        config = from_mapping({**CONFIG, "training": {"bf16": setting.half}})
+        strategy = apply_strategy(
+            config,
+            accelerator,
+            module,
+            lambda model: build_optimizer(model, config.training),
+            strategy=REPLICATED if setting.strategy == "single" else setting.strategy,
+        )
+        strategy.model.train()
+        batch, parts = _batch(case), 2 if setting.accumulates else 1
         for _ in range(2):
             live.begin()
-            for _ in range(2 if setting.accumulates else 1):
-                accelerator.backward(_loss(model, batch, case.classes) / 7)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            for part in range(1, parts + 1):
+                with strategy.micro_batch(last=part == parts):
+                    strategy.backward(_loss(strategy.model, batch, case.classes) / 7)
+            strategy.clip(1.0)
+            strategy.update()
+            print(setting.strategy, live.at_peak.most_common(14))
         return live.peak
 
 
@@ -102,17 +110,6 @@ def _fresh_accelerator(setting: Setting) -> Iterator[Accelerator]:
     finally:
         AcceleratorState._reset_state(alone)
         GradientState._reset_state()
-
-
-def _spread(module: Any, setting: Setting) -> torch.nn.Module:
-    """Each layer a unit of FSDP, and the rest another one."""
-    half = torch.bfloat16 if setting.half else None
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    layers = module.model.layers if hasattr(module, "model") else module.transformer.h
-    for unit in (*layers, module):
-        fully_shard(unit, mp_policy=policy)
-    spread: torch.nn.Module = module
-    return spread
 
 
 def _model(case: Case) -> torch.nn.Module:

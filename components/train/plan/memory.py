@@ -79,7 +79,7 @@ class _Step:
         self.layer: LayerMemory = layer_memory(shape, setting)
         self.stored = self.layer.entry if setting.recompute else self.layer.kept
         self.outside = entry_memory(shape, setting)
-        self.before = self.held.gradients if self.held.waits else 0
+        self.before = self.held.gradients - self.held.bucket if self.held.waits else 0
         # Autocast's copies of weights outlive the forward pass where backward needs them.
         self.copies = 0 if setting.recompute else self.held.copies
         self.logit = setting.tokens * (0 if shape.labels else shape.vocabulary)

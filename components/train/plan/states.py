@@ -11,6 +11,7 @@ from typing import Final
 
 from steadytrain.components.train.plan.setting import NF4_BITS, Setting
 from steadytrain.components.train.plan.shape import Shape
+from steadytrain.components.train.strategy.zero_config import bucket_values
 
 FP32: Final = 4
 _MOMENTS: Final = {"adamw_torch": 8.0, "adamw_bnb_8bit": 2.03, "paged_adamw_8bit": 0.0}
@@ -24,8 +25,9 @@ class States:
     """Bytes of one rank.
 
     gradients: at the end of backward.
+    bucket: of these, whole ones on their way to where they belong, which are not there in forward.
     waits: whether gradients are there in forward too: while they accumulate, and in the buckets of
-        DDP and DeepSpeed.
+        DDP and ZeRO-3.
     head_gradient: of the head's matrix, before it is shared out.
     layer_gradient: of one layer, likewise.
     copies: autocast's 16-bit copies of all layers; `head_copy` of the head.
@@ -37,6 +39,7 @@ class States:
 
     weights: int
     gradients: int
+    bucket: int
     optimizer: int
     waits: bool
     head_gradient: int
@@ -80,11 +83,17 @@ def states(shape: Shape, setting: Setting) -> States:
     trained = trained_parameters(shape, setting)
     weights, gradients = weight_bytes(shape, setting), trained * FP32
     moments = int(trained * _MOMENTS[setting.optim])
-    if setting.deepspeed and setting.half and not setting.adapter.freezes:
-        gradients, moments = 2 * trained, moments + FP32 * trained
+    if setting.deepspeed:
+        # It has 32-bit weights of its own, whatever the model computes with.
+        moments += FP32 * trained
+        if setting.half and not setting.adapter.freezes:
+            gradients = 2 * trained
     ranks = setting.ranks
     optimizer = moments // ranks if setting.shards_optimizer else moments
     own_gradients = gradients // ranks if setting.shards_gradients else gradients
+    bucket = 0
+    if setting.shards_gradients and setting.deepspeed:
+        bucket = gradients * bucket_values(trained) // max(trained, 1)
     own_weights = weights // ranks if setting.shards_weights else weights
     host = 2 * trained if setting.optim == "paged_adamw_8bit" else 0
     if setting.offload != "none":
@@ -93,9 +102,10 @@ def states(shape: Shape, setting: Setting) -> States:
         own_weights, own_gradients, host = 0, 0, host + own_weights + own_gradients
     return States(
         weights=own_weights,
-        gradients=own_gradients,
+        gradients=own_gradients + bucket,
+        bucket=0 if setting.strategy == "zero3" else bucket,
         optimizer=optimizer,
-        waits=setting.accumulates or setting.strategy not in ("single", "fsdp"),
+        waits=setting.accumulates or setting.strategy in ("ddp", "zero3"),
         head_gradient=_head_gradient(shape, setting),
         layer_gradient=gradients * shape.layer // max(shape.parameters, 1),
         copies=_copies(shape, setting) * shape.layers,
@@ -129,19 +139,27 @@ def _head_copy(shape: Shape, setting: Setting) -> int:
 
 
 def _gathered(shape: Shape, setting: Setting) -> int:
-    """Embeddings and head stay whole from forward to the end of backward."""
-    return setting.width * (shape.embeddings + shape.head) if setting.gathers else 0
+    """Embeddings and head stay whole from forward to the end of backward.
+
+    With ZeRO-3 a bucket of weights does (`stage3_max_live_parameters`).
+    """
+    if not setting.gathers:
+        return 0
+    if setting.strategy == "zero3":
+        return setting.width * bucket_values(shape.parameters)
+    return setting.width * (shape.embeddings + shape.head)
 
 
 def _layers_gathered(shape: Shape, setting: Setting) -> int:
     """Two layers at a time, the one that is computed and the next.
 
-    So FSDP does it (Zhao et al. 2023, "PyTorch FSDP", section 3.3); ZeRO-3 is taken to be alike.
+    So FSDP does it (Zhao et al. 2023, "PyTorch FSDP", section 3.3); ZeRO-3 gathers by buckets.
     Of 4-bit weights one matrix at a time is unpacked to 16 bits.
     """
     if setting.adapter.kind == "qlora":
         return 2 * max(matrix.size for matrix in shape.matrices)
-    return 2 * setting.width * shape.layer if setting.gathers else 0
+    apart = setting.gathers and setting.strategy != "zero3"
+    return 2 * setting.width * shape.layer if apart else 0
 
 
 def _update(shape: Shape, setting: Setting, trained: int) -> int:

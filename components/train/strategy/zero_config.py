@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
+
+LARGEST_BUCKET: Final = 50_000_000
+"""Values that ranks exchange at a time. DeepSpeed's own default is ten times that, and allocated
+whatever the model's size: 4 GB of a GPU."""
 
 
-def zero_config(*, stage: int, limit: float, bf16: bool, offload: str) -> dict[str, Any]:
+def zero_config(
+    *, stage: int, limit: float, bf16: bool, offload: str, parameters: int
+) -> dict[str, Any]:
     """What `deepspeed.initialize` takes.
 
     The loop counts micro-batches and scales losses itself, so that DeepSpeed knows of one of each.
@@ -14,9 +20,19 @@ def zero_config(*, stage: int, limit: float, bf16: bool, offload: str) -> dict[s
     Args:
         stage: of ZeRO. limit: largest norm of the gradients; infinite: they are not clipped.
         offload: none, optimizer, or all: weights too.
+        parameters: that are trained.
     """
     host = {"device": "cpu", "pin_memory": True}
-    zero: dict[str, Any] = {"stage": stage}
+    bucket = bucket_values(parameters)
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket,
+        # Else a billion of other ranks' weights stay, which a small GPU has no room for.
+        "stage3_max_live_parameters": bucket,
+        "stage3_max_reuse_distance": bucket,
+    }
     if offload != "none":
         zero["offload_optimizer"] = host
     if offload == "all":
@@ -31,3 +47,8 @@ def zero_config(*, stage: int, limit: float, bf16: bool, offload: str) -> dict[s
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+
+
+def bucket_values(parameters: int) -> int:
+    """Of a bucket, for a model with so many parameters that are trained."""
+    return min(LARGEST_BUCKET, parameters)
