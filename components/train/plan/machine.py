@@ -65,6 +65,11 @@ class Job:
         return "bf16" if self.machine.gpu.bf16 else "fp16"
 
     @property
+    def unsharded(self) -> bool:
+        """Whether the precision, or what the user has set, goes with no shards."""
+        return self.precision == "fp16" or bool(self.config.unsharded)
+
+    @property
     def short_of_memory(self) -> bool:
         """Whether the rule for small cards holds: 8 GB at most, and sixteen bytes a parameter
         are more than that.

@@ -18,7 +18,12 @@ from steadytrain.components.train.plan.recipe import recipe, remarks
 from steadytrain.components.train.plan.remedies import remedies
 from steadytrain.components.train.plan.shape import Shape, shape_of
 from steadytrain.components.train.plan.states import trained_parameters
-from steadytrain.components.train.plan.strategy import Way, refuse_what_is_too_large, ways
+from steadytrain.components.train.plan.strategy import (
+    Way,
+    refuse_what_is_too_large,
+    ways,
+    wished_ways,
+)
 from steadytrain.components.train.plan.time_cost import (
     Preemptions,
     Span,
@@ -159,7 +164,7 @@ def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None
     )
     refuse_what_is_too_large(job)
     jobs = [replace(job, machine=replace(job.machine, gpu=each)) for each in gpus]
-    offers = [_offer(each, choose(each, _ways(each))) for each in jobs]
+    offers = [_offer(each, choose(each, ways(each) or wished_ways(each))) for each in jobs]
     chosen_by = "given"
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
@@ -256,7 +261,9 @@ def _offer(job: Job, choice: Choice) -> Offer:
     factor = preemptions(job, choice).factor
     return Offer(
         gpu=gpu.name,
-        fits=choice.fits and not (job.precision == "bf16" and not gpu.bf16),
+        fits=choice.fits
+        and choice.way.is_possible(job)
+        and not (job.precision == "bf16" and not gpu.bf16),
         how=_how(choice),
         memory_gb=round(choice.memory.total / 1e9, 2),
         capacity_gb=gpu.memory_gb,

@@ -103,8 +103,9 @@ def _shorter(job: Job, choice: Choice) -> str:
 
 
 def _offloaded(job: Job) -> str:
-    found = choose(opened(job), offloading_ways(job))
-    if not found.fits:
+    candidates = offloading_ways(job)
+    found = choose(opened(job), candidates) if candidates else None
+    if found is None or not found.fits:
         return ""
     settings = {
         "compute.strategy": found.way.strategy,

@@ -17,6 +17,7 @@ LARGEST: Final = 100 * BILLION
 
 Adapter = Literal["none", "lora", "qlora"]
 Optimizer = Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"]
+_OFFLOADS: Final[tuple[Offload, ...]] = ("none", "optimizer", "all")
 _CAN_OFFLOAD: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
 
 
@@ -30,9 +31,12 @@ class Way:
     optim: Optimizer
     offload: Offload = "none"
 
-    @property
-    def possible(self) -> bool:
-        return self.offload == "none" or self.strategy in _CAN_OFFLOAD[self.offload]
+    def is_possible(self, job: Job) -> bool:
+        """Whether the product can do that (`RunConfig.unsharded`)."""
+        if self.offload != "none" and self.strategy not in _CAN_OFFLOAD[self.offload]:
+            return False
+        whole = self.optim == "adamw_torch" and self.adapter != "qlora" and not job.unsharded
+        return whole or self.strategy in ("single", "ddp")
 
 
 def refuse_what_is_too_large(job: Job) -> None:
@@ -58,8 +62,12 @@ def refuse_what_is_too_large(job: Job) -> None:
 
 def ways(job: Job) -> list[Way]:
     """Those that leave what the user has set as it is, the one to prefer first."""
-    found = (_as_set(job, way) for way in _all(job))
-    return _unique(way for way in found if way.possible)
+    return [way for way in wished_ways(job) if way.is_possible(job)]
+
+
+def wished_ways(job: Job) -> list[Way]:
+    """The same, whether the product can do that or not."""
+    return _unique(_as_set(job, way) for way in _all(job))
 
 
 def offloading_ways(job: Job) -> list[Way]:
@@ -70,12 +78,13 @@ def offloading_ways(job: Job) -> list[Way]:
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
     strategy: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
     found = [Way("none", "zero2", True, "adamw_torch", "optimizer")] if whole else []
-    return found + [Way(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
+    found += [Way(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
+    return [way for way in found if way.is_possible(job)]
 
 
 def free_ways(job: Job) -> list[Way]:
     """As if the user had set none of it."""
-    return _unique(_all(job))
+    return _unique(way for way in _all(job) if way.is_possible(job))
 
 
 def _all(job: Job) -> Iterator[Way]:
@@ -96,13 +105,14 @@ def _full(job: Job) -> Iterator[Way]:
         yield Way("none", "single", True, "adamw_bnb_8bit")
     elif count < BILLION:
         yield from _both("none", "ddp", plain, job)
-        yield Way("none", "fsdp", True, plain)
+        yield Way("none", "fsdp", True, "adamw_torch")
     elif count < 10 * BILLION:
-        yield from _both("none", "fsdp", plain, job)
+        yield from _both("none", "fsdp", "adamw_torch", job)
     else:
-        yield Way("none", "zero3", True, plain)
-        yield Way("none", "zero3", True, plain, "optimizer")
-        yield Way("none", "zero3", True, plain, "all")
+        yield from (Way("none", "zero3", True, "adamw_torch", kind) for kind in _OFFLOADS)
+    if not alone:
+        # For what knows no shards.
+        yield Way("none", "ddp", True, plain)
 
 
 def _adapted(job: Job, kind: Adapter) -> Iterator[Way]:
@@ -111,7 +121,7 @@ def _adapted(job: Job, kind: Adapter) -> Iterator[Way]:
     yield from _both(kind, "single" if alone else "ddp", plain, job)
     if not alone and kind == "lora":
         sharded: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-        yield Way(kind, sharded, True, plain)
+        yield Way(kind, sharded, True, "adamw_torch")
 
 
 def _both(adapter: Adapter, strategy: Strategy, optim: Optimizer, job: Job) -> Iterator[Way]:
@@ -131,6 +141,9 @@ def _as_set(job: Job, way: Way) -> Way:
         way = replace(way, recompute=training.gradient_checkpointing)
     if job.given("training.optim"):
         way = replace(way, optim=training.optim)
+    elif way.strategy not in ("single", "ddp"):
+        # The 8-bit ones know no shards.
+        way = replace(way, optim="adamw_torch")
     return way
 
 

@@ -129,7 +129,7 @@ def test_adapters_have_the_rules_defaults(make_plan):
 
 def test_a_model_from_scratch_is_never_adapted(make_plan):
     config = {"model_type": "llama"}
-    plan = make_plan("t4", model={"config": config})
+    plan = make_plan("l4", model={"config": config})
     assert chosen(plan)["model.adapter.kind"] == "none"
     assert not plan.works
     assert "compute.offload" in "\n".join(plan.remedies)
