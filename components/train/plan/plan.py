@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.architectures import architecture_of
 from steadytrain.components.train.plan.decisions import Decision, decisions
 from steadytrain.components.train.plan.fit import Choice, choose
 from steadytrain.components.train.plan.hardware import Gpu
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
+from steadytrain.components.train.plan.model import model_name, model_shape
 from steadytrain.components.train.plan.recipe import recipe, remarks
 from steadytrain.components.train.plan.remedies import remedies
-from steadytrain.components.train.plan.shape import Shape, shape_of
 from steadytrain.components.train.plan.states import trained_parameters
 from steadytrain.components.train.plan.strategy import (
     Way,
@@ -31,9 +30,6 @@ from steadytrain.components.train.plan.time_cost import (
     preemptions,
     tokens_per_second,
 )
-
-ASSUMED_LABELS: Final = 2
-"""Classes of a classification whose labels are not configured; they weigh next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +154,8 @@ def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None
     compute = config.compute
     job = Job(
         config,
-        _name(config),
-        _shape(config),
+        model_name(config),
+        model_shape(config),
         Machine(gpu or gpus[-1], compute.nodes, compute.nproc_per_node),
     )
     refuse_what_is_too_large(job)
@@ -289,15 +285,3 @@ def _how(choice: Choice) -> str:
     told += [f"offload {way.offload}"] if way.offload != "none" else []
     told += ["8-bit AdamW"] if way.optim != "adamw_torch" else []
     return f"{' + '.join(told)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"
-
-
-def _shape(config: RunConfig) -> Shape:
-    classes = config.data.task == "sequence_classification"
-    labels = len(config.data.labels or ()) or ASSUMED_LABELS
-    return shape_of(architecture_of(config.model), labels=labels if classes else 0)
-
-
-def _name(config: RunConfig) -> str:
-    if config.model.base is None:
-        return f"{config.model.config['model_type']} from scratch"
-    return config.model.base.removeprefix("hub:")

@@ -10,6 +10,7 @@ from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
+from steadytrain.components.train.plan.start import Start, planned_start
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
 from steadytrain.components.train.recovery.ledger import History
@@ -36,6 +37,13 @@ class Sizing:
             strategy=limit.strategy,
             offload=limit.offload,
         )
+
+    def planned(self) -> DecisionMade | None:
+        """What the plan says of a device and a model that it knows."""
+        start = self._start(self.config.compute.nodes)
+        if start is None:
+            return None
+        return DecisionMade(attempt=0, failure_class="", action="planned", reason=start.reason)
 
     def nodes(self, history: History) -> int:
         """Of the next attempt."""
@@ -83,7 +91,15 @@ class Sizing:
                 offload=learned.offload,
             ).save(self._path)
 
+    def _start(self, nodes: int) -> Start | None:
+        return planned_start(self.config, self.device, nodes, self.data.sequence_length)
+
     def _configured(self, nodes: int) -> BatchPlan:
+        """As the plan has it, else as the configuration does."""
+        start = self._start(nodes)
+        return start.batch if start else self._derived(nodes)
+
+    def _derived(self, nodes: int) -> BatchPlan:
         training, all_nodes = self.config.training, self.config.compute.nodes
         ranks = self.world_size * nodes // all_nodes
         micro = training.micro_batch_size

@@ -253,6 +253,9 @@ class Supervisor:
 
     def _plan(self, watch: Watch) -> BatchPlan:
         if not self.ledger.history().attempts:
+            planned = self.sizing.planned()
+            if planned is not None:
+                watch.tell(planned)
             learned = self.sizing.learned()
             if learned is not None:
                 self.ledger.record(learned)

@@ -55,3 +55,64 @@ def test_of_a_smaller_micro_batch_all_but_the_snapshot_is_learned(config, data):
     sizing.remember(History(decisions=[decided(2, snapshot=False)]))
     assert sizing.learned().micro_batch_size == 2
     assert sizing.learned().snapshot
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+WIDE = {"global_batch_size": 64, "micro_batch_size": None}
+LARGE = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 24, "vocab_size": 32_000}
+
+
+SMALL = {**LARGE, "hidden_size": 512, "num_hidden_layers": 4}
+
+
+def sized(config, data, device=H100, ranks=1, **sections):
+    content = config.model_dump()
+    sections.setdefault("model", {"config": SMALL})
+    for section, fields in sections.items():
+        content[section] = {**content[section], **fields}
+    content["compute"] |= {"device": "auto", "nproc_per_node": ranks}
+    return Sizing(from_mapping(content), data, device, ranks)
+
+
+def test_on_a_gpu_that_the_plan_knows_it_begins_as_planned(config, data):
+    """More than what is derived without it."""
+    sizing = sized(config, data, training=WIDE)
+    assert str(sizing.plan(History())) == "64 x 1"
+    assert sizing.planned().action == "planned"
+    assert "64 x 1 on 1 x H100 (80 GB each): a rank of llama from scratch needs" in (
+        sizing.planned().reason
+    )
+    unknown = sized(config, data, "GPU", training=WIDE)
+    assert (str(unknown.plan(History())), unknown.planned()) == ("8 x 8", None)
+
+
+def test_what_the_user_has_set_is_where_it_begins(config, data):
+    micro = sized(config, data, training={"global_batch_size": 64, "micro_batch_size": 4})
+    assert str(micro.plan(History())) == "4 x 16"
+    zero = sized(config, data, ranks=2, compute={"strategy": "zero1"})
+    assert zero.plan(History()).strategy == "zero1"
+    recomputing = sized(config, data, training={"gradient_checkpointing": True})
+    assert recomputing.plan(History()).gradient_checkpointing
+
+
+def test_what_is_too_large_for_one_gpu_is_shared_from_the_start(config, data):
+    model = {"config": {**LARGE, "intermediate_size": 8192, "num_attention_heads": 16}}
+    sections = {"model": model, "training": {**WIDE, "global_batch_size": 8, "bf16": True}}
+    alone = sized(config, data, **sections).plan(History())
+    assert (alone.strategy, alone.micro_batch_size) == ("ddp", 8)
+    shared = sized(config, data, "Tesla A100-SXM4-40GB", ranks=4, **sections)
+    assert shared.plan(History()).strategy == "ddp"
+    known = sized(config, data, "NVIDIA A100-SXM4-40GB", ranks=4, **sections)
+    assert known.plan(History()).strategy == "fsdp"
+
+
+def test_what_does_not_fit_anyhow_begins_as_configured(config, data):
+    """The ladder may know better than the formula."""
+    sizing = sized(config, data, model={"config": {"model_type": "llama"}}, training=WIDE)
+    assert (str(sizing.plan(History())), sizing.planned()) == ("8 x 8", None)
+
+
+def test_what_ran_out_of_memory_all_the_same_goes_down_from_there(config, data):
+    sizing = sized(config, data, training=WIDE)
+    history = History(decisions=[decided(32, strategy="ddp")])
+    assert str(sizing.plan(history)) == "32 x 2"

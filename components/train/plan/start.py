@@ -1,0 +1,82 @@
+"""Where a run on a known GPU begins: what the plan chooses of all that is not learned from.
+
+Strategy, offload, activation checkpointing and the micro-batch decide what fits and how fast it
+is, and nothing of what is learned; the rest of a plan is for people to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
+from steadytrain.components.train.plan.fit import Choice, choose
+from steadytrain.components.train.plan.hardware import find_gpu
+from steadytrain.components.train.plan.machine import Job, Machine
+from steadytrain.components.train.plan.model import model_name, model_shape
+from steadytrain.components.train.plan.strategy import ways
+
+_OPEN: Final[dict[str, dict[str, Any]]] = {
+    "compute": {"strategy": "auto", "offload": "none"},
+    "training": {"gradient_checkpointing": False},
+}
+"""By section, what is as good as not said."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins, and why."""
+
+    batch: BatchPlan
+    reason: str
+
+
+def planned_start(config: RunConfig, device: str, nodes: int, length: int) -> Start | None:
+    """The plan's choice; None where it has none: another device or model, or nothing fits.
+
+    Args:
+        device: as the driver names it, or a node's label.
+        nodes: that there are.
+        length: tokens of the longest prepared row; 0 where the data do not say.
+    """
+    try:
+        job = _job(config, device, nodes, length)
+        candidates = ways(job)
+        choice = choose(job, candidates) if candidates else None
+    except BadInput:
+        # What is wrong with a configuration others say; here it is only not known.
+        return None
+    return Start(_batch(choice), _reason(job, choice)) if choice and choice.fits else None
+
+
+def _job(config: RunConfig, device: str, nodes: int, length: int) -> Job:
+    content = config.model_dump()
+    if length:
+        content["data"]["sequence_length"] = length
+    for section, fields in _OPEN.items():
+        for name, value in fields.items():
+            if content[section][name] == value:
+                del content[section][name]
+    machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node)
+    opened = RunConfig.model_validate(content)
+    return Job(opened, model_name(config), model_shape(config), machine)
+
+
+def _batch(choice: Choice) -> BatchPlan:
+    way = choice.way
+    return replace(
+        choice.batch,
+        gradient_checkpointing=way.recompute,
+        strategy=REPLICATED if way.strategy == "single" else way.strategy,
+        offload=way.offload,
+    )
+
+
+def _reason(job: Job, choice: Choice) -> str:
+    memory = choice.memory
+    return (
+        f"micro-batch x accumulation {_batch(choice)} on {job.machine}: a rank of {job.name} "
+        f"needs {memory.total / 1e9:.1f} of {choice.capacity / 1e9:g} GB by the plan's formula"
+    )
