@@ -32,6 +32,13 @@ def plan(
         Path | None,
         typer.Option(help="YAML of your prices, `H100: {usd_per_hour: 8, spot_usd_per_hour: 3}`."),
     ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the filled-in configuration, and for the files that accelerate, "
+            "DeepSpeed and Kubeflow Trainer would take."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell what a training takes and why: memory, strategy, micro-batch, hours, cost, GPUs.
@@ -54,6 +61,11 @@ def plan(
     wanted = find_gpu(gpu, gpus) if gpu else _here(config, gpus)
     found = plan_training(config, gpus, wanted)
     typer.echo(json.dumps(found.as_data(), indent=2) if as_json else render(found))
+    if write is not None:
+        from steadytrain.components.train.plan.launch_files import write_files
+
+        for path in write_files(found, write):
+            typer.echo(f"wrote {path}", err=True)
     if not found.works:
         raise typer.Exit(1)
 

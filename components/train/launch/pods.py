@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
@@ -112,20 +112,12 @@ class PodsLauncher:
             name=job_name(spec.run_id, spec.attempt),
             folder=str(folder.path),
             labels=attempt_labels(spec) | self.own.labels,
-            command=self._command(folder),
+            command=agent_command(self.config.compute, folder.path, self.program),
             compute=self.config.compute.model_copy(update={"nodes": spec.nodes}),
             recovery=self.config.recovery,
             own=self.own,
             on_demand=spec.on_demand,
         )
-
-    def _command(self, folder: AttemptFolder) -> list[str]:
-        compute = self.config.compute
-        # A pod sees all cores of its node, and shares them with others.
-        share = int(compute.pods.cores) // compute.nproc_per_node
-        threads = compute.threads_per_rank or max(1, share)
-        options = [f"--ranks={compute.nproc_per_node}", f"--threads={threads}"]
-        return [sys.executable, "-m", _AGENT, *options, str(folder.path), *self.program]
 
     def _check(self) -> None:
         """Refuses what could only fail once machines were there."""
@@ -147,6 +139,25 @@ class PodsLauncher:
                 f"({', '.join(mounts) or 'there is none'})",
                 remedy="give an output below a mounted claim, or set compute.pods.volumes",
             )
+
+
+def agent_command(
+    compute: ComputeConfig,
+    folder: Path,
+    program: Sequence[str] = RANK_PROGRAM,
+    *,
+    python: str = sys.executable,
+) -> list[str]:
+    """What each pod of an attempt runs.
+
+    Args:
+        folder: of the attempt. program: command of a rank; the folder is added to it.
+    """
+    # A pod sees all cores of its node, and shares them with others.
+    share = int(compute.pods.cores) // compute.nproc_per_node
+    threads = compute.threads_per_rank or max(1, share)
+    options = [f"--ranks={compute.nproc_per_node}", f"--threads={threads}"]
+    return [python, "-m", _AGENT, *options, str(folder), *program]
 
 
 class JobAttempt(AgentAttempt):

@@ -51,7 +51,7 @@ def ended(root, alone):
     (root / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
         rank_command(2, strategies.__file__, str(root), str(root / "cases.json")),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=280,
