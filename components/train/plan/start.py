@@ -7,16 +7,17 @@ is, and nothing of what is learned; the rest of a plan is for people to decide.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.compute import Offload, Strategy
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
-from steadytrain.components.train.plan.fit import Choice, choose
+from steadytrain.components.train.plan.fit import Choice, at, choose
 from steadytrain.components.train.plan.hardware import find_gpu
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
-from steadytrain.components.train.plan.strategy import ways
+from steadytrain.components.train.plan.strategy import Way, ways
 
 _OPEN: Final[dict[str, dict[str, Any]]] = {
     "compute": {"strategy": "auto", "offload": "none"},
@@ -49,6 +50,28 @@ def planned_start(config: RunConfig, device: str, nodes: int, length: int) -> St
         # What is wrong with a configuration others say; here it is only not known.
         return None
     return Start(_batch(choice), _reason(job, choice)) if choice and choice.fits else None
+
+
+def estimated_memory(
+    config: RunConfig, device: str, nodes: int, length: int, plan: BatchPlan
+) -> int | None:
+    """Bytes of a rank with a plan, by the formula; None where it knows device or model not.
+
+    Args:
+        device, nodes, length: as for `planned_start`.
+    """
+    try:
+        job = _job(config, device, nodes, length)
+    except BadInput:
+        return None
+    way = Way(
+        config.model.adapter.kind,
+        cast(Strategy, plan.strategy),
+        plan.gradient_checkpointing,
+        config.training.optim,
+        cast(Offload, plan.offload),
+    )
+    return at(job, way, plan.micro_batch_size).memory.total
 
 
 def _job(config: RunConfig, device: str, nodes: int, length: int) -> Job:

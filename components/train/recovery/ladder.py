@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
 from steadytrain.components.train.plan.device import CPU
@@ -93,13 +94,28 @@ def ladder_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Seque
     return (*HOST_LADDER, *ladder) if device == CPU else HOST_LADDER
 
 
-def next_rung(plan: BatchPlan, ladder: Sequence[Rung] = LADDER) -> tuple[Rung, BatchPlan] | None:
-    """The next rung below a plan and the plan there, or None at the foot of the ladder."""
+Estimate = Callable[[BatchPlan], int | None]
+_WORTH: Final = 0.98
+"""Of the memory that ran out: a rung that leaves more of it would cost an attempt for nothing."""
+
+
+def next_rung(
+    plan: BatchPlan, ladder: Sequence[Rung] = LADDER, estimate: Estimate = lambda _: None
+) -> tuple[Rung, BatchPlan] | None:
+    """The next rung below a plan and the plan there, or None at the foot of the ladder.
+
+    Args:
+        estimate: bytes of a rank with a plan; what it says would not help is passed over.
+    """
     for rung in ladder:
         lowered = None if rung.missing else rung.lower(plan)
-        if lowered is not None:
+        if lowered is not None and _helps(estimate(plan), estimate(lowered)):
             return rung, lowered
     return None
+
+
+def _helps(before: int | None, after: int | None) -> bool:
+    return before is None or after is None or after <= _WORTH * before
 
 
 def what_came_of_it(history: History, ladder: Sequence[Rung]) -> Iterator[str]:

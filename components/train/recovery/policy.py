@@ -28,6 +28,7 @@ from steadytrain.components.train.plan.hardware import advice
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.ladder import (
     HOST_LADDER,
+    Estimate,
     ladder_for,
     next_rung,
     what_came_of_it,
@@ -75,12 +76,13 @@ def decide(
     run_id: str = "",
     *,
     unsharded: str = "",
+    estimate: Estimate = lambda _: None,
 ) -> Decision:
     """The decision after the last attempt of the history has failed.
 
     Args:
         run_id: scatters the waits of runs that fail together.
-        unsharded: as for `ladder_for`.
+        unsharded: as for `ladder_for`. estimate: as for `next_rung`.
     """
     kind = failure.failure_class
     if not kind.retryable:
@@ -91,7 +93,7 @@ def decide(
     if kind is FailureClass.PENDING_TIMEOUT:
         changed = _shrink(history, settings)
     elif _is_short_of_memory(failure):
-        changed = _lower(history, failure, unsharded=unsharded)
+        changed = _lower(history, failure, unsharded, estimate)
     return changed or _retry(history, kind, settings, run_id)
 
 
@@ -103,10 +105,14 @@ def _is_short_of_memory(failure: Failure) -> bool:
     )
 
 
-def _lower(history: History, failure: Failure, *, unsharded: str) -> Decision | None:
+def _lower(
+    history: History, failure: Failure, unsharded: str, estimate: Estimate
+) -> Decision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
     ladder = ladder_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
-    found = next_rung(plan, ladder)
+    # Of the host's own memory no formula tells.
+    known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
+    found = next_rung(plan, ladder, known)
     if found is None:
         if ladder is HOST_LADDER:
             return None

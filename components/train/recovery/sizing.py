@@ -10,7 +10,7 @@ from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
-from steadytrain.components.train.plan.start import Start, planned_start
+from steadytrain.components.train.plan.start import Start, estimated_memory, planned_start
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
 from steadytrain.components.train.recovery.ledger import History
@@ -44,6 +44,12 @@ class Sizing:
         if start is None:
             return None
         return DecisionMade(attempt=0, failure_class="", action="planned", reason=start.reason)
+
+    def estimate(self, plan: BatchPlan) -> int | None:
+        """Bytes that a rank needs with a plan; None where no formula knows it."""
+        nodes = plan.world_size // self.config.compute.nproc_per_node
+        length = self.data.sequence_length
+        return estimated_memory(self.config, self.device, nodes, length, plan)
 
     def nodes(self, history: History) -> int:
         """Of the next attempt."""

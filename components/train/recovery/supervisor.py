@@ -281,6 +281,7 @@ class Supervisor:
             settings=self.config.recovery,
             run_id=self.workspace.run_id,
             unsharded=self.config.unsharded,
+            estimate=self.sizing.estimate,
         )
         decision = policy(history, failure)
         watch.tell(

@@ -275,6 +275,20 @@ def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
     assert ("this memory is the host's own" in decision.reason) == (device == "cpu")
 
 
+def test_a_rung_that_would_not_help_is_passed_over():
+    """By the plan's estimate: weights and moments are most of it, whatever the micro-batch."""
+    needed = {4: 990, 2: 985, 1: 980}
+
+    def estimate(plan):
+        return needed[plan.micro_batch_size] - (500 if plan.strategy == "fsdp" else 0)
+
+    plan = plan_batch(8, 2, 4)
+    rung, lowered = next_rung(plan, LADDER, estimate)
+    assert (rung.name, str(lowered)) == ("FSDP", "4 x 1, fsdp")
+    rung, _ = next_rung(plan, LADDER)
+    assert rung.name == "smaller micro-batch"
+
+
 def test_what_knows_no_shards_has_no_such_rung():
     found = ladder_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
     plan = replace(plan_batch(2, 2), gradient_checkpointing=True)

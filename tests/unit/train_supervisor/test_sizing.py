@@ -116,3 +116,11 @@ def test_what_ran_out_of_memory_all_the_same_goes_down_from_there(config, data):
     sizing = sized(config, data, training=WIDE)
     history = History(decisions=[decided(32, strategy="ddp")])
     assert str(sizing.plan(history)) == "32 x 2"
+
+
+def test_a_plan_is_estimated_where_the_formula_knows_the_gpu(config, data):
+    sizing = sized(config, data, ranks=2, training=WIDE)
+    plan = sizing.plan(History())
+    assert sizing.estimate(replace(plan, gradient_checkpointing=True)) < sizing.estimate(plan)
+    assert sizing.estimate(replace(plan, strategy="fsdp")) < sizing.estimate(plan)
+    assert sized(config, data, "GPU", training=WIDE).estimate(plan) is None
