@@ -21,7 +21,8 @@ from support.training import TEST_ENVIRONMENT, rank_command
 ADAPTED = ("lora", "lora-fsdp", "lora-zero3")
 CASES = [
     *(Case(name, name, "single") for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")),
-    *(Case(name, name.partition("-")[2] or "ddp", "single-lora") for name in ADAPTED),
+    *(Case(name, name.partition("-")[2] or "ddp", "single-lora", bucket=2000) for name in ADAPTED),
+    Case("zero3-small-bucket", "zero3", "single", bucket=2000),
 ]
 
 

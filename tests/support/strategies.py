@@ -23,6 +23,7 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.training import Training
 from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.strategy import zero_config
 
 from support.training import Bench, language_rows, losses_of, write_data
 
@@ -82,13 +83,17 @@ def middle(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and the folder of the training by one rank that it is held to."""
+    """A strategy, and the folder of the training by one rank that it is held to.
+
+    bucket: values of DeepSpeed's largest; a small one makes a small model as a large one is.
+    """
 
     name: str
     strategy: str
     single: str
     offload: str = "none"
     sections: dict[str, Any] = field(default_factory=dict)
+    bucket: int = zero_config.LARGEST_BUCKET
 
     def run(self, folder: Path) -> dict[str, dict[int, float]]:
         """Losses by step of each training, on rank 0."""
@@ -99,6 +104,7 @@ class Case:
         return found
 
     def _train(self, folder: Path, resume: Path | None = None) -> dict[int, float]:
+        zero_config.LARGEST_BUCKET = self.bucket
         return train(folder, self.strategy, self.offload, resume=resume, **self.sections)
 
 

@@ -103,7 +103,8 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         limit=plan.job.config.training.max_grad_norm or math.inf,
         bf16=setting.precision == "bf16",
         offload=setting.offload,
-        parameters=plan.trained,
+        parameters=plan.job.shape.parameters,
+        trained=plan.trained,
     )
     return made | {
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,

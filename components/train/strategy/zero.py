@@ -55,9 +55,13 @@ class Zero(Strategy):
         self.accelerator, self.module, self.stage = accelerator, module, stage
         self.shares_weights = stage == 3  # type: ignore[misc]
         self.optimizer = make_optimizer(module)
-        trained = sum(item.numel() for item in module.parameters() if item.requires_grad)
         config = zero_config(
-            stage=stage, limit=limit, bf16=bf16, offload=offload, parameters=trained
+            stage=stage,
+            limit=limit,
+            bf16=bf16,
+            offload=offload,
+            parameters=sum(item.numel() for item in module.parameters()),
+            trained=sum(item.numel() for item in module.parameters() if item.requires_grad),
         )
         engine, self._zero, _, _ = deepspeed.initialize(
             model=module, optimizer=self.optimizer, config=config, dist_init_required=False

@@ -11,7 +11,7 @@ whatever the model's size: 4 GB of a GPU."""
 
 
 def zero_config(
-    *, stage: int, limit: float, bf16: bool, offload: str, parameters: int
+    *, stage: int, limit: float, bf16: bool, offload: str, parameters: int, trained: int
 ) -> dict[str, Any]:
     """What `deepspeed.initialize` takes.
 
@@ -20,18 +20,18 @@ def zero_config(
     Args:
         stage: of ZeRO. limit: largest norm of the gradients; infinite: they are not clipped.
         offload: none, optimizer, or all: weights too.
-        parameters: that are trained.
+        parameters: of the model. trained: of these, those that are trained.
     """
     host = {"device": "cpu", "pin_memory": True}
-    bucket = bucket_values(parameters)
+    bucket, weights = bucket_values(trained), bucket_values(parameters)
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
-        "stage3_prefetch_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": weights,
         # Else a billion of other ranks' weights stay, which a small GPU has no room for.
-        "stage3_max_live_parameters": bucket,
-        "stage3_max_reuse_distance": bucket,
+        "stage3_max_live_parameters": weights,
+        "stage3_max_reuse_distance": weights,
     }
     if offload != "none":
         zero["offload_optimizer"] = host
@@ -50,5 +50,5 @@ def zero_config(
 
 
 def bucket_values(parameters: int) -> int:
-    """Of a bucket, for a model with so many parameters that are trained."""
+    """Of a bucket, for so many parameters."""
     return min(LARGEST_BUCKET, parameters)

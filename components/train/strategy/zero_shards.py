@@ -65,10 +65,11 @@ def spread_weights(zero: Any, shards: Sequence[Shard], stage: int) -> None:
     for shard in shards:
         own: torch.Tensor = shard.parameter.ds_tensor  # type: ignore[attr-defined]
         own.data.narrow(0, 0, shard.count).copy_(shard.of(shard.flat))
-    # Small ones stay whole on each rank, and are made anew of their shards.
-    if zero.persistent_parameters:
-        zero.persistent_parameters[0].partition(zero.persistent_parameters)
-        zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+    # Those that are whole on each rank just now are gathered anew where they are needed. Gathered
+    # here, they would not be in the trace by which DeepSpeed fetches weights from then on.
+    stale = [item for item in zero.persistent_parameters if item.ds_status.name == "AVAILABLE"]
+    if stale:
+        stale[0].partition(stale)
 
 
 def _of_states(zero: Any, name: str, parameter: Any) -> Shard | None:
