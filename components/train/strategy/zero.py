@@ -24,7 +24,21 @@ from steadytrain.components.train.strategy.replicated import MakeOptimizer
 from steadytrain.components.train.strategy.zero_config import zero_config
 from steadytrain.components.train.strategy.zero_shards import Shard, shards_of, spread_weights
 
+_OWN_KERNEL: Final = "deepspeed_shm_comm"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+
+
+def _deepspeed(*, on_cpu: bool) -> Any:
+    """DeepSpeed; on a CPU without its own kernel for ranks of one machine, in whose place gloo
+    does: it would be compiled first, for a minute and by a compiler that images do not have.
+    """
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    if on_cpu:
+        deepspeed.ops.__compatible_ops__[_OWN_KERNEL] = False
+    return deepspeed
 
 
 class Zero(Strategy):
@@ -48,10 +62,7 @@ class Zero(Strategy):
         bf16: bool = False,
         offload: str = "none",
     ) -> None:
-        if accelerator.device.type == "cpu":
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        import deepspeed
-
+        deepspeed = _deepspeed(on_cpu=accelerator.device.type == "cpu")
         self.accelerator, self.module, self.stage = accelerator, module, stage
         self.shares_weights = stage == 3  # type: ignore[misc]
         self.optimizer = make_optimizer(module)
