@@ -89,8 +89,8 @@ def launch(account, tmp_path, monkeypatch):
         account.get(POD, "the-launchers-own")
         account.get(WORKFLOW, "the-runs-own")
         follower = JobFollower(account, job, folder, told.append)
-        follower._create()
-        follower._create()  # as one does whose first answer was lost
+        follower.make()
+        follower.make()  # as one does whose first answer was lost
         deadline = time.monotonic() + 30
         while not told and not follower.gone:
             assert time.monotonic() < deadline

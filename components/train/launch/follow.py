@@ -34,8 +34,8 @@ from steadytrain.components.train.launch.naming import FOLDER, GENERATION, RUN
 from steadytrain.components.train.launch.removal import remove_jobs
 
 LOOK_SECONDS = 1.5
-_CACHE_SECONDS = 20.0
-"""For controllers to learn of what was made or deleted just now."""
+_REMOVAL_SECONDS = 20.0
+"""For controllers to remove what was deleted just now."""
 _TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
 """Kinds of evidence that are no news where a node's agent has told how its ranks ended."""
 
@@ -65,7 +65,7 @@ class JobFollower(threading.Thread):
 
     def run(self) -> None:
         try:
-            patiently(self._create, wait=self._pause)
+            self.make()
             self._since = time.monotonic()
             while not self.ending.is_set():
                 with contextlib.suppress(Unreachable):
@@ -77,6 +77,10 @@ class JobFollower(threading.Thread):
         except Exception as error:
             # Nobody would look any more, and a pod that never comes be waited for for ever.
             self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
+
+    def make(self) -> None:
+        """Makes the job, as soon as the cluster can."""
+        patiently(self._create, wait=self._pause)
 
     def look(self) -> None:
         """One look at the pods, and what follows from it."""
@@ -178,7 +182,7 @@ class JobFollower(threading.Thread):
                 self.job.labels[RUN],
                 self.folder.path.parent,
                 self.job.kinds,
-                seconds=_CACHE_SECONDS,
+                seconds=_REMOVAL_SECONDS,
                 pods=False,
                 wait=self._pause,
             )
@@ -187,19 +191,17 @@ class JobFollower(threading.Thread):
             self._make(kind, manifest)
 
     def _make(self, kind: Kind, manifest: Manifest) -> None:
-        deadline = time.monotonic() + _CACHE_SECONDS
-        while True:
-            try:
-                self.cluster.create(kind, manifest)
-                return
-            except Refused as error:
-                if error.reason == "AlreadyExists":
-                    self._recognise(kind, manifest, error)
-                    return
-                unknown = f'"{self.job.name}" not found' in error.message
-                if not unknown or time.monotonic() > deadline:
-                    raise
-            self._pause(0.2)
+        try:
+            self.cluster.create(kind, manifest)
+        except Refused as error:
+            if error.reason == "AlreadyExists":
+                self._recognise(kind, manifest, error)
+            elif f'"{self.job.name}" not found' in error.message:
+                # Trainer's webhook does not know the runtime that was made just now: its cache
+                # lags, by up to a minute after the API server was away (58 s measured).
+                raise Unreachable(error.message, remedy=error.remedy) from error
+            else:
+                raise
 
     def _recognise(self, kind: Kind, manifest: Manifest, error: Refused) -> None:
         """Raises where what is there already is not ours."""

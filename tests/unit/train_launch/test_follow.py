@@ -7,7 +7,7 @@ import time
 import pytest
 
 from steadytrain.components.shared import cluster
-from steadytrain.components.shared.cluster import Refused, patiently
+from steadytrain.components.shared.cluster import Refused
 from steadytrain.components.train.attempt import Exits, RankError
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
@@ -15,7 +15,7 @@ from steadytrain.components.train.launch.naming import FOLDER, GENERATION
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 from steadytrain.components.train.recovery.failures import classify
 
-ALREADY_GONE = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
+NOT_SEEN = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
 
 
 @pytest.fixture
@@ -46,13 +46,8 @@ def failure(folder):
     return classify(folder.errors(), {}, {})
 
 
-def create(follower):
-    """What the thread does first."""
-    follower._create()
-
-
 def test_job_and_runtime_are_made(api, follower):
-    create(follower())
+    follower().make()
     assert api[0].names("trainjobs") == api[0].names("trainingruntimes") == ["tiny-a3"]
 
 
@@ -61,7 +56,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(api, follower):
     server.lossy = True
     made = follower()
     made.ending.wait = lambda seconds: False
-    patiently(made._create, wait=made._pause)
+    made.make()
     assert server.names("trainjobs") == ["tiny-a3"]
 
 
@@ -73,7 +68,7 @@ def test_what_an_earlier_supervisor_left_is_removed_first(api, follower, folder)
     earlier = {**left, "metadata": {**left["metadata"], "name": "tiny-a2"}}
     server.put("trainjobs", left)
     server.put("trainjobs", earlier)
-    create(made)
+    made.make()
     assert server.names("trainjobs") == ["tiny-a3"]
     assert server.objects["trainjobs", "tiny-a3"]["metadata"]["labels"][GENERATION] == "2"
 
@@ -95,9 +90,22 @@ def test_the_job_of_another_run_of_that_name_is_left_alone(api, follower, folder
 
 def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
     server, _ = api
-    server.refusals["trainjobs"] = [(403, {"message": f"webhook: {ALREADY_GONE}"})] * 2
-    create(follower())
+    server.refusals["trainjobs"] = [(403, {"message": f"webhook: {NOT_SEEN}"})] * 12
+    made, waited = follower(), []
+    made.ending.wait = lambda seconds: waited.append(seconds)
+    made.make()
     assert server.names("trainjobs") == ["tiny-a3"]
+    assert 58 < sum(waited) < 180  # 58 s is what it took after the API server was away
+
+
+def test_a_runtime_that_trainer_never_sees_is_a_fault_of_the_cluster(
+    api, follower, folder, monkeypatch
+):
+    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
+    api[0].refusals["trainjobs"] = [(403, {"message": f"webhook: {NOT_SEEN}"})]
+    follower().run()
+    assert failure(folder).failure_class == "network"
+    assert NOT_SEEN in failure(folder).message
 
 
 def test_a_refusal_ends_the_attempt_with_the_servers_words(api, follower, folder):
@@ -234,7 +242,7 @@ def test_an_image_that_is_not_there_ends_it_at_once(api, follower, folder, pod):
 
 def test_a_quota_is_waited_for_and_then_told(api, follower, folder):
     made = follower(pods={"pending_timeout_seconds": 1000})
-    create(made)
+    made.make()
     api[0].put("events", event('pods "x" is forbidden: exceeded quota: gpus'))
     made._since -= 500
     made.look()
@@ -247,7 +255,7 @@ def test_a_quota_is_waited_for_and_then_told(api, follower, folder):
 
 def test_pods_that_a_policy_forbids_end_it_at_once(api, follower, folder):
     made = follower()
-    create(made)
+    made.make()
     made._since -= 10
     api[0].put("events", event('pods "x" is forbidden: violates PodSecurity "restricted"'))
     made.look()
@@ -257,7 +265,7 @@ def test_pods_that_a_policy_forbids_end_it_at_once(api, follower, folder):
 
 def test_a_job_that_is_deleted_before_it_has_pods_is_lost(api, follower, folder):
     made = follower()
-    create(made)
+    made.make()
     made._since -= 10
     api[1].delete(TRAIN_JOB, "tiny-a3")
     made.look()
