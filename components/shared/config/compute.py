@@ -23,7 +23,9 @@ Quantity = Annotated[
 
 Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "all"]
-_OFFLOADING: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
+SHARDING: Final = ("fsdp", "zero1", "zero2", "zero3")
+"""Strategies with which no rank has all of the state."""
+OFFLOADING: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
 """Which strategies can: FSDP moves weights, gradients and optimizer together or not at all."""
 _WITHIN_LAYERS = {"tensor_parallel", "pipeline_parallel", "model_parallel", "tp", "pp"}
 
@@ -160,12 +162,12 @@ class ComputeConfig(Section):
 
     @model_validator(mode="after")
     def _only_what_is_sharded_is_offloaded(self) -> ComputeConfig:
-        if self.offload != "none" and self.strategy not in _OFFLOADING[self.offload]:
+        if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
             raise at_odds(
                 "compute.offload",
                 self.offload,
                 f"compute.strategy {self.strategy} cannot do that",
-                f"one of these can: {', '.join(_OFFLOADING[self.offload])}",
+                f"one of these can: {', '.join(OFFLOADING[self.offload])}",
             )
         return self
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
-from steadytrain.components.shared.config.compute import ComputeConfig
+from steadytrain.components.shared.config.compute import SHARDING, ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.judging import (
     EvaluationConfig,
@@ -37,7 +37,7 @@ _ONLY_CUDA: Final = {
     "adamw_bnb_8bit": "adamw_torch",
     "paged_adamw_8bit": "adamw_torch",
 }
-"""What takes their place on a CPU."""
+"""Values, and what takes their place on a CPU."""
 
 
 class RunConfig(Section):
@@ -97,7 +97,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _not_everything_is_sharded(self) -> Self:
         strategy, field = self.compute.strategy, self.unsharded
-        if field and strategy not in ("auto", "single", "ddp"):
+        if field and strategy in SHARDING:
             raise at_odds(
                 "compute.strategy",
                 strategy,
@@ -119,18 +119,28 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _a_cpu_has_no_8_bit(self) -> Self:
-        for field, value in (
-            ("model.adapter.kind", self.model.adapter.kind),
-            ("training.optim", self.training.optim),
-        ):
-            if self.compute.device == "cpu" and value in _ONLY_CUDA:
+        if self.compute.device == "cpu":
+            for field, value, instead in self.only_cuda:
                 raise at_odds(
                     field,
                     value,
                     "its kernels need a CUDA device, and compute.device is cpu",
-                    f"take {_ONLY_CUDA[value]}, or train on a GPU",
+                    f"take {instead}, or train on a GPU",
                 )
         return self
+
+    @property
+    def only_cuda(self) -> list[tuple[str, str, str]]:
+        """Field, value, and what takes its place on a CPU, of all whose kernels only CUDA has."""
+        told = {
+            "model.adapter.kind": self.model.adapter.kind,
+            "training.optim": self.training.optim,
+        }
+        return [
+            (field, value, _ONLY_CUDA[value])
+            for field, value in told.items()
+            if value in _ONLY_CUDA
+        ]
 
     @property
     def unsharded(self) -> str:

@@ -136,27 +136,18 @@ class Checkpoint:
         """
         import torch
 
-        from steadytrain.components.train.checkpoint.tensor_file import decode
+        from steadytrain.components.train.checkpoint.region import whole
 
-        entries = [item for item in self.manifest.tensors if item.name.startswith(f"{part}/")]
-        whole = {
-            item.name: torch.empty(item.shape, dtype=getattr(torch, item.dtype)) for item in entries
+        found = {
+            name: torch.empty(item.shape, dtype=getattr(torch, item.dtype))
+            for name, item in self._entries(part).items()
         }
-        # File by file, so that only one is in memory beside the whole.
-        for file in dict.fromkeys(piece.file for item in entries for piece in item.slices):
-            held = decode(self._content(file))
-            for item in entries:
-                for piece in (piece for piece in item.slices if piece.file == file):
-                    place = tuple(
-                        slice(start, start + size)
-                        for start, size in zip(piece.offsets, piece.shape, strict=True)
-                    )
-                    whole[item.name][place] = held[item.name]
-        return {name.removeprefix(f"{part}/"): tensor for name, tensor in whole.items()}
+        self.copy_into(part, {name: whole(tensor) for name, tensor in found.items()})
+        return found
 
     def has(self, part: str) -> bool:
         """Whether it holds anything of a part: an optimizer that made no step has no state."""
-        return any(item.name.startswith(f"{part}/") for item in self.manifest.tensors)
+        return bool(self._entries(part))
 
     def copy_into(self, part: str, regions: Regions) -> None:
         """Copies what it holds of a part to where a rank has its own stretch of it.
@@ -172,9 +163,7 @@ class Checkpoint:
         from steadytrain.components.train.checkpoint.region import begin_of
         from steadytrain.components.train.checkpoint.tensor_file import decode
 
-        entries = {
-            name: item for item in self.manifest.tensors if (name := _within(item.name, part))
-        }
+        entries = self._entries(part)
         _check_sizes(entries, regions)
         wanted = {name: entries[name] for name in regions}
         for file in dict.fromkeys(piece.file for item in wanted.values() for piece in item.slices):
@@ -195,6 +184,15 @@ class Checkpoint:
         record: dict[str, Any] = json.loads(self._content(self.manifest.ranks[rank]))
         state: dict[str, Any] = record["state"]
         return state
+
+    def _entries(self, part: str) -> dict[str, TensorEntry]:
+        """The tensors of a part, by their names within it."""
+        prefix = f"{part}/"
+        return {
+            item.name.removeprefix(prefix): item
+            for item in self.manifest.tensors
+            if item.name.startswith(prefix)
+        }
 
     def _content(self, name: str) -> bytearray:
         content = bytearray()
@@ -236,12 +234,6 @@ class Checkpoint:
             f"checkpoint file {self.address}/{name}: {what}",
             remedy="the checkpoint before it is used; look at the disk if this happens again",
         )
-
-
-def _within(name: str, part: str) -> str:
-    """A tensor's name without its part; "" where it is of another one."""
-    prefix = f"{part}/"
-    return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
 
 def _check_sizes(entries: Mapping[str, TensorEntry], regions: Regions) -> None:

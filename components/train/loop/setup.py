@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, Final
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -152,15 +151,6 @@ def build_module(config: RunConfig, task: Task) -> torch.nn.Module:
     return attach(module, config.model.adapter) if config.model.adapter.freezes else module
 
 
-_NEEDING_CUDA: Final = (
-    ("training.fp16", True, "training.bf16"),
-    ("training.optim", "adamw_bnb_8bit", "adamw_torch"),
-    ("training.optim", "paged_adamw_8bit", "adamw_torch"),
-    ("model.adapter.kind", "qlora", "lora"),
-)
-"""Field, value, and what takes its place on a CPU."""
-
-
 def make_accelerator(
     config: RunConfig, *, gradient_checkpointing: bool = False, offload: str = "none"
 ) -> Accelerator:
@@ -181,8 +171,9 @@ def make_accelerator(
             f"compute.offload = {offload!r}: there is no GPU whose memory it could spare",
             remedy="leave it out",
         )
-    for field, value, instead in _NEEDING_CUDA:
-        if not cuda and _value(config, field) == value:
+    scaled = [("training.fp16", True, "training.bf16")] if training.fp16 else []
+    for field, value, instead in [*scaled, *config.only_cuda]:
+        if not cuda:
             raise BadInput(
                 f"{field} = {value!r}: that needs a CUDA device", remedy=f"set {instead} instead"
             )
@@ -212,10 +203,6 @@ def precision(config: RunConfig) -> Precision:
     """Name of the precision of forward and backward passes."""
     training = config.training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
-
-
-def _value(config: RunConfig, field: str) -> Any:
-    return reduce(getattr, field.split("."), config)
 
 
 def _rows(data: DataRecord, side: Side) -> Rows:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.setting import FP32, Setting
 from steadytrain.components.train.plan.shape import Matrix, Shape
-
-FP32: Final = 4
 
 
 @dataclass(frozen=True)

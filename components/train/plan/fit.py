@@ -45,6 +45,9 @@ def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     """The first way that fits with a good micro-batch, else the first that fits at all, else the
     one that lacks least.
 
+    Args:
+        candidates: one at the least.
+
     Raises:
         BadInput: the user's batch cannot be cut that way, or adapters go to layers that the model
             does not have.
@@ -54,6 +57,16 @@ def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     fitting = (found for found in best if found.fits)
     least = min(best, key=lambda found: found.memory.total)
     return next(good, None) or next(fitting, None) or least
+
+
+def fitting(job: Job, candidates: Sequence[Way]) -> Choice | None:
+    """The same, where there is a candidate at all and it fits.
+
+    Raises:
+        BadInput: as for `choose`.
+    """
+    found = choose(job, candidates) if candidates else None
+    return found if found and found.fits else None
 
 
 def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Choice:

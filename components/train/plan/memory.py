@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from steadytrain.components.train.plan.activations import (
-    FP32,
     LayerMemory,
     entry_memory,
     exit_memory,
     layer_memory,
 )
-from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.setting import FP32, Setting
 from steadytrain.components.train.plan.shape import Shape
 from steadytrain.components.train.plan.states import States, states
 

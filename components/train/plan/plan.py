@@ -189,10 +189,16 @@ def _finish(job: Job, offers: Sequence[Offer], chosen_by: str) -> Plan:
 
 
 def _ways(job: Job) -> list[Way]:
-    found = ways(job)
+    found, strategy = ways(job), job.config.compute.strategy
+    if not found and job.unsharded:
+        raise BadInput(
+            f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "
+            "float16 knows no shards",
+            remedy="take ddp, or another GPU",
+        )
     if not found:
         raise BadInput(
-            f"compute.strategy = {job.config.compute.strategy!r} cannot be combined with "
+            f"compute.strategy = {strategy!r} cannot be combined with "
             f"compute.offload = {job.config.compute.offload!r}",
             remedy="leave one of the two out",
         )

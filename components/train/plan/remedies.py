@@ -9,7 +9,7 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.architectures import known_models
-from steadytrain.components.train.plan.fit import Choice, at, choose
+from steadytrain.components.train.plan.fit import Choice, at, fitting
 from steadytrain.components.train.plan.hardware import all_gpus
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.shape import shape_of
@@ -68,8 +68,8 @@ def _open(job: Job, choice: Choice) -> str:
     if not given:
         return ""
     freed = opened(job)
-    found = choose(freed, free_ways(freed))
-    if not found.fits:
+    found = fitting(freed, free_ways(freed))
+    if not found:
         return ""
     told, now = _fields(found), _fields(choice)
     changed = {
@@ -103,9 +103,8 @@ def _shorter(job: Job, choice: Choice) -> str:
 
 
 def _offloaded(job: Job) -> str:
-    candidates = offloading_ways(job)
-    found = choose(opened(job), candidates) if candidates else None
-    if found is None or not found.fits:
+    found = fitting(opened(job), offloading_ways(job))
+    if not found:
         return ""
     settings = {
         "compute.strategy": found.way.strategy,
@@ -131,10 +130,10 @@ def _smaller_model(job: Job) -> str:
             continue
         smaller = replace(job, shape=shape, name=name)
         try:
-            found = choose(smaller, ways(smaller))
+            found = fitting(smaller, ways(smaller))
         except BadInput:
             continue
-        if found.fits:
+        if found:
             return (
                 f"model.base=hub:{name} fits ({shape.parameters / BILLION:.1f} billion "
                 f"parameters): {_need(found)}"
@@ -151,8 +150,8 @@ def _alike(job: Job) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _larger_gpu(job: Job) -> str:
     for gpu in all_gpus():
         larger = replace(job, machine=replace(job.machine, gpu=gpu))
-        found = choose(larger, ways(larger))
-        if gpu.memory > job.machine.gpu.memory and found.fits:
+        found = fitting(larger, ways(larger))
+        if gpu.memory > job.machine.gpu.memory and found:
             return f"--gpu {gpu.name.lower()} fits ({gpu.memory_gb:g} GB): {_need(found)}"
     return ""
 
@@ -163,11 +162,11 @@ def _more_gpus(job: Job) -> str:
         per_node *= 2
         more = replace(job, machine=replace(job.machine, per_node=per_node))
         try:
-            found = choose(more, ways(more))
+            found = fitting(more, ways(more))
         except BadInput:
             # The batch cannot be cut for so many.
             return ""
-        if found.fits and found.way.strategy != "single":
+        if found and found.way.strategy != "single":
             return f"--gpus-per-node {per_node} fits with {found.way.strategy}: {_need(found)}"
     return ""
 

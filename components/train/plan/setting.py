@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from steadytrain.components.shared.config import AdapterConfig
-from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.config.compute import SHARDING, Offload, Strategy
 
 Precision = Literal["fp32", "bf16", "fp16"]
+FP32: Final = 4
+"""Bytes."""
 NF4_BITS: Final = 4 + 0.127
 """Of a weight in 4 bits with its constants quantized twice (Dettmers et al. 2023, "QLoRA",
 section 3)."""
@@ -65,7 +67,7 @@ class Setting:
 
     @property
     def shards_optimizer(self) -> bool:
-        return self.strategy in ("fsdp", "zero1", "zero2", "zero3")
+        return self.strategy in SHARDING
 
     @property
     def gathers(self) -> bool:

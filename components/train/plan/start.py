@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.compute import Offload, Strategy
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
-from steadytrain.components.train.plan.fit import Choice, at, choose
+from steadytrain.components.train.plan.fit import Choice, at, fitting
 from steadytrain.components.train.plan.hardware import find_gpu
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
@@ -44,12 +44,11 @@ def planned_start(config: RunConfig, device: str, nodes: int, length: int) -> St
     """
     try:
         job = _job(config, device, nodes, length)
-        candidates = ways(job)
-        choice = choose(job, candidates) if candidates else None
+        choice = fitting(job, ways(job))
     except BadInput:
         # What is wrong with a configuration others say; here it is only not known.
         return None
-    return Start(_batch(choice), _reason(job, choice)) if choice and choice.fits else None
+    return Start(_batch(choice), _reason(job, choice)) if choice else None
 
 
 def estimated_memory(
@@ -75,6 +74,7 @@ def estimated_memory(
 
 
 def _job(config: RunConfig, device: str, nodes: int, length: int) -> Job:
+    machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node)
     content = config.model_dump()
     if length:
         content["data"]["sequence_length"] = length
@@ -82,7 +82,6 @@ def _job(config: RunConfig, device: str, nodes: int, length: int) -> Job:
         for name, value in fields.items():
             if content[section][name] == value:
                 del content[section][name]
-    machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node)
     opened = RunConfig.model_validate(content)
     return Job(opened, model_name(config), model_shape(config), machine)
 

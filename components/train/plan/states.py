@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.train.plan.setting import NF4_BITS, Setting
+from steadytrain.components.train.plan.setting import FP32, NF4_BITS, Setting
 from steadytrain.components.train.plan.shape import Shape
 from steadytrain.components.train.strategy.zero_config import bucket_values
 
-FP32: Final = 4
 _MOMENTS: Final = {"adamw_torch": 8.0, "adamw_bnb_8bit": 2.03, "paged_adamw_8bit": 0.0}
 """Bytes a trained parameter on the device. In 8 bits: two moments and a 32-bit constant for each
 block of 256 values of each (bitsandbytes); paged ones leave where memory is short (Dettmers et

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.config.compute import OFFLOADING, SHARDING, Offload, Strategy
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.hardware import find_gpu
 from steadytrain.components.train.plan.machine import Job
@@ -18,7 +18,6 @@ LARGEST: Final = 100 * BILLION
 Adapter = Literal["none", "lora", "qlora"]
 Optimizer = Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"]
 _OFFLOADS: Final[tuple[Offload, ...]] = ("none", "optimizer", "all")
-_CAN_OFFLOAD: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class Way:
 
     def is_possible(self, job: Job) -> bool:
         """Whether the product can do that (`RunConfig.unsharded`)."""
-        if self.offload != "none" and self.strategy not in _CAN_OFFLOAD[self.offload]:
+        if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
             return False
         whole = self.optim == "adamw_torch" and self.adapter != "qlora" and not job.unsharded
-        return whole or self.strategy in ("single", "ddp")
+        return whole or self.strategy not in SHARDING
 
 
 def refuse_what_is_too_large(job: Job) -> None:
@@ -141,7 +140,7 @@ def _as_set(job: Job, way: Way) -> Way:
         way = replace(way, recompute=training.gradient_checkpointing)
     if job.given("training.optim"):
         way = replace(way, optim=training.optim)
-    elif way.strategy not in ("single", "ddp"):
+    elif way.strategy in SHARDING:
         # The 8-bit ones know no shards.
         way = replace(way, optim="adamw_torch")
     return way

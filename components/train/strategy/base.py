@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
@@ -14,6 +14,10 @@ from steadytrain.components.train.checkpoint.state import optimizer_settings
 if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import Checkpoint
     from steadytrain.components.train.checkpoint.snapshot import Piece
+
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each weight."""
 
 
 class Strategy(ABC):

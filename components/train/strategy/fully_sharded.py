@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -24,12 +24,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.region import Region, whole
-from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
 from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
-from steadytrain.components.train.strategy.base import Strategy, restore_groups
+from steadytrain.components.train.strategy.base import MOMENTS, Strategy, restore_groups
 from steadytrain.components.train.strategy.replicated import MakeOptimizer
-
-_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 class FullySharded(Strategy):
@@ -105,13 +103,13 @@ class FullySharded(Strategy):
                 if local.numel():
                     yield Piece(name, local, list(_place(tensor)), list(tensor.shape))
             elif self.accelerator.process_index == 0:
-                yield Piece(name, tensor.detach(), [0] * tensor.dim(), list(tensor.shape))
+                yield whole_piece(name, tensor)
 
     def _allocate_moments(self) -> None:
         """As AdamW does at its first step."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                moments = {name: torch.zeros_like(parameter) for name in _MOMENTS}
+                moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
 
 

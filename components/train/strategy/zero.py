@@ -17,15 +17,14 @@ from accelerate import Accelerator
 
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.region import Region, whole
-from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
 from steadytrain.components.train.checkpoint.state import model_tensors
-from steadytrain.components.train.strategy.base import Strategy, restore_groups
+from steadytrain.components.train.strategy.base import MOMENTS, Strategy, restore_groups
 from steadytrain.components.train.strategy.replicated import MakeOptimizer
 from steadytrain.components.train.strategy.zero_config import zero_config
 from steadytrain.components.train.strategy.zero_shards import Shard, shards_of, spread_weights
 
 _OWN_KERNEL: Final = "deepspeed_shm_comm"
-_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 def _deepspeed(*, on_cpu: bool) -> Any:
@@ -98,10 +97,7 @@ class Zero(Strategy):
         shards = list(shards_of(self._zero, self.module, self.stage))
         alike = self._alike() if self.accelerator.process_index == 0 else {}
         model = [shard.piece(shard.name, shard.flat) for shard in shards]
-        model += [
-            Piece(name, tensor.detach(), [0] * tensor.dim(), list(tensor.shape))
-            for name, tensor in alike.items()
-        ]
+        model += [whole_piece(name, tensor) for name, tensor in alike.items()]
         return {"model": model, "optimizer": list(self._optimizer_pieces(shards))}
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -132,7 +128,7 @@ class Zero(Strategy):
                     yield shard.piece(f"{shard.name}/{key}", value)
         if first:
             for name, updates in self._updates().items():
-                yield Piece(f"{name}/step", updates, [], [])
+                yield whole_piece(f"{name}/step", updates)
 
     def _updates(self) -> dict[str, torch.Tensor]:
         """By parameter, as a state that is not sharded has them."""
@@ -149,7 +145,7 @@ class Zero(Strategy):
             state = self.optimizer.state[shard.flat]
             if not state:
                 state["step"] = torch.zeros(())
-                state.update({key: torch.zeros_like(shard.flat) for key in _MOMENTS})
-            regions |= {f"{shard.name}/{key}": shard.region(state[key]) for key in _MOMENTS}
+                state.update({key: torch.zeros_like(shard.flat) for key in MOMENTS})
+            regions |= {f"{shard.name}/{key}": shard.region(state[key]) for key in MOMENTS}
             regions[f"{shard.name}/step"] = whole(state["step"])
         return regions

@@ -127,6 +127,15 @@ def test_adapters_have_the_rules_defaults(make_plan):
     assert 0.05 <= found["model.adapter.dropout"] <= 0.1
 
 
+def test_where_nothing_fits_gpus_that_cannot_do_it_at_all_are_passed_over(make_plan):
+    """A T4 trains in float16, which knows no shards."""
+    plan = make_plan("rtx4050", 2, compute__strategy="zero2")
+    assert not plan.works
+    assert plan.remedies
+    with pytest.raises(BadInput, match="T4 has no bfloat16, and float16 knows no shards"):
+        make_plan("t4", 2, compute__strategy="zero2")
+
+
 def test_a_model_from_scratch_is_never_adapted(make_plan):
     config = {"model_type": "llama"}
     plan = make_plan("l4", model={"config": config})
