@@ -40,8 +40,7 @@ def layer_memory(shape: Shape, setting: Setting) -> LayerMemory:
     tokens, hidden, inner = setting.tokens, shape.hidden, shape.intermediate
     before, after = _halves(shape)
     scores, scores_backward = _scores(shape, setting)
-    # The norms compute in 32 bits, and keep what they read.
-    attention = hidden * FP32 + _inputs(shape, setting, before) + scores
+    attention = hidden * _read(shape, setting) + _inputs(shape, setting, before) + scores
     forward = _feed_forward(shape, setting) + _inputs(shape, setting, after)
     stream = _stream(setting)
     # What enters an adapter is cast to its 32 bits, and dropped out in them.
@@ -61,22 +60,30 @@ def entry_memory(shape: Shape, setting: Setting) -> int:
     """Bytes that the embeddings keep beside the first layer's input."""
     if not shape.hidden_dropout:
         return 0
-    kept = FP32 if shape.family == "bert" else 0
-    return setting.tokens * shape.hidden * (kept + _mask_width(setting, FP32))
+    stream = _stream(setting)
+    kept = stream if shape.family == "bert" else 0
+    return setting.tokens * shape.hidden * (kept + _mask_width(setting, stream))
 
 
 def exit_memory(shape: Shape, setting: Setting) -> int:
     """Bytes that the last norm keeps, and the head's input."""
+    stream = _stream(setting)
     if shape.family == "bert":
-        return setting.tokens * shape.hidden * (FP32 if shape.labels else 4 * FP32)
-    normed = FP32 if shape.family != "gpt2" and not setting.adapter.freezes else 0
+        return setting.tokens * shape.hidden * (stream if shape.labels else 4 * stream)
+    normed = stream if shape.family != "gpt2" and not setting.adapter.freezes else 0
     enters = setting.width if not setting.adapter.freezes else 0
-    return setting.tokens * shape.hidden * (FP32 + normed + enters)
+    return setting.tokens * shape.hidden * (_read(shape, setting) + normed + enters)
 
 
 def _stream(setting: Setting) -> int:
-    """Bytes of a value between layers: those of the embeddings, which adapters leave in 16 bits."""
-    return setting.width if setting.adapter.freezes else FP32
+    """Bytes of a value between layers: those of the embeddings, which autocast leaves alone."""
+    return FP32 if setting.casts_weights else setting.width
+
+
+def _read(shape: Shape, setting: Setting) -> int:
+    """Bytes a value that a norm keeps of what it reads: Llama's and its like compute in 32 bits."""
+    as_it_comes = shape.family in ("gpt2", "bert") and not setting.adapter.freezes
+    return _stream(setting) if as_it_comes else FP32
 
 
 def _halves(shape: Shape) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
@@ -90,15 +97,15 @@ def _halves(shape: Shape) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
 def _inputs(shape: Shape, setting: Setting, readers: Sequence[Matrix]) -> int:
     """Bytes a token that a half's norm and the matrices that read it keep.
 
-    A trained matrix keeps its input: all readers the same 32-bit values, or under autocast a
-    16-bit copy each. A frozen one keeps nothing, and its adapter what dropout left.
+    A trained matrix keeps its input: all readers the same values, or under autocast a 16-bit copy
+    each. A frozen one keeps nothing, and its adapter what dropout left.
     """
     hidden = shape.hidden
     if setting.adapter.freezes:
         adapted = shape.adapted(setting.adapter.targets)
         return sum(_adapter(matrix, setting) for matrix in adapted if _same_half(matrix, readers))
-    normed = hidden * FP32 if shape.family not in ("gpt2", "bert") else 0
-    return normed + hidden * (2 * len(readers) if setting.half else FP32)
+    normed = hidden * _stream(setting) if shape.family not in ("gpt2", "bert") else 0
+    return normed + hidden * (2 * len(readers) if setting.casts_weights else setting.width)
 
 
 def _same_half(matrix: Matrix, readers: Sequence[Matrix]) -> bool:
@@ -136,7 +143,7 @@ def _scores(shape: Shape, setting: Setting) -> tuple[int, int]:
 def _feed_forward(shape: Shape, setting: Setting) -> int:
     """Bytes a token, the stream after attention included."""
     inner, width = shape.intermediate, setting.width
-    stream = shape.hidden * FP32
+    stream = shape.hidden * _read(shape, setting)
     # The last product is kept by the matrix that reads it, unless that is frozen.
     last = 0 if setting.adapter.freezes else inner * width
     if shape.family == "bert":
@@ -145,7 +152,7 @@ def _feed_forward(shape: Shape, setting: Setting) -> int:
         # GELU by tanh is four operators; CUDA's autocast takes the power in 32 bits, and what
         # follows (PyTorch's documentation, "CUDA Ops that can autocast to float32").
         wide = FP32 if setting.cuda else width
-        cast = inner * FP32 if setting.cuda and setting.half else 0
+        cast = inner * FP32 if setting.cuda and setting.casts_weights else 0
         return stream + inner * (2 * width + 2 * wide) + cast + last
     return stream + 3 * inner * width + last
 

@@ -112,7 +112,8 @@ class _Step:
     def _layers(self) -> Iterator[Memory]:
         """The last layer, the first in backward, and the first one."""
         held, layer, count = self.held, self.layer, self.shape.layers
-        own = held.gradients * self.shape.layer // max(self.shape.parameters, 1)
+        growing = held.gradients - held.bucket
+        own = growing * self.shape.layer // max(self.shape.parameters, 1)
         recomputed = layer.kept if self.setting.recompute else 0
         a_layer = held.copies // max(count, 1)
         for above, name in (
@@ -121,7 +122,7 @@ class _Step:
         ):
             below = count - above
             head = held.head_gradient if self.shape.tied or not held.waits else 0
-            done = head + (self.before if held.waits else above * own)
+            done = head + (self.before if held.waits else held.bucket + above * own)
             copies = below * a_layer if self.copies else a_layer
             kept = self.outside + below * self.stored + recomputed + copies + layer.entry
             # By then half of the feed-forward's matrices have their gradients, or all.

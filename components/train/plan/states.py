@@ -91,8 +91,11 @@ def states(shape: Shape, setting: Setting) -> States:
     optimizer = moments // ranks if setting.shards_optimizer else moments
     own_gradients = gradients // ranks if setting.shards_gradients else gradients
     bucket = 0
-    if setting.shards_gradients and setting.deepspeed:
+    if setting.deepspeed:
         bucket = gradients * bucket_values(trained) // max(trained, 1)
+    # Of whole gradients that do not wait the bucket is a part.
+    beside = bucket if setting.shards_gradients or setting.accumulates else 0
+    whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
     host = 2 * trained if setting.optim == "paged_adamw_8bit" else 0
     if setting.offload != "none":
@@ -101,8 +104,8 @@ def states(shape: Shape, setting: Setting) -> States:
         own_weights, own_gradients, host = 0, 0, host + own_weights + own_gradients
     return States(
         weights=own_weights,
-        gradients=own_gradients + bucket,
-        bucket=0 if setting.strategy == "zero3" else bucket,
+        gradients=own_gradients + beside,
+        bucket=0 if setting.strategy == "zero3" or whole_and_waiting else bucket,
         optimizer=optimizer,
         waits=setting.accumulates or setting.strategy in ("ddp", "zero3"),
         head_gradient=_head_gradient(shape, setting),
