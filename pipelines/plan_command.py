@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.train.plan.fit import Choice, Measure
     from steadytrain.components.train.plan.hardware import Gpu
+    from steadytrain.components.train.plan.memory import Memory
 
 
 def plan(
@@ -39,12 +43,17 @@ def plan(
             "DeepSpeed and Kubeflow Trainer would take."
         ),
     ] = None,
+    by_formula: Annotated[
+        bool,
+        typer.Option("--formula", help="No dry run: the same at once, memory less exactly."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell what a training takes and why: memory, strategy, micro-batch, hours, cost, GPUs.
 
-    By formula, from the model's configuration alone: no weights, no torch, no network. What you
-    have set is never changed; what you left open is filled in, each with the rule it follows.
+    From the model's configuration alone: no weights, no network. By formula, and where torch is
+    installed the memory of what is chosen by a dry run on fake tensors, which takes seconds. What
+    you have set is never changed; what you left open is filled in, each with the rule it follows.
     Where it cannot work the plan says so, with the nearest that does, and ends with status 1.
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
@@ -59,7 +68,7 @@ def plan(
     config = _load(source, overrides, nodes, gpus_per_node)
     gpus = all_gpus() if prices is None else priced(prices)
     wanted = find_gpu(gpu, gpus) if gpu else _here(config, gpus)
-    found = plan_training(config, gpus, wanted)
+    found = plan_training(config, gpus, wanted, measure=None if by_formula else _measure(config))
     typer.echo(json.dumps(found.as_data(), indent=2) if as_json else render(found))
     if write is not None:
         from steadytrain.components.train.plan.launch_files import write_files
@@ -75,6 +84,26 @@ def _load(source: str, overrides: list[str], nodes: int, gpus_per_node: int) -> 
 
     sizes = (("compute.nodes", nodes), ("compute.nproc_per_node", gpus_per_node))
     return load(source, [*overrides, *(f"{field}={size}" for field, size in sizes if size)])
+
+
+def _measure(config: RunConfig) -> Measure | None:
+    """A dry run of a choice; None where torch is not installed."""
+    from steadytrain.components.train.plan.architectures import architecture_of
+    from steadytrain.components.train.plan.model import label_count
+
+    if importlib.util.find_spec("torch") is None:
+        return None
+
+    def measure(choice: Choice) -> Memory:
+        typer.echo("memory by a dry run on fake tensors; --formula leaves it out", err=True)
+        from steadytrain.components.train.plan.dry_run import dry_run
+
+        with warnings.catch_warnings(action="ignore"):
+            return dry_run(
+                architecture_of(config.model), choice.setting, labels=label_count(config)
+            )
+
+    return measure
 
 
 def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:

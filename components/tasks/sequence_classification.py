@@ -52,7 +52,7 @@ class SequenceClassification(TextTask):
         return len(batch["targets"])
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(_summed_loss(class_logits(model, batch), batch["targets"]))
+        return LossSum(class_loss(model, batch))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         logits, targets = class_logits(model, batch), batch["targets"]
@@ -101,6 +101,11 @@ def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     logits: torch.Tensor = model(**inputs).logits.float()
     return logits
+
+
+def class_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Summed cross-entropy of a micro-batch, in nats."""
+    return _summed_loss(class_logits(model, batch), batch["targets"])
 
 
 def _summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

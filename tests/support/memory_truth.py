@@ -20,13 +20,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.sequence_classification import SequenceClassification
+from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.optim import build_optimizer
 from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.plan.live_tensors import LiveTensors
 from steadytrain.components.train.plan.setting import Setting
 from steadytrain.components.train.strategy.choose import apply_strategy
 
-from support.live_memory import LiveTensors
 from support.ports import free_port
 
 LABELS = 4
@@ -64,11 +64,12 @@ def measured_peak(case: Case) -> int:
         )
         strategy.model.train()
         batch, parts = _batch(case), 2 if setting.accumulates else 1
+        loss = class_loss if case.classes else next_token_loss
         for _ in range(2):
             live.begin()
             for part in range(1, parts + 1):
                 with strategy.micro_batch(last=part == parts):
-                    strategy.backward(_loss(strategy.model, batch, case.classes) / 7)
+                    strategy.backward(loss(strategy.model, batch) / 7)
             strategy.clip(1.0)
             strategy.update()
             print(setting.strategy, live.at_peak.most_common(14))
@@ -148,10 +149,3 @@ def _batch(case: Case) -> dict[str, torch.Tensor]:
     first = length // 2 if case.setting.masked else 0
     positions = torch.cat([torch.arange(first), torch.arange(length - first)]).repeat(rows, 1)
     return {"input_ids": ids, "position_ids": positions, "targets": ids}
-
-
-def _loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], classes: bool) -> Any:
-    if classes:
-        task = SequenceClassification.__new__(SequenceClassification)
-        return task.loss(model, batch).total
-    return next_token_loss(model, batch)

@@ -107,7 +107,7 @@ def set_up(
     order = RowOrder(len(rows), training.seed)
     module = build_module(config, task)
     if gradient_checkpointing:
-        _recompute_activations(module, configured=training.gradient_checkpointing)
+        recompute_activations(module, configured=training.gradient_checkpointing)
     if training.torch_compile:
         # In place, so that its tensors keep their names.
         module.compile()
@@ -209,7 +209,16 @@ def _rows(data: DataRecord, side: Side) -> Rows:
     return Rows([data.path(name) for name in data.sides[side].shards])
 
 
-def _recompute_activations(module: Any, *, configured: bool) -> None:
+def recompute_activations(module: Any, *, configured: bool) -> None:
+    """Keeps of each layer its input alone.
+
+    Args:
+        configured: whether the user has asked for it.
+
+    Raises:
+        BadInput: it cannot do that, as configured.
+        CannotRecompute: it cannot do that.
+    """
     if not getattr(module, "supports_gradient_checkpointing", False):
         name = type(module).__name__
         if not configured:

@@ -3,7 +3,7 @@
 The method is that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
 Transformer Models", section 4: each operator keeps what its derivative needs. What each of
 Transformers' layers keeps under autocast was read off the live tensors of real steps
-(`tests/support/live_memory.py`); tests hold the sums to them.
+(`live_tensors.py`); tests hold the sums to them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
@@ -19,6 +19,10 @@ fewer gives way to the next, which needs less memory for each."""
 
 SPARE: Final = 0.05
 """Of a GPU's memory, for what the formula's mean error may be."""
+
+
+_TRIES: Final = 3
+"""Dry runs, at the most: each that says no is more than the formula was wrong by before."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,9 @@ class Choice:
         return self.memory.total <= self.usable
 
 
+Measure = Callable[[Choice], Memory]
+
+
 def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     """The first way that fits with a good micro-batch, else the first that fits at all, else the
     one that lacks least.
@@ -57,6 +64,32 @@ def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     fitting = (found for found in best if found.fits)
     least = min(best, key=lambda found: found.memory.total)
     return next(good, None) or next(fitting, None) or least
+
+
+def confirmed(job: Job, candidates: Sequence[Way], measure: Measure) -> Choice:
+    """The same, with memory that is measured; where that is too much, the next that fits.
+
+    Args:
+        measure: memory of a rank, of which the formula's is an estimate.
+
+    Raises:
+        BadInput: as for `choose`.
+    """
+    tight, capacity = job, job.machine.gpu.memory
+    for _ in range(_TRIES):
+        estimated = choose(tight, candidates)
+        found = replace(estimated, memory=measure(estimated), capacity=capacity)
+        if found.fits or not estimated.fits:
+            break
+        # As much less as the formula was wrong by.
+        tight = _with_less(tight, estimated.memory.total / found.memory.total)
+    return found
+
+
+def _with_less(job: Job, share: float) -> Job:
+    gpu = job.machine.gpu
+    smaller = gpu.model_copy(update={"memory_gb": gpu.memory_gb * share})
+    return replace(job, machine=replace(job.machine, gpu=smaller))
 
 
 def fitting(job: Job, candidates: Sequence[Way]) -> Choice | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +17,17 @@ from steadytrain.components.train.plan.shape import Shape
 from steadytrain.components.train.plan.states import States, states
 
 GIB: Final = 2**30
+_NAMES: Final = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "logits": "logits and loss",
+    "buffers": "buffers",
+    "fragmentation": "fragmentation",
+    "context": "CUDA context",
+}
+"""Of the parts of the device's memory, for people."""
 CUDA_CONTEXT: Final = 600 * 2**20
 """Bytes that CUDA's context, cuBLAS and NCCL take of a GPU: an assumption, not measured."""
 FRAGMENTATION: Final = 0.04
@@ -42,19 +53,16 @@ class Memory:
     context: int = 0
     host: int = 0
 
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, int], moment: str) -> Memory:
+        """From bytes of the device by name; those that are not named are none."""
+        fields = {field: parts.get(name, 0) for field, name in _NAMES.items()}
+        return cls(moment=moment, **fields)
+
     @property
     def parts(self) -> dict[str, int]:
         """Of the device, by name."""
-        return {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "logits and loss": self.logits,
-            "buffers": self.buffers,
-            "fragmentation": self.fragmentation,
-            "CUDA context": self.context,
-        }
+        return {name: getattr(self, field) for field, name in _NAMES.items()}
 
     @property
     def total(self) -> int:

@@ -18,9 +18,14 @@ def model_shape(config: RunConfig) -> Shape:
     Raises:
         BadInput: its architecture is not known, or not known to the formulas.
     """
-    classes = config.data.task == "sequence_classification"
-    labels = len(config.data.labels or ()) or ASSUMED_LABELS
-    return shape_of(architecture_of(config.model), labels=labels if classes else 0)
+    return shape_of(architecture_of(config.model), labels=label_count(config))
+
+
+def label_count(config: RunConfig) -> int:
+    """Classes of a classification head; 0: a language model's head."""
+    if config.data.task != "sequence_classification":
+        return 0
+    return len(config.data.labels or ()) or ASSUMED_LABELS
 
 
 def model_name(config: RunConfig) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.decisions import Decision, decisions
-from steadytrain.components.train.plan.fit import Choice, choose
+from steadytrain.components.train.plan.fit import Choice, Measure, choose, confirmed
 from steadytrain.components.train.plan.hardware import Gpu
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
@@ -58,7 +58,8 @@ class Plan:
 
     problems: what cannot work, of what the user has set or of the memory.
     remedies: the nearest that does, where something cannot.
-    offers: of every GPU of the table, as many of each as here.
+    offers: of every GPU of the table, as many of each as here; by formula.
+    measured: whether the choice's memory is of a dry run.
     """
 
     job: Job
@@ -73,6 +74,7 @@ class Plan:
     preemptions: Preemptions
     offers: Sequence[Offer]
     chosen_by: str
+    measured: bool = False
 
     @property
     def works(self) -> bool:
@@ -125,6 +127,7 @@ class Plan:
                 "world_size": self.choice.batch.world_size,
             },
             "memory": {
+                "by": "dry run" if self.measured else "formula",
                 "moment": memory.moment,
                 "parts": memory.parts,
                 "total": memory.total,
@@ -140,12 +143,19 @@ class Plan:
         }
 
 
-def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None) -> Plan:
+def plan_training(
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    gpu: Gpu | None = None,
+    *,
+    measure: Measure | None = None,
+) -> Plan:
     """Plans a training on compute.nodes x compute.nproc_per_node GPUs.
 
     Args:
         gpus: the table, with prices.
         gpu: the kind to plan for; None: the cheapest of the table that fits.
+        measure: of what is chosen in the end; None: the formula's memory stands.
 
     Raises:
         BadInput: the architecture is not known, is too large for the product, or the batch
@@ -165,11 +175,12 @@ def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
         job = _cheapest(job, gpus, offers)
-    return _finish(job, offers, chosen_by)
+    return _finish(job, offers, chosen_by, measure)
 
 
-def _finish(job: Job, offers: Sequence[Offer], chosen_by: str) -> Plan:
-    choice = choose(job, _ways(job))
+def _finish(job: Job, offers: Sequence[Offer], chosen_by: str, measure: Measure | None) -> Plan:
+    candidates = _ways(job)
+    choice = confirmed(job, candidates, measure) if measure else choose(job, candidates)
     length = length_of(job.config, job.global_batch)
     problems = _problems(job, choice)
     return Plan(
@@ -185,6 +196,7 @@ def _finish(job: Job, offers: Sequence[Offer], chosen_by: str) -> Plan:
         preemptions=preemptions(job, choice),
         offers=offers,
         chosen_by=chosen_by,
+        measured=measure is not None,
     )
 
 

@@ -13,7 +13,7 @@ _UNKNOWN = "not known"
 
 def render(plan: Plan) -> str:
     """The same text for the same plan."""
-    parts = (_head(plan), _decided(plan), _memory(plan), _spending(plan), _gpus(plan), _foot())
+    parts = (_head(plan), _decided(plan), _memory(plan), _spending(plan), _gpus(plan), _foot(plan))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -102,8 +102,14 @@ def _row(offer: Offer) -> tuple[str, ...]:
     )
 
 
-def _foot() -> Iterator[str]:
-    yield "By formula, nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"
+def _foot(plan: Plan) -> Iterator[str]:
+    if plan.measured:
+        yield "Memory by a dry run on fake tensors; of the other GPUs by formula. In tests it was"
+        yield "within 4 % of live tensors on a CPU, the formula within 12 %;"
+    else:
+        yield (
+            "By formula, nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"
+        )
     yield "CUDA's context and fragmentation are assumptions, and so is how much of a GPU's peak"
     yield "a training gets, which is why hours are an interval."
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -51,15 +51,7 @@ class FullySharded(Strategy):
     ) -> None:
         self.accelerator = accelerator
         mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-        policy = (
-            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-            if bf16
-            else MixedPrecisionPolicy()
-        )
-        moving = CPUOffloadPolicy() if offload else OffloadPolicy()
-        for layer in _layers(module):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=moving)
-        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=moving)
+        shard(module, mesh, bf16=bf16, offload=offload)
         self.module = self.model = module
         self.optimizer = make_optimizer(module)
 
@@ -111,6 +103,19 @@ class FullySharded(Strategy):
             for parameter in group["params"]:
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+
+
+def shard(module: torch.nn.Module, mesh: DeviceMesh, *, bf16: bool, offload: bool = False) -> None:
+    """Cuts a model's weights over the ranks of a mesh, in place, a layer at a time."""
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if bf16
+        else MixedPrecisionPolicy()
+    )
+    moving = CPUOffloadPolicy() if offload else OffloadPolicy()
+    for layer in _layers(module):
+        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=moving)
+    fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=moving)
 
 
 def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:

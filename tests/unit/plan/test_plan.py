@@ -289,14 +289,21 @@ def command(*arguments):
 
 
 def test_the_command_needs_no_torch():
-    done = command("causal-lm", "--gpu", "t4")
+    done = command("causal-lm", "--gpu", "t4", "--formula")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("[]")
     assert "verdict   fits" in done.stdout
 
 
+def test_where_torch_is_installed_the_command_runs_dry():
+    done = command("causal-lm", "--gpu", "t4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.rpartition("[")[0])["memory"]["by"] == "dry run"
+    assert "--formula leaves it out" in done.stderr
+
+
 def test_the_command_tells_by_its_status_that_it_cannot_work():
     base = "model.base=hub:meta-llama/Llama-3.1-8B"
-    done = command("chat", "--gpu", "rtx4050", "--set", base, "--json")
+    done = command("chat", "--gpu", "rtx4050", "--set", base, "--json", "--formula")
     assert done.returncode == 1
     assert json.loads(done.stdout.rpartition("[]")[0])["works"] is False

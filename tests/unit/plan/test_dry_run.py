@@ -1,0 +1,84 @@
+"""Steps on fake tensors; how near to real ones they are test_memory.py tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.plan import dry_run as module
+from steadytrain.components.train.plan.architectures import known_models
+from steadytrain.components.train.plan.dry_run import dry_run
+from steadytrain.components.train.plan.fit import choose, confirmed
+from steadytrain.components.train.plan.memory import peak_memory
+from steadytrain.components.train.plan.setting import Setting
+from steadytrain.components.train.plan.shape import shape_of
+from steadytrain.components.train.plan.strategy import ways
+
+LLAMA_1B = known_models()["meta-llama/Llama-3.2-1B"]
+CPU = Setting(length=512, micro_batch=2, cuda=False)
+
+
+def test_a_large_model_takes_no_memory_here_and_its_state_is_as_the_formula_says():
+    setting = replace(CPU, precision="bf16", accumulates=True)
+    found, formula = dry_run(LLAMA_1B, setting), peak_memory(shape_of(LLAMA_1B), setting)
+    for part in ("weights", "optimizer"):
+        assert getattr(found, part) == pytest.approx(getattr(formula, part), rel=1e-3)
+    assert found.total == pytest.approx(formula.total, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cuda": True},
+        {"adapter": AdapterConfig(kind="qlora"), "precision": "bf16"},
+        {"optim": "adamw_bnb_8bit"},
+        {"strategy": "zero3", "ranks": 4, "offload": "optimizer"},
+    ],
+)
+def test_what_fakes_cannot_run_is_added_by_formula(monkeypatch, other):
+    setting, shape, ran = replace(CPU, **other), shape_of(LLAMA_1B), []
+
+    def formula(architecture, nearest, labels):
+        ran.append(nearest)
+        return peak_memory(shape, nearest)
+
+    monkeypatch.setattr(module, "_step", formula)
+    found = dry_run(LLAMA_1B, setting)
+    assert ran != [setting]
+    assert found.total == peak_memory(shape, setting).total
+    assert found.host == peak_memory(shape, setting).host
+    assert min(found.parts.values()) >= 0
+
+
+def test_of_many_layers_some_are_run(monkeypatch):
+    deep = {**LLAMA_1B, "num_hidden_layers": 30, "hidden_size": 256, "intermediate_size": 640}
+    setting = replace(CPU, precision="bf16", recompute=True)
+    all_of_them = dry_run(deep, setting)
+    monkeypatch.setattr(module, "_WHOLE", 29)
+    assert dry_run(deep, setting).total == pytest.approx(all_of_them.total, rel=1e-3)
+
+
+def test_a_model_that_cannot_be_built_is_told_with_a_remedy():
+    with pytest.raises(BadInput, match="dry run of this model fails") as told:
+        dry_run({**LLAMA_1B, "hidden_size": 100, "num_attention_heads": 3}, CPU)
+    assert "--formula" in told.value.remedy
+
+
+def test_where_the_dry_run_says_no_the_next_that_fits_is_taken(make_plan):
+    job = make_plan("a100-40").job
+    by_formula, asked = choose(job, ways(job)), []
+
+    def measure(choice):
+        asked.append(choice)
+        memory = choice.memory
+        return replace(memory, activations=memory.activations + memory.total // 4)
+
+    found = confirmed(job, ways(job), measure)
+    assert asked[0] == by_formula
+    assert len(asked) > 1
+    assert found.fits
+    assert found.capacity == by_formula.capacity
+    assert found.memory.total > asked[-1].memory.total
