@@ -30,8 +30,13 @@ LARGE_BATCHES = {"max_steps": 3, "global_batch_size": 8, "logging_steps": 1}
 
 @pytest.fixture
 def bench(tmp_path, long_data):
-    def make(run, *, ranks=1, data=long_data, **sections):
-        compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
+    def make(run, *, ranks=1, data=long_data, strategy="auto", **sections):
+        compute = {
+            "device": "cpu",
+            "nproc_per_node": ranks,
+            "threads_per_rank": 1,
+            "strategy": strategy,
+        }
         recovery = {"backoff_seconds": 0}
         return Bench.make(
             tmp_path / "output", data, run=run, compute=compute, recovery=recovery, **sections
@@ -129,3 +134,27 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
         for workspace in (undisturbed, short)
     ]
     assert rates[0] == rates[1]
+
+
+def test_who_has_chosen_deepspeed_goes_down_its_stages(bench, long_data):
+    """From checkpoints of one stage to the next one, with the weights' shares cut anew."""
+
+    def run(name, *faults):
+        one = bench(
+            name,
+            ranks=2,
+            data=long_data.model_copy(update={"task": "support.faults:RunsOut"}),
+            model={"config": WIDE},
+            training={**LARGE_BATCHES, "micro_batch_size": 1, "gradient_checkpointing": True},
+            strategy="zero1",
+        )
+        outcome = train(one, launcher=ForkedLauncher(2, FAULTS=" ".join(faults)))
+        assert outcome.succeeded, outcome
+        return one.workspace
+
+    short = run("short", "forward:0", "backward:1")
+    begun = events_of(short, AttemptStarted)
+    assert [item.strategy for item in begun] == ["zero1", "zero2", "zero3"]
+    rungs = [item.rung for item in events_of(short, DecisionMade)]
+    assert rungs == ["DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3"]
+    assert losses_of(short) == pytest.approx(losses_of(run("undisturbed")), rel=1e-4)
