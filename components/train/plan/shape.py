@@ -177,18 +177,37 @@ def shape_of(config: Mapping[str, Any], *, labels: int = 0) -> Shape:
         )
     given = {_ALIASES.get(name, name): value for name, value in config.items()}
     fields = {**_DEFAULTS[family], **{k: v for k, v in given.items() if v is not None}}
-    return (_llama if family in _GATED else _gpt2 if family == "gpt2" else _bert)(
-        family, fields, labels
-    )
+    make = _llama if family in _GATED else _gpt2 if family == "gpt2" else _bert
+    return make(_common(family, fields, labels), fields)
 
 
 _GATED: Final = ("llama", "mistral", "qwen2")
 
 
-def _llama(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
+def _common(family: str, fields: Mapping[str, Any], labels: int) -> dict[str, Any]:
+    """What each family's configuration names alike."""
+    return {
+        "family": family,
+        "hidden": int(fields["hidden_size"]),
+        "layers": int(fields["num_hidden_layers"]),
+        "heads": int(fields["num_attention_heads"]),
+        "vocabulary": int(fields["vocab_size"]),
+        "positions": int(fields["max_position_embeddings"]),
+        "tied": bool(fields.get("tie_word_embeddings", False)) and not labels,
+        "labels": labels,
+    }
+
+
+def _classifier(common: Mapping[str, Any]) -> int:
+    """Values of the last matrix: of classes, or of words where they are not the embeddings'."""
+    outputs = common["labels"] or (0 if common["tied"] else common["vocabulary"])
+    return int(outputs * common["hidden"])
+
+
+def _llama(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
     """Llama and its kin: RMS norms, rotary positions, gated feed-forward, grouped keys."""
-    hidden, heads = int(fields["hidden_size"]), int(fields["num_attention_heads"])
-    inner, vocabulary = int(fields["intermediate_size"]), int(fields["vocab_size"])
+    family, hidden, heads = common["family"], common["hidden"], common["heads"]
+    inner = int(fields["intermediate_size"])
     width = int(fields.get("head_dim") or hidden // heads)
     attention = heads * width
     key_value = int(fields.get("num_key_value_heads") or heads) * width
@@ -200,19 +219,11 @@ def _llama(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
         vectors += hidden
     if fields.get("mlp_bias") and family == "llama":
         vectors += 2 * inner + hidden
-    tied = bool(fields.get("tie_word_embeddings", False)) and not labels
     return Shape(
-        family=family,
-        hidden=hidden,
-        layers=int(fields["num_hidden_layers"]),
-        heads=heads,
+        **common,
         attention=attention,
         key_value=key_value,
         intermediate=inner,
-        vocabulary=vocabulary,
-        positions=int(fields["max_position_embeddings"]),
-        tied=tied,
-        labels=labels,
         attention_dropout=float(fields.get("attention_dropout", 0.0)),
         hidden_dropout=0.0,
         matrices=(
@@ -225,28 +236,19 @@ def _llama(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
             Matrix("mlp.down_proj", inner, hidden),
         ),
         vectors=vectors,
-        embeddings=vocabulary * hidden,
-        head=hidden + (labels * hidden if labels else 0 if tied else vocabulary * hidden),
+        embeddings=common["vocabulary"] * hidden,
+        head=hidden + _classifier(common),
     )
 
 
-def _gpt2(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
-    hidden, vocabulary = int(fields["hidden_size"]), int(fields["vocab_size"])
+def _gpt2(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
+    hidden = common["hidden"]
     inner = int(fields.get("intermediate_size") or 4 * hidden)
-    positions = int(fields["max_position_embeddings"])
-    tied = bool(fields["tie_word_embeddings"]) and not labels
     return Shape(
-        family=family,
-        hidden=hidden,
-        layers=int(fields["num_hidden_layers"]),
-        heads=int(fields["num_attention_heads"]),
+        **common,
         attention=hidden,
         key_value=hidden,
         intermediate=inner,
-        vocabulary=vocabulary,
-        positions=positions,
-        tied=tied,
-        labels=labels,
         attention_dropout=float(fields["attn_pdrop"]),
         hidden_dropout=float(fields["resid_pdrop"]),
         matrices=(
@@ -257,32 +259,22 @@ def _gpt2(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
         ),
         # Biases of the four, and two norms with a bias each.
         vectors=3 * hidden + hidden + inner + hidden + 4 * hidden,
-        embeddings=(vocabulary + positions) * hidden,
-        head=2 * hidden + (labels * hidden if labels else 0 if tied else vocabulary * hidden),
+        embeddings=(common["vocabulary"] + common["positions"]) * hidden,
+        head=2 * hidden + _classifier(common),
     )
 
 
-def _bert(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
-    hidden, vocabulary = int(fields["hidden_size"]), int(fields["vocab_size"])
-    inner, positions = int(fields["intermediate_size"]), int(fields["max_position_embeddings"])
-    tied = bool(fields["tie_word_embeddings"]) and not labels
-    tables = vocabulary + positions + int(fields["type_vocab_size"])
+def _bert(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
+    hidden, inner = common["hidden"], int(fields["intermediate_size"])
+    tables = common["vocabulary"] + common["positions"] + int(fields["type_vocab_size"])
+    # A pooler, and a bias for each class; or a transform with its norm, and one for each token.
     dense = hidden * hidden + hidden
-    # A pooler and a classifier; or a transform with its norm, and a bias for each token.
-    classifier = dense + labels * hidden + labels
-    language = dense + 2 * hidden + vocabulary + (0 if tied else vocabulary * hidden)
+    beside = common["labels"] or 2 * hidden + common["vocabulary"]
     return Shape(
-        family=family,
-        hidden=hidden,
-        layers=int(fields["num_hidden_layers"]),
-        heads=int(fields["num_attention_heads"]),
+        **common,
         attention=hidden,
         key_value=hidden,
         intermediate=inner,
-        vocabulary=vocabulary,
-        positions=positions,
-        tied=tied,
-        labels=labels,
         attention_dropout=float(fields["attention_probs_dropout_prob"]),
         hidden_dropout=float(fields["hidden_dropout_prob"]),
         matrices=(
@@ -295,5 +287,5 @@ def _bert(family: str, fields: Mapping[str, Any], labels: int) -> Shape:
         ),
         vectors=4 * hidden + inner + hidden + 4 * hidden,
         embeddings=tables * hidden + 2 * hidden,
-        head=classifier if labels else language,
+        head=dense + beside + _classifier(common),
     )
