@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from steadytrain.components.train.checkpoint.manifest import (
     FIRST_MANIFEST,
     READABLE,
     Manifest,
+    Slice,
     TensorEntry,
 )
 
@@ -152,7 +154,7 @@ class Checkpoint:
     def copy_into(self, part: str, regions: Regions) -> None:
         """Copies what it holds of a part to where a rank has its own stretch of it.
 
-        One file at a time is in memory beside them.
+        Files that hold nothing of it are not read; of the others one at a time is in memory.
 
         Args:
             regions: by the tensors' names; those of a rank that holds nothing of a tensor lack.
@@ -165,12 +167,16 @@ class Checkpoint:
 
         entries = self._entries(part)
         _check_sizes(entries, regions)
-        wanted = {name: entries[name] for name in regions}
-        for file in dict.fromkeys(piece.file for item in wanted.values() for piece in item.slices):
+        wanted = defaultdict[str, list[tuple[str, Slice]]](list)
+        for name, region in regions.items():
+            for piece in entries[name].slices:
+                if region.needs(piece, entries[name]):
+                    wanted[piece.file].append((name, piece))
+        for file, pieces in wanted.items():
             held = decode(self._content(file))
-            for name, item in wanted.items():
-                for piece in (piece for piece in item.slices if piece.file == file):
-                    regions[name].fill(held[item.name], begin_of(piece, item))
+            for name, piece in pieces:
+                entry = entries[name]
+                regions[name].fill(held[entry.name], begin_of(piece, entry))
 
     def state(self) -> dict[str, Any]:
         """What all ranks shared, as it was given."""

@@ -26,11 +26,19 @@ class Region:
     @torch.no_grad()
     def fill(self, held: torch.Tensor, begin: int) -> None:
         """Takes what it has in common with other elements of the tensor, which begin there."""
-        low = max(self.start, begin)
-        high = min(self.start + self.values.numel(), begin + held.numel())
+        low, high = self.common(begin, held.numel())
         if low < high:
             part = held.reshape(-1)[low - begin : high - begin]
             self.values[low - self.start : high - self.start].copy_(part)
+
+    def common(self, begin: int, count: int) -> tuple[int, int]:
+        """Where what it has in common with so many elements begins and ends."""
+        return max(self.start, begin), min(self.start + self.values.numel(), begin + count)
+
+    def needs(self, piece: Slice, entry: TensorEntry) -> bool:
+        """Whether a slice holds any of its elements."""
+        low, high = self.common(begin_of(piece, entry), math.prod(piece.shape))
+        return low < high
 
 
 Regions = Mapping[str, Region]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import threading
 
@@ -13,11 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.train.checkpoint import (
+    Checkpoint,
     CheckpointDamaged,
     CheckpointStore,
     newest,
 )
 from steadytrain.components.train.checkpoint.manifest import COMMIT
+from steadytrain.components.train.checkpoint.region import Region
 from steadytrain.components.train.checkpoint.retention import Retention
 from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, in_place
 from steadytrain.components.train.checkpoint.state import (
@@ -97,6 +100,21 @@ def test_slices_of_all_ranks_make_up_the_whole(folder, world_size):
     assert [newest(folder).rank_state(rank) for rank in range(world_size)] == [
         {"rank": rank} for rank in range(world_size)
     ]
+
+
+def test_a_rank_reads_the_files_alone_that_hold_something_of_its_own(folder):
+    store = CheckpointStore(folder, keep=2)
+    parts = {"model": {"weight": torch.arange(16.0).reshape(4, 4)}}
+    manifest = save(store, 10, parts=parts, world_size=2)
+    (entry,) = manifest.tensors
+    first, second = entry.slices
+    (folder / "step-00000010" / second.file).unlink()
+
+    values = torch.zeros(math.prod(first.shape))
+    Checkpoint.at(folder / "step-00000010").copy_into("model", {"weight": Region(values, 0, 16)})
+    assert values.tolist() == [float(number) for number in range(len(values))]
+    with pytest.raises(CheckpointDamaged, match="is missing"):
+        Checkpoint.at(folder / "step-00000010").tensors("model")
 
 
 def test_there_may_be_none(address):
