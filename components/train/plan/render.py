@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from steadytrain.components.train.plan.decisions import Decision, power
+from steadytrain.components.train.plan.fit import Choice
 from steadytrain.components.train.plan.plan import Offer, Plan
 from steadytrain.components.train.plan.time_cost import Span
 
@@ -59,7 +60,13 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {name:<16}{size / 1e9:8.2f}"
     yield f"  {'sum':<16}{memory.total / 1e9:8.2f}"
     if memory.host:
-        yield f"  {'on the host':<16}{memory.host / 1e9:8.2f}"
+        yield f"  {'on the host':<16}{memory.host / 1e9:8.2f}{_host(plan.choice)}"
+
+
+def _host(choice: Choice) -> str:
+    if choice.host_capacity is None:
+        return ""
+    return f", a node {choice.host_needed / 1e9:.1f} of {choice.host_capacity / 1e9:.1f}"
 
 
 def _spending(plan: Plan) -> Iterator[str]:
