@@ -61,9 +61,10 @@ def plan(
 ) -> None:
     """Tell what a training takes and why: memory, strategy, micro-batch, hours, cost, GPUs.
 
-    By formula, from the model's configuration alone: no weights, no torch, no network. What you
-    have set is never changed; what you left open is filled in, each with the rule it follows.
-    Where it cannot work the plan says so, with the nearest that does, and ends with status 1.
+    By formula, from the model's configuration alone: no weights, no torch, and no network but
+    with --cluster. What you have set is never changed; what you left open is filled in, each with
+    the rule it follows. Where it cannot work the plan says so, with the nearest that does, and
+    ends with status 1.
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
 

@@ -87,7 +87,7 @@ def kubernetes_server() -> Iterator[Answers]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     answers = Answers(server.server_port)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield answers
     finally:

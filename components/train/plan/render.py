@@ -94,7 +94,8 @@ def _gpus(plan: Plan) -> Iterator[str]:
     yield f"  fastest first: {', '.join(fastest) or 'none fits'}"
     out = [offer.gpu for offer in plan.offers if not offer.fits]
     if out:
-        yield f"  do not fit: {', '.join(out)}"
+        few = ", or are too few" if plan.job.hosts.of_a_cluster else ""
+        yield f"  do not fit{few}: {', '.join(out)}"
 
 
 def _row(offer: Offer) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def test_more_than_the_cluster_has_is_a_problem_with_its_nearest(
     (problem,) = plan.problems
     assert told in problem
     assert f"; {nearest} is the nearest that works" in problem
-    assert not any(offer.fits for offer in plan.offers if offer.gpu == "H100")
+    assert "do not fit, or are too few: " in render(plan)
     sizes = {"nodes": nodes, "nproc_per_node": per_node}
     for setting in nearest.split(", "):
         name, _, value = setting.removeprefix("compute.").partition("=")
