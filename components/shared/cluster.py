@@ -32,6 +32,11 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 8.0
 _NO_PERMISSION = (
     "give this pod's service account the Role of the manifests that come with steadytrain"
 )
+_LATER = "wait until it answers, and try again"
+_NO_PERMISSION_ON_ALL = (
+    "it is a right on the whole cluster: come as one who has it, or have a ClusterRole that gives "
+    "it bound to your account"
+)
 _WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
 _PASSING = {408, 429, 500, 502, 503, 504}
 
@@ -54,12 +59,16 @@ class Refused(SteadytrainError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object, and where it is served."""
+    """A kind of object, and where it is served.
+
+    namespaced: False: its objects are in no namespace.
+    """
 
     name: str
     plural: str
     group: str
     version: str
+    namespaced: bool = True
 
     @property
     def api_version(self) -> str:
@@ -72,6 +81,7 @@ class Kind:
 
 POD: Final = Kind("Pod", "pods", "", "v1")
 EVENT: Final = Kind("Event", "events", "", "v1")
+NODE: Final = Kind("Node", "nodes", "", "v1", namespaced=False)
 
 
 class Cluster:
@@ -98,7 +108,9 @@ class Cluster:
         """Objects with these labels."""
         selector = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
         query = [("labelSelector", selector), ("fieldSelector", fields)]
-        found = self._call("GET", self._path(kind), query=query, what=kind.plural)
+        found = self._call(
+            "GET", self._path(kind), query=query, what=kind.plural, namespaced=kind.namespaced
+        )
         return list(found["items"])
 
     def delete(self, kind: Kind, name: str) -> None:
@@ -124,7 +136,8 @@ class Cluster:
 
     def _path(self, kind: Kind, name: str = "") -> str:
         tail = f"/{name}" if name else ""
-        return f"{kind.root}/namespaces/{self.namespace}/{kind.plural}{tail}"
+        place = f"/namespaces/{self.namespace}" if kind.namespaced else ""
+        return f"{kind.root}{place}/{kind.plural}{tail}"
 
     def _call(
         self,
@@ -134,6 +147,7 @@ class Cluster:
         what: str,
         body: Manifest | None = None,
         query: Sequence[tuple[str, str]] = (),
+        namespaced: bool = True,
     ) -> Manifest:
         """One request.
 
@@ -157,13 +171,14 @@ class Cluster:
                 _request_timeout=_TIMEOUT_SECONDS,
             )
         except ApiException as error:
-            raise _refusal(
-                error, f"{_WORDS[method]} {what} in namespace {self.namespace}"
-            ) from None
+            place, remedy = f"in namespace {self.namespace}", _NO_PERMISSION
+            if not namespaced:
+                place, remedy = "of the whole cluster", _NO_PERMISSION_ON_ALL
+            raise _refusal(error, f"{_WORDS[method]} {what} {place}", remedy) from None
         except (HTTPError, OSError) as error:
             raise Unreachable(
                 f"the cluster's API server does not answer: {error}",
-                remedy="wait until it does, and start the run again",
+                remedy=_LATER,
             ) from error
         return found
 
@@ -223,21 +238,25 @@ def patiently(call: Callable[[], T], *, wait: Callable[[float], object] = time.s
         delay = min(2 * delay, _LONGEST_DELAY)
 
 
-def _refusal(error: Any, what: str) -> Refused | Unreachable:
-    """The server's own words, from an answer that is no success."""
+def _refusal(error: Any, what: str, permission: str) -> Refused | Unreachable:
+    """The server's own words, from an answer that is no success.
+
+    Args:
+        permission: the remedy where that is what lacks.
+    """
     try:
         told = json.loads(error.body)
     except (TypeError, ValueError):
         told = {}
     message, reason = told.get("message") or error.reason, told.get("reason") or error.reason
     if error.status in _PASSING:
-        return Unreachable(f"the cluster's API server is in trouble: {message}")
+        return Unreachable(f"the cluster's API server is in trouble: {message}", remedy=_LATER)
     forbidden = error.status in (401, 403) and "webhook" not in message
     return Refused(
         f"cannot {what}: {message}",
         status=error.status,
         reason=reason,
-        remedy=_NO_PERMISSION if forbidden else "change what the message names",
+        remedy=permission if forbidden else "change what the message names",
     )
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from steadytrain.components.shared.attached import NAME
-from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.shared.cluster import NODE, Manifest, Refused
+from steadytrain.components.shared.cluster import Cluster as OneNamespace
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.trainjob import TRAINING_RUNTIME, TrainJob
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
+from steadytrain.pipelines.cluster.gpus import gpu_nodes
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
 
-GPU: Final = "nvidia.com/gpu"
 _TRAINER = "trainer.kubeflow.org"
 _INSTALL_TRAINER = (
     "install Kubeflow Trainer 2: kubectl apply --server-side -k "
@@ -124,30 +125,24 @@ def _runtime() -> Manifest:
 
 
 def check_gpus(cluster: Cluster) -> Line:
-    """Which GPUs the nodes have, with their memory as GPU feature discovery labels it."""
-    from kubernetes import client
+    """Which GPUs the nodes have, with their memory as GPU feature discovery labels it.
 
+    Raises:
+        SteadytrainError: the API server does not answer.
+    """
     topic = "GPUs"
     try:
-        nodes = all_items(client.CoreV1Api(cluster.api).list_node)
-    except client.ApiException as error:
-        if status_of(error) == 403:
+        nodes = OneNamespace(cluster.api, cluster.namespace).list(NODE)
+    except Refused as error:
+        if error.status == 403:
             return unasked(topic, "nodes may not be listed", _ASK_ADMINISTRATOR)
         raise
     found: Counter[str] = Counter()
-    for node in nodes:
-        count = int((node.status.allocatable or {}).get(GPU, 0))
-        if count and not node.spec.unschedulable:
-            found[_gpu(node.metadata.labels or {})] += count
+    for node in gpu_nodes(nodes):
+        found[str(node)] += node.gpus
     if not found:
         return passed(topic, f"none on {len(nodes)} nodes: training runs on CPUs")
     return passed(topic, ", ".join(f"{count} x {name}" for name, count in found.most_common()))
-
-
-def _gpu(labels: dict[str, str]) -> str:
-    name = labels.get("nvidia.com/gpu.product", "GPU of unknown make")
-    memory = labels.get("nvidia.com/gpu.memory")
-    return f"{name} ({int(memory) / 1024:.0f} GiB)" if memory else f"{name} (memory not labelled)"
 
 
 def check_quota(cluster: Cluster) -> Iterator[Line]:

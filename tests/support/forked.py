@@ -77,6 +77,7 @@ class ForkedLauncher:
     """
 
     device = "cpu"
+    host_memory = 2**34
 
     def __init__(self, ranks: int = 1, **environment: str) -> None:
         self.world_size, self.environment = ranks, environment

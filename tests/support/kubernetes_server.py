@@ -44,6 +44,26 @@ class Answers:
         self.of[path] = {"metadata": {}, "items": list(items)}
 
 
+def node(
+    gpus: str = "",
+    host_memory: str = "8Gi",
+    *,
+    unschedulable: bool = False,
+    ready: str = "True",
+    **labels: str,
+) -> dict[str, Any]:
+    """A node as it is listed; labels: of its GPUs, as `product` for nvidia.com/gpu.product."""
+    allocatable = {"memory": host_memory, **({"nvidia.com/gpu": gpus} if gpus else {})}
+    return {
+        "metadata": {"labels": {f"nvidia.com/gpu.{name}": text for name, text in labels.items()}},
+        "spec": {"unschedulable": unschedulable},
+        "status": {
+            "allocatable": allocatable,
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
 @contextlib.contextmanager
 def kubernetes_server() -> Iterator[Answers]:
     """The server, on loopback."""
@@ -67,7 +87,7 @@ def kubernetes_server() -> Iterator[Answers]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     answers = Answers(server.server_port)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield answers
     finally:

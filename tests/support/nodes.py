@@ -23,6 +23,7 @@ class NodesLauncher:
         self.nodes, self.program = nodes, program
 
     device = "cpu"
+    host_memory = 2**34
 
     @property
     def world_size(self) -> int:

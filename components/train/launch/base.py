@@ -39,6 +39,10 @@ class Launcher(Protocol):
     def device(self) -> str:
         """What they compute on: the name of a GPU, or "cpu"."""
 
+    @property
+    def host_memory(self) -> int:
+        """Bytes of a node's own memory that its ranks may have."""
+
     def start(self, folder: AttemptFolder) -> AbstractContextManager[RunningAttempt]:
         """Starts the ranks on what the attempt's folder specifies.
 

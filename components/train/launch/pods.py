@@ -61,6 +61,13 @@ class PodsLauncher:
         chosen = pods.node_selector | pods.spot.node_selector
         return chosen.get(_GPU_LABEL, pods.gpu_resource)
 
+    @property
+    def host_memory(self) -> int:
+        """The limit of a pod."""
+        from kubernetes.utils import parse_quantity
+
+        return int(parse_quantity(self.config.compute.pods.memory))
+
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[JobAttempt]:
         stream = Workspace.of(self.config).stream("launcher")

@@ -15,6 +15,7 @@ from typing import Self
 import psutil
 
 from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
@@ -66,6 +67,10 @@ class ProcessLauncher:
     @property
     def device(self) -> str:
         return device_name(self.compute)
+
+    @property
+    def host_memory(self) -> int:
+        return host_memory()
 
     @contextlib.contextmanager
     def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:

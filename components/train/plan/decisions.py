@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from steadytrain.components.train.plan.fit import Choice
+from steadytrain.components.train.plan.fit import HOST_SPARE, Choice
+from steadytrain.components.train.plan.hardware import GIB
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.strategy import BILLION
 
@@ -39,6 +41,7 @@ def decisions(job: Job, choice: Choice) -> list[Decision]:
         Decision("training.gradient_checkpointing", choice.way.recompute, _recompute(job, choice)),
         Decision("training.optim", choice.way.optim, _optimizer(job, choice)),
         *_batch(job, choice),
+        *_pods(job, choice),
     ]
     return [as_given(job, decision) for decision in found]
 
@@ -144,3 +147,17 @@ def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
             f"({_SMALL_CARD})"
         )
     yield Decision("training.micro_batch_size", batch.micro_batch_size, whole)
+
+
+def _pods(job: Job, choice: Choice) -> Iterator[Decision]:
+    """On a cluster, where a pod has no more memory than it asks for."""
+    if not (job.hosts.of_a_cluster and choice.host_needed):
+        return
+    from kubernetes.utils import parse_quantity
+
+    needed = math.ceil(choice.host_needed / (1 - HOST_SPARE) / GIB)
+    if needed * GIB > parse_quantity(job.config.compute.pods.memory):
+        reason = f"{choice.host_needed / 1e9:.0f} GB leave the GPUs of a node for it, and the "
+        yield Decision(
+            "compute.pods.memory", f"{needed}Gi", f"{reason}processes take some themselves"
+        )

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.memory import Memory, peak_memory
 from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.plan.strategy import Way
+from steadytrain.components.train.plan.strategy import Way, ways
 
 LARGEST_MICRO_BATCH: Final = 64
 ENOUGH_TOKENS: Final = 2048
@@ -20,6 +21,9 @@ fewer gives way to the next, which needs less memory for each."""
 SPARE: Final = 0.05
 """Of a GPU's memory, for what the formula's mean error may be."""
 
+HOST_SPARE: Final = 0.1
+"""Of a node's own memory, for the system and the processes themselves: an assumption."""
+
 
 _TRIES: Final = 3
 """Dry runs, at the most: each that says no is more than the formula was wrong by before."""
@@ -27,13 +31,20 @@ _TRIES: Final = 3
 
 @dataclass(frozen=True)
 class Choice:
-    """A way, how it cuts the batch, and the memory that a rank needs."""
+    """A way, how it cuts the batch, and the memory that it needs.
+
+    memory: of a rank.
+    host_needed: bytes of a node's own memory, by all its ranks.
+    host_capacity: that it has; None: not known.
+    """
 
     way: Way
     setting: Setting
     batch: BatchPlan
     memory: Memory
     capacity: int
+    host_needed: int
+    host_capacity: int | None
 
     @property
     def usable(self) -> int:
@@ -41,8 +52,27 @@ class Choice:
         return int((1 - SPARE) * self.capacity)
 
     @property
-    def fits(self) -> bool:
+    def host_usable(self) -> int | None:
+        """Bytes of a node's own memory, likewise."""
+        return None if self.host_capacity is None else int((1 - HOST_SPARE) * self.host_capacity)
+
+    @property
+    def fits_gpu(self) -> bool:
         return self.memory.total <= self.usable
+
+    @property
+    def fits_host(self) -> bool:
+        return self.host_usable is None or self.host_needed <= self.host_usable
+
+    @property
+    def fits(self) -> bool:
+        return self.fits_gpu and self.fits_host
+
+    @property
+    def shortage(self) -> float:
+        """What is needed over what there is, of the memory that is the shorter one."""
+        host = self.host_needed / self.host_usable if self.host_usable else 0.0
+        return max(self.memory.total / self.usable, host)
 
 
 Measure = Callable[[Choice], Memory]
@@ -50,7 +80,7 @@ Measure = Callable[[Choice], Memory]
 
 def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     """The first way that fits with a good micro-batch, else the first that fits at all, else the
-    one that lacks least.
+    one that lacks least: rather of the host's memory than of the GPU's.
 
     Args:
         candidates: one at the least.
@@ -62,7 +92,7 @@ def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     best = [_best(job, way) for way in candidates]
     good = (found for found in best if found.fits and _busy(job, found))
     fitting = (found for found in best if found.fits)
-    least = min(best, key=lambda found: found.memory.total)
+    least = min(best, key=lambda found: (not found.fits_gpu, found.shortage))
     return next(good, None) or next(fitting, None) or least
 
 
@@ -102,6 +132,14 @@ def fitting(job: Job, candidates: Sequence[Way]) -> Choice | None:
     return found if found and found.fits else None
 
 
+def works(job: Job) -> Choice | None:
+    """What fits, where the hosts have the machine and the batch can be cut for its ranks."""
+    try:
+        return fitting(job, ways(job)) if job.is_available else None
+    except BadInput:
+        return None
+
+
 def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Choice:
     """One way with one micro-batch."""
     config, ranks = job.config, job.machine.ranks
@@ -119,8 +157,9 @@ def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Ch
         adapter=config.model.adapter.model_copy(update={"kind": way.adapter}),
         optim=way.optim,
     )
-    memory = peak_memory(job.shape, setting)
-    return Choice(way, setting, batch, memory, job.machine.gpu.memory)
+    memory, machine = peak_memory(job.shape, setting), job.machine
+    host_needed = memory.host * machine.per_node
+    return Choice(way, setting, batch, memory, machine.gpu.memory, host_needed, machine.host_memory)
 
 
 def _best(job: Job, way: Way) -> Choice:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.train.plan.hardware import Gpu
+from steadytrain.components.train.plan.hosts import Hosts
 from steadytrain.components.train.plan.setting import Precision
 from steadytrain.components.train.plan.shape import Shape
 
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs of one kind, a rank each."""
+    """GPUs of one kind, a rank each.
+
+    host_memory: bytes of each node's own; None: not known.
+    """
 
     gpu: Gpu
     nodes: int = 1
     per_node: int = 1
+    host_memory: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -34,12 +39,25 @@ class Job:
     """A model to train on a machine, by a configuration.
 
     name: of the model, as people know it.
+    hosts: that there are, for this machine or another one.
     """
 
     config: RunConfig
     name: str
     shape: Shape
     machine: Machine
+    hosts: Hosts = field(default_factory=Hosts)
+
+    def on(self, gpu: Gpu, nodes: int, per_node: int) -> Job:
+        """The same on other GPUs of these hosts."""
+        memory = self.hosts.memory_of(gpu.name, nodes, per_node)
+        return replace(self, machine=Machine(gpu, nodes, per_node, memory))
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the hosts have such a machine."""
+        machine = self.machine
+        return self.hosts.have(machine.gpu.name, machine.nodes, machine.per_node)
 
     def given(self, field: str) -> bool:
         """Whether the user has set a field, such as "training.optim"; "auto" leaves it open."""

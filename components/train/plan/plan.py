@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -11,9 +11,11 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.decisions import Decision, decisions
 from steadytrain.components.train.plan.fit import Choice, Measure, choose, confirmed
 from steadytrain.components.train.plan.hardware import Gpu
+from steadytrain.components.train.plan.hosts import Hosts
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
+from steadytrain.components.train.plan.problems import problems
 from steadytrain.components.train.plan.recipe import recipe, remarks
 from steadytrain.components.train.plan.remedies import remedies
 from steadytrain.components.train.plan.states import trained_parameters
@@ -56,9 +58,9 @@ class Offer:
 class Plan:
     """All that `steadytrain plan` tells.
 
-    problems: what cannot work, of what the user has set or of the memory.
+    problems: what cannot work, of what the user has set, of the memory or of what there is.
     remedies: the nearest that does, where something cannot.
-    offers: of every GPU of the table, as many of each as here; by formula.
+    offers: of every kind of GPU that there is to choose from, as many of each as here; by formula.
     measured: whether the choice's memory is of a dry run.
     """
 
@@ -114,6 +116,7 @@ class Plan:
                 "gpu": job.machine.gpu.name,
                 "nodes": job.machine.nodes,
                 "gpus_per_node": job.machine.per_node,
+                "host_memory": job.machine.host_memory,
                 "chosen_by": self.chosen_by,
             },
             "works": self.works,
@@ -147,48 +150,47 @@ def plan_training(
     config: RunConfig,
     gpus: Sequence[Gpu],
     gpu: Gpu | None = None,
+    hosts: Hosts | None = None,
     *,
     measure: Measure | None = None,
 ) -> Plan:
     """Plans a training on compute.nodes x compute.nproc_per_node GPUs.
 
     Args:
-        gpus: the table, with prices.
-        gpu: the kind to plan for; None: the cheapest of the table that fits.
+        gpus: the kinds to choose from, with prices.
+        gpu: the kind to plan for; None: the cheapest of them that fits.
+        hosts: what is known of the nodes; None: nothing.
         measure: of what is chosen in the end; None: the formula's memory stands.
 
     Raises:
         BadInput: the architecture is not known, is too large for the product, or the batch
             cannot be cut for so many ranks.
     """
-    compute = config.compute
-    job = Job(
-        config,
-        model_name(config),
-        model_shape(config),
-        Machine(gpu or gpus[-1], compute.nodes, compute.nproc_per_node),
-    )
+    nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
+    hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
+    job = Job(config, model_name(config), model_shape(config), machine, hosts)
     refuse_what_is_too_large(job)
-    jobs = [replace(job, machine=replace(job.machine, gpu=each)) for each in gpus]
+    jobs = [job.on(each, nodes, per_node) for each in gpus]
     offers = [_offer(each, choose(each, ways(each) or wished_ways(each))) for each in jobs]
     chosen_by = "given"
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
-        job = _cheapest(job, gpus, offers)
-    return _finish(job, offers, chosen_by, measure)
+        if hosts.of_a_cluster:
+            chosen_by = "the cluster: the cheapest of its GPUs that fits"
+    kind = gpu or _cheapest(gpus, offers)
+    return _finish(job.on(kind, nodes, per_node), offers, chosen_by, measure)
 
 
 def _finish(job: Job, offers: Sequence[Offer], chosen_by: str, measure: Measure | None) -> Plan:
     candidates = _ways(job)
     choice = confirmed(job, candidates, measure) if measure else choose(job, candidates)
     length = length_of(job.config, job.global_batch)
-    problems = _problems(job, choice)
     return Plan(
         job=job,
         choice=choice,
         trained=trained_parameters(job.shape, choice.setting),
         decisions=[*decisions(job, choice), *recipe(job, choice, length)],
-        problems=problems,
+        problems=list(problems(job, choice)),
         remedies=remedies(job, choice) if not choice.fits else [],
         remarks=list(remarks(job, choice)),
         length=length,
@@ -217,7 +219,7 @@ def _ways(job: Job) -> list[Way]:
     return found
 
 
-def _cheapest(job: Job, gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Job:
+def _cheapest(gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Gpu:
     """By price where it is known, else the fastest; the largest where none fits."""
     fitting = [offer for offer in offers if offer.fits]
     priced = [offer for offer in fitting if offer.usd_per_million_tokens is not None]
@@ -227,41 +229,7 @@ def _cheapest(job: Job, gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Job:
         name = max(fitting, key=lambda offer: offer.tokens_per_second.middle).gpu
     else:
         name = max(gpus, key=lambda gpu: gpu.memory).name
-    gpu = next(gpu for gpu in gpus if gpu.name == name)
-    return replace(job, machine=replace(job.machine, gpu=gpu))
-
-
-def _problems(job: Job, choice: Choice) -> list[str]:
-    gpu, found = job.machine.gpu, list[str]()
-    if job.precision == "bf16" and not gpu.bf16:
-        found.append(
-            f"training.bf16 = true: {gpu.name} has no bfloat16; training.fp16=true is the nearest"
-        )
-    if not choice.fits:
-        found.append(_too_much(job, choice))
-    if choice.setting.length > job.shape.positions:
-        found.append(
-            f"data.sequence_length = {choice.setting.length}: the model takes at most "
-            f"{job.shape.positions} tokens; data.sequence_length={job.shape.positions} is the "
-            "nearest"
-        )
-    return found
-
-
-def _too_much(job: Job, choice: Choice) -> str:
-    memory, gpu = choice.memory, job.machine.gpu
-    parts = sorted(memory.parts.items(), key=lambda part: -part[1])[:3]
-    largest = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
-    outside = 2 * (job.shape.embeddings + job.shape.head) / 1e9
-    kept = (
-        f"; embeddings and head stay in 16 bits, {outside:.1f} GB of the weights"
-        if choice.way.adapter == "qlora"
-        else ""
-    )
-    return (
-        f"a rank needs {memory.total / 1e9:.1f} GB at its peak ({largest}{kept}), and of "
-        f"{gpu.name}'s {gpu.memory_gb:g} GB {choice.usable / 1e9:.1f} can be counted on"
-    )
+    return next(gpu for gpu in gpus if gpu.name == name)
 
 
 def _offer(job: Job, choice: Choice) -> Offer:
@@ -276,6 +244,7 @@ def _offer(job: Job, choice: Choice) -> Offer:
     return Offer(
         gpu=gpu.name,
         fits=choice.fits
+        and job.is_available
         and choice.way.is_possible(job)
         and not (job.precision == "bf16" and not gpu.bf16),
         how=_how(choice),

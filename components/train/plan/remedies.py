@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.plan.architectures import known_models
-from steadytrain.components.train.plan.fit import Choice, at, fitting
+from steadytrain.components.train.plan.fit import Choice, at, fitting, works
 from steadytrain.components.train.plan.hardware import all_gpus
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.shape import shape_of
@@ -18,7 +17,6 @@ from steadytrain.components.train.plan.strategy import (
     LARGEST,
     free_ways,
     offloading_ways,
-    ways,
 )
 
 _SHORTEST: Final = 128
@@ -43,6 +41,7 @@ def remedies(job: Job, choice: Choice) -> list[str]:
             _smaller_model(job),
             _larger_gpu(job),
             _more_gpus(job),
+            _more_nodes(job, choice),
         )
         if sentence
     ]
@@ -129,11 +128,7 @@ def _smaller_model(job: Job) -> str:
         if shape.parameters >= min(job.shape.parameters, LARGEST):
             continue
         smaller = replace(job, shape=shape, name=name)
-        try:
-            found = fitting(smaller, ways(smaller))
-        except BadInput:
-            continue
-        if found:
+        if found := works(smaller):
             return (
                 f"model.base=hub:{name} fits ({shape.parameters / BILLION:.1f} billion "
                 f"parameters): {_need(found)}"
@@ -148,26 +143,31 @@ def _alike(job: Job) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _larger_gpu(job: Job) -> str:
+    machine = job.machine
     for gpu in all_gpus():
-        larger = replace(job, machine=replace(job.machine, gpu=gpu))
-        found = fitting(larger, ways(larger))
-        if gpu.memory > job.machine.gpu.memory and found:
+        larger = job.on(gpu, machine.nodes, machine.per_node)
+        if gpu.memory > machine.gpu.memory and (found := works(larger)):
             return f"--gpu {gpu.name.lower()} fits ({gpu.memory_gb:g} GB): {_need(found)}"
     return ""
 
 
 def _more_gpus(job: Job) -> str:
-    per_node = job.machine.per_node
+    machine, per_node = job.machine, job.machine.per_node
     while per_node < 8:
         per_node *= 2
-        more = replace(job, machine=replace(job.machine, per_node=per_node))
-        try:
-            found = fitting(more, ways(more))
-        except BadInput:
-            # The batch cannot be cut for so many.
-            return ""
+        found = works(job.on(machine.gpu, machine.nodes, per_node))
         if found and found.way.strategy != "single":
             return f"--gpus-per-node {per_node} fits with {found.way.strategy}: {_need(found)}"
+    return ""
+
+
+def _more_nodes(job: Job, choice: Choice) -> str:
+    """Each then has less in its own memory."""
+    machine, nodes = job.machine, job.machine.nodes
+    while not choice.fits_host and nodes < 64:
+        nodes *= 2
+        if found := works(job.on(machine.gpu, nodes, machine.per_node)):
+            return f"--nodes {nodes} fits with {found.way.strategy}: {_need(found)}"
     return ""
 
 

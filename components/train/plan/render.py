@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from steadytrain.components.train.plan.decisions import Decision, power
+from steadytrain.components.train.plan.fit import Choice
 from steadytrain.components.train.plan.plan import Offer, Plan
 from steadytrain.components.train.plan.time_cost import Span
 
@@ -59,7 +60,13 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {name:<16}{size / 1e9:8.2f}"
     yield f"  {'sum':<16}{memory.total / 1e9:8.2f}"
     if memory.host:
-        yield f"  {'on the host':<16}{memory.host / 1e9:8.2f}"
+        yield f"  {'on the host':<16}{memory.host / 1e9:8.2f}{_host(plan.choice)}"
+
+
+def _host(choice: Choice) -> str:
+    if choice.host_capacity is None:
+        return ""
+    return f", a node {choice.host_needed / 1e9:.1f} of {choice.host_capacity / 1e9:.1f}"
 
 
 def _spending(plan: Plan) -> Iterator[str]:
@@ -87,7 +94,8 @@ def _gpus(plan: Plan) -> Iterator[str]:
     yield f"  fastest first: {', '.join(fastest) or 'none fits'}"
     out = [offer.gpu for offer in plan.offers if not offer.fits]
     if out:
-        yield f"  do not fit: {', '.join(out)}"
+        few = ", or are too few" if plan.job.hosts.of_a_cluster else ""
+        yield f"  do not fit{few}: {', '.join(out)}"
 
 
 def _row(offer: Offer) -> tuple[str, ...]:

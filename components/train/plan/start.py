@@ -34,16 +34,19 @@ class Start:
     reason: str
 
 
-def planned_start(config: RunConfig, device: str, nodes: int, length: int) -> Start | None:
+def planned_start(
+    config: RunConfig, device: str, nodes: int, length: int, host_memory: int | None = None
+) -> Start | None:
     """The plan's choice; None where it has none: another device or model, or nothing fits.
 
     Args:
         device: as the driver names it, or a node's label.
         nodes: that there are.
         length: tokens of the longest prepared row; 0 where the data do not say.
+        host_memory: bytes of each node's own; None: not known.
     """
     try:
-        job = _job(config, device, nodes, length)
+        job = _job(config, device, nodes, length, host_memory)
         choice = fitting(job, ways(job))
     except BadInput:
         # What is wrong with a configuration others say; here it is only not known.
@@ -73,8 +76,10 @@ def estimated_memory(
     return at(job, way, plan.micro_batch_size).memory.total
 
 
-def _job(config: RunConfig, device: str, nodes: int, length: int) -> Job:
-    machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node)
+def _job(
+    config: RunConfig, device: str, nodes: int, length: int, host_memory: int | None = None
+) -> Job:
+    machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node, host_memory)
     content = config.model_dump()
     if length:
         content["data"]["sequence_length"] = length

@@ -18,12 +18,16 @@ from steadytrain.components.train.recovery.ledger import History
 
 @dataclass(frozen=True)
 class Sizing:
-    """The plans of one run on one kind of device."""
+    """The plans of one run on one kind of device.
+
+    host_memory: bytes of a node's own; None: not known.
+    """
 
     config: RunConfig
     data: DataRecord
     device: str
     world_size: int
+    host_memory: int | None = None
 
     def plan(self, history: History) -> BatchPlan:
         """Of the next attempt."""
@@ -98,7 +102,9 @@ class Sizing:
             ).save(self._path)
 
     def _start(self, nodes: int) -> Start | None:
-        return planned_start(self.config, self.device, nodes, self.data.sequence_length)
+        return planned_start(
+            self.config, self.device, nodes, self.data.sequence_length, self.host_memory
+        )
 
     def _configured(self, nodes: int) -> BatchPlan:
         """As the plan has it, else as the configuration does."""

@@ -79,7 +79,13 @@ class Supervisor:
         self.workspace = Workspace.of(self.config)
         self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
         self.device = self.launcher.device
-        self.sizing = Sizing(self.config, self.data, self.device, self.launcher.world_size)
+        self.sizing = Sizing(
+            self.config,
+            self.data,
+            self.device,
+            self.launcher.world_size,
+            self.launcher.host_memory,
+        )
 
     def run(self) -> Outcome:
         """Attempt after attempt, until one ends well or the policy says stop.

@@ -9,7 +9,7 @@ from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
 from steadytrain.pipelines.cluster.offers import check_gpus, check_kinds, check_quota, check_volume
 from steadytrain.pipelines.cluster.permissions import check_permissions
 
-from support.kubernetes_server import Answers, kubernetes_server
+from support.kubernetes_server import Answers, kubernetes_server, node
 from support.ports import free_port
 
 NODES = "/api/v1/nodes"
@@ -22,16 +22,6 @@ def answers(monkeypatch, tmp_path):
     with kubernetes_server() as answers:
         monkeypatch.setenv("KUBECONFIG", str(answers.kubeconfig(tmp_path / "config")))
         yield answers
-
-
-def node(gpus="", unschedulable=False, **labels):
-    allocatable = {"cpu": "8", **({"nvidia.com/gpu": gpus} if gpus else {})}
-    named = {f"nvidia.com/gpu.{name}": value for name, value in labels.items()}
-    return {
-        "metadata": {"labels": named},
-        "spec": {"unschedulable": unschedulable},
-        "status": {"allocatable": allocatable},
-    }
 
 
 def claim(phase="Bound", mode="ReadWriteMany", storage_class="fast"):
@@ -71,11 +61,14 @@ def test_gpus_are_counted_by_make_with_their_memory(answers):
         node("8", **a100),
         node("8", **a100),
         node("4", unschedulable=True),
+        node("4", ready="Unknown"),
         node("1"),
+        node("8", product="Tesla-T4-SHARED", memory="15360", replicas="4"),
     )
     text = check_gpus(open_cluster("ours")).text
-    assert (
-        text == "16 x NVIDIA-A100-SXM4-80GB (80 GiB), 1 x GPU of unknown make (memory not labelled)"
+    assert text == (
+        "16 x NVIDIA-A100-SXM4-80GB (80 GiB), 2 x Tesla-T4 (15 GiB), "
+        "1 x GPU of unknown make (memory not labelled)"
     )
 
 

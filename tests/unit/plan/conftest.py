@@ -9,6 +9,7 @@ import pytest
 
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
+from steadytrain.components.train.plan.hosts import Hosts
 from steadytrain.components.train.plan.plan import Plan, plan_training
 
 CONFIGURATION = """
@@ -35,9 +36,15 @@ def configure(tmp_path) -> Callable[..., RunConfig]:
 def make_plan(configure) -> MakePlan:
     """A plan for so many GPUs; without a kind the plan chooses one."""
 
-    def make(gpu: str = "", per_node: int = 1, nodes: int = 1, **fields: Any) -> Plan:
+    def make(
+        gpu: str = "",
+        per_node: int = 1,
+        nodes: int = 1,
+        hosts: Hosts | None = None,
+        **fields: Any,
+    ) -> Plan:
         sizes = {"compute.nodes": nodes, "compute.nproc_per_node": per_node}
         config = configure(**sizes, **fields)
-        return plan_training(config, all_gpus(), find_gpu(gpu) if gpu else None)
+        return plan_training(config, all_gpus(), find_gpu(gpu) if gpu else None, hosts)
 
     return make

@@ -55,10 +55,29 @@ RULE = ["T4", "V100", "A100-80", "H100"]
         ("Tesla T4", "T4"),
         ("NVIDIA A100-SXM4-40GB", "A100-40"),
         ("a100", "A100-80"),
+        ("Tesla-T4", "T4"),
+        ("Tesla-V100-PCIE-32GB", "V100"),
+        ("Tesla-V100-SXM3-32GB", "V100"),
+        ("NVIDIA-A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA-A100-80GB-PCIe", "A100-80"),
+        ("NVIDIA-A100-PCIE-40GB", "A100-40"),
+        ("NVIDIA-A10G", "A10"),
+        ("NVIDIA-L4", "L4"),
+        ("NVIDIA-L40S", "L40S"),
+        ("NVIDIA-H100-80GB-HBM3", "H100"),
+        ("NVIDIA-H100-PCIe", "H100"),
+        ("NVIDIA-H200", "H200"),
+        ("NVIDIA-GeForce-RTX-4060-Laptop-GPU", "RTX4060"),
     ],
 )
 def test_a_name_is_understood_as_people_and_drivers_write_it(written, name):
     assert find_gpu(written).name == name
+
+
+@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "Tesla-V100-SXM2-16GB"])
+def test_a_part_of_a_gpu_or_less_memory_is_another_gpu(part):
+    with pytest.raises(BadInput):
+        find_gpu(part)
 
 
 def test_an_unknown_gpu_is_told_with_the_known_ones():

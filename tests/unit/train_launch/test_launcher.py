@@ -196,6 +196,11 @@ def test_in_a_step_it_trains_as_the_cluster_can(
             assert isinstance(found, ProcessLauncher)
 
 
+def test_their_hosts_memory_is_the_limit_of_a_pod(launcher):
+    assert launcher().host_memory == 16 * 2**30
+    assert launcher(memory="96G").host_memory == 96 * 10**9
+
+
 @pytest.mark.parametrize(
     ("pods", "device"),
     [

@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from steadytrain.components.train.agent.memory import oom_kills
+from steadytrain.components.train.agent.memory import host_memory, oom_kills
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptResult, Exits
 from steadytrain.components.train.heartbeat import Beat
@@ -179,6 +180,29 @@ def test_the_root_of_control_groups_version_2_counts_nothing(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     (tmp_path / "membership").write_text("0::/\n")
     assert oom_kills(tmp_path, tmp_path / "membership") == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "membership"),
+    [
+        ("memory/pod1/memory.limit_in_bytes", "9:memory:/pod1\n1:cpu:/\n"),
+        ("pods/pod1/memory.max", "0::/pods/pod1\n"),
+        ("memory.max", "0::/\n"),
+    ],
+)
+def test_a_control_groups_limit_is_all_the_memory_there_is(tmp_path, file, membership):
+    (tmp_path / "membership").write_text(membership)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("1048576\n")
+    assert host_memory(tmp_path, tmp_path / "membership") == 2**20
+
+
+@pytest.mark.parametrize("unlimited", ["max", "9223372036854771712"])
+def test_without_a_limit_it_is_the_machines(tmp_path, unlimited):
+    (tmp_path / "membership").write_text("0::/\n")
+    (tmp_path / "memory.max").write_text(f"{unlimited}\n")
+    assert host_memory(tmp_path, tmp_path / "membership") == psutil.virtual_memory().total
 
 
 def test_where_nothing_counts(tmp_path):

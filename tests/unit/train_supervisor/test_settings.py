@@ -158,6 +158,7 @@ class Reached(Exception):
 class NoRanks:
     def __init__(self, launcher):
         self.world_size, self.device = launcher.world_size, launcher.device
+        self.host_memory = launcher.host_memory
 
     def start(self, folder):
         raise Reached

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.train.recovery.ledger import History
@@ -65,6 +67,10 @@ LARGE = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 24, "v
 SMALL = {**LARGE, "hidden_size": 512, "num_hidden_layers": 4}
 
 
+TALL = {**LARGE, "hidden_size": 8192, "num_hidden_layers": 40, "intermediate_size": 28_672}
+"""Of the size at which the plan takes the host's memory too."""
+
+
 def sized(config, data, device=H100, ranks=1, **sections):
     content = config.model_dump()
     sections.setdefault("model", {"config": SMALL})
@@ -110,6 +116,13 @@ def test_what_does_not_fit_anyhow_begins_as_configured(config, data):
     """The ladder may know better than the formula."""
     sizing = sized(config, data, model={"config": {"model_type": "llama"}}, training=WIDE)
     assert (str(sizing.plan(History())), sizing.planned()) == ("8 x 8", None)
+
+
+@pytest.mark.parametrize(("host", "offloads"), [(None, True), (10**12, True), (10**10, False)])
+def test_what_the_host_has_no_room_for_is_no_way_to_begin(config, data, host, offloads):
+    sections = {"model": {"config": TALL}, "training": {**WIDE, "optim": "adamw_torch"}}
+    sizing = replace(sized(config, data, ranks=8, **sections), host_memory=host)
+    assert (sizing.plan(History()).offload != "none") == offloads
 
 
 def test_what_ran_out_of_memory_all_the_same_goes_down_from_there(config, data):

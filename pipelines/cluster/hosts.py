@@ -1,0 +1,90 @@
+"""A cluster's nodes with GPUs, as a plan knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from steadytrain.components.shared.cluster import NODE, Manifest, connect
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.compute import PodsConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.plan.hardware import Gpu, find_gpu
+from steadytrain.components.train.plan.hosts import Hosts, Node
+from steadytrain.pipelines.cluster.gpus import GpuNode, gpu_nodes
+
+
+def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[str]]:
+    """The nodes that a run's pods may go to, by kinds of the table; and remarks on them.
+
+    Raises:
+        Unreachable: there is no cluster, or no answer.
+        Refused: nodes may not be listed.
+        BadInput: no node has a GPU that the table knows.
+    """
+    pods = config.compute.pods
+    selector = pods.node_selector | pods.spot.node_selector
+    nodes = connect().list(NODE)
+    found = list(gpu_nodes(_with_labels(nodes, selector), pods.gpu_resource))
+    if not found:
+        raise _without_gpus(len(nodes), pods.gpu_resource, selector)
+    known = {node.product: kind for node in found if (kind := _kind(node, table))}
+    if not known:
+        raise BadInput(
+            f"--cluster: of its GPUs the plan's table knows none: {_told(found)}",
+            remedy="leave --cluster out and name one that is like them: --gpu "
+            + ", ".join(gpu.name for gpu in table),
+        )
+    hosts = [
+        Node(known[node.product].name, node.gpus, _memory(node, pods))
+        for node in found
+        if node.product in known
+    ]
+    return Hosts(hosts), list(_remarks(found, known))
+
+
+def _memory(node: GpuNode, pods: PodsConfig) -> int:
+    """Bytes that a pod may have there: no more than the user lets it ask for."""
+    from kubernetes.utils import parse_quantity
+
+    given = "memory" in pods.model_fields_set
+    return min(node.memory, int(parse_quantity(pods.memory))) if given else node.memory
+
+
+def _with_labels(nodes: Sequence[Manifest], labels: Mapping[str, str]) -> list[Manifest]:
+    return [
+        node for node in nodes if labels.items() <= (node["metadata"].get("labels") or {}).items()
+    ]
+
+
+def _without_gpus(nodes: int, resource: str, selector: Mapping[str, str]) -> BadInput:
+    among = f" with {', '.join(f'{k}={v}' for k, v in selector.items())}" if selector else ""
+    return BadInput(
+        f"--cluster: none of the nodes{among} is ready, takes pods and offers {resource} "
+        f"({nodes} looked at)",
+        remedy="see `kubectl describe nodes`: GPUs are offered by NVIDIA's device plugin; "
+        "compute.pods.gpu_resource and compute.pods.node_selector say which are meant. Without "
+        "--cluster a plan is for a GPU that you name: --gpu h100",
+    )
+
+
+def _kind(node: GpuNode, table: Sequence[Gpu]) -> Gpu | None:
+    try:
+        return find_gpu(node.product, table)
+    except BadInput:
+        return None
+
+
+def _remarks(nodes: Sequence[GpuNode], known: Mapping[str, Gpu]) -> Iterator[str]:
+    unknown = [node for node in nodes if node.product not in known]
+    if unknown:
+        yield f"the cluster's {_told(unknown)}: not in the plan's table, and left out"
+    shared = [node for node in nodes if node.sharers > 1]
+    if shared:
+        yield (
+            f"the cluster's {_told(shared)}: shared by up to {max(n.sharers for n in shared)} "
+            "pods; the plan counts whole ones, which other pods must leave alone"
+        )
+
+
+def _told(nodes: Sequence[GpuNode]) -> str:
+    return ", ".join(dict.fromkeys(map(str, nodes)))

@@ -1,0 +1,157 @@
+"""`steadytrain plan` for the GPUs of a cluster, and with this machine's own memory."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from steadytrain.components.shared.cluster import Refused, Unreachable
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines import cli
+
+from support.kubernetes_server import kubernetes_server, node
+
+NODES = "/api/v1/nodes"
+A100 = {"product": "NVIDIA-A100-SXM4-80GB", "memory": "81920"}
+T4 = {"product": "Tesla-T4", "memory": "15360"}
+LARGE = "model.base=hub:meta-llama/Llama-3.1-70B"
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    with kubernetes_server() as answers:
+        monkeypatch.setenv("KUBECONFIG", str(answers.kubeconfig(tmp_path / "config")))
+        yield answers
+
+
+def plan(*arguments, source="causal-lm", sets=()):
+    options = [text for item in sets for text in ("--set", item)]
+    told = CliRunner().invoke(
+        cli.app, ["plan", source, *arguments, *options, "--json", "--formula"]
+    )
+    if told.exception and not isinstance(told.exception, SystemExit):
+        raise told.exception
+    return json.loads(told.stdout), told.stderr
+
+
+def test_only_what_the_cluster_has_is_offered(answers):
+    answers.listing(NODES, node("8", "900Gi", **A100), node("4", "180Gi", **T4), node())
+    found, remarks = plan("--cluster")
+    assert found["works"]
+    offered = {offer["gpu"] for offer in found["cheapest"]}
+    assert offered == {"A100-80", "T4"}
+    assert found["hardware"]["gpu"] == found["cheapest"][0]["gpu"]
+    assert found["hardware"]["chosen_by"] == "the cluster: the cheapest of its GPUs that fits"
+    assert not remarks
+
+
+def test_one_of_its_kinds_can_be_picked_and_no_other(answers):
+    answers.listing(NODES, node("8", "900Gi", **A100), node("4", "180Gi", **T4))
+    found, _ = plan("--cluster", "--gpu", "a100")
+    assert (found["hardware"]["gpu"], found["hardware"]["chosen_by"]) == ("A100-80", "given")
+    assert found["hardware"]["host_memory"] == 900 * 2**30
+    with pytest.raises(BadInput, match="--gpu H100: the cluster has none") as error:
+        plan("--cluster", "--gpu", "h100")
+    assert error.value.remedy.startswith("one of T4, A100-80")
+
+
+def test_more_nodes_than_there_are_is_a_problem(answers):
+    answers.listing(NODES, node("8", "900Gi", **A100), node("8", "900Gi", **A100))
+    found, _ = plan("--cluster", "--nodes", "4", "--gpus-per-node", "4")
+    assert "compute.nodes=2 is the nearest" in found["problems"][0]
+    assert plan("--cluster", "--nodes", "2", "--gpus-per-node", "4")[0]["works"]
+
+
+def test_nodes_that_take_no_pods_do_not_count(answers):
+    away = node("8", "900Gi", unschedulable=True, **A100), node("8", "9Gi", ready="False", **A100)
+    answers.listing(NODES, node("1", "900Gi", **A100), *away)
+    assert plan("--cluster")[0]["works"]
+    found, _ = plan("--cluster", "--nodes", "2")
+    assert "the cluster has 1 with 1 x A100-80" in found["problems"][0]
+
+
+def test_the_nodes_memory_bounds_what_is_offloaded(answers):
+    sizes = ("--cluster", "--gpus-per-node", "8")
+    sets = (LARGE, "model.adapter.kind=none")
+    answers.listing(NODES, node("8", "2000Gi", **A100))
+    enough, _ = plan(*sizes, source="chat", sets=sets)
+    assert enough["works"]
+    assert enough["memory"]["host"] > 0
+    limited, _ = plan(*sizes, source="chat", sets=(*sets, "compute.pods.memory=64Gi"))
+    assert "that a pod may have there" in limited["problems"][0]
+    answers.listing(NODES, node("8", "256Gi", **A100))
+    short, _ = plan(*sizes, source="chat", sets=sets)
+    assert "a node needs" in short["problems"][0]
+    told, _ = plan(*sizes, "--host-memory-gb", "2200", source="chat", sets=sets)
+    assert told["works"]
+    assert told["hardware"]["host_memory"] == 2200 * 10**9
+
+
+def test_only_nodes_count_that_the_pods_may_go_to(answers):
+    answers.listing(NODES, node("8", "900Gi", **A100), node("4", "180Gi", **T4))
+    selector = 'compute.pods.node_selector={"nvidia.com/gpu.product": "Tesla-T4"}'
+    found, _ = plan("--cluster", sets=(selector,))
+    assert [offer["gpu"] for offer in found["cheapest"]] == ["T4"]
+    with pytest.raises(BadInput, match=r"none of the nodes with zone=b .*\(2 looked at\)"):
+        plan("--cluster", sets=("compute.pods.node_selector={zone: b}",))
+    with pytest.raises(BadInput, match=r"offers amd\.com/gpu"):
+        plan("--cluster", sets=("compute.pods.gpu_resource=amd.com/gpu",))
+
+
+def test_without_gpus_it_says_what_would_help(answers):
+    answers.listing(NODES, node(), node())
+    with pytest.raises(BadInput, match=r"offers nvidia\.com/gpu \(2 looked at\)") as error:
+        plan("--cluster")
+    assert "--gpu h100" in error.value.remedy
+
+
+def test_a_kind_that_the_table_lacks_is_left_out_and_told(answers):
+    odd = {"product": "NVIDIA-B999", "memory": "196608"}
+    answers.listing(NODES, node("8", "900Gi", **odd), node("4", "180Gi", **T4), node("2"))
+    found, remarks = plan("--cluster")
+    assert found["hardware"]["gpu"] == "T4"
+    assert "NVIDIA-B999 (192 GiB)" in remarks
+    assert "GPU of unknown make (memory not labelled)" in remarks
+    answers.listing(NODES, node("8", "900Gi", **odd))
+    with pytest.raises(BadInput, match=r"knows none: NVIDIA-B999 \(192 GiB\)"):
+        plan("--cluster")
+
+
+def test_gpus_that_pods_share_are_counted_whole(answers):
+    shared = {**T4, "product": "Tesla-T4-SHARED", "replicas": "4"}
+    answers.listing(NODES, node("8", "180Gi", **shared))
+    found, remarks = plan("--cluster", "--gpus-per-node", "2")
+    assert found["works"]
+    assert "shared by up to 4 pods" in remarks
+    beyond, _ = plan("--cluster", "--gpus-per-node", "4")
+    assert "at most 2 x T4" in beyond["problems"][0]
+
+
+def test_who_may_not_list_nodes_is_told_whose_right_it_is(answers):
+    answers.of[NODES] = 403
+    with pytest.raises(Refused, match="cannot read nodes of the whole cluster") as error:
+        plan("--cluster")
+    assert "ClusterRole" in error.value.remedy
+
+
+def test_an_api_server_in_trouble_is_told(answers):
+    answers.of[NODES] = 503
+    with pytest.raises(Unreachable) as error:
+        plan("--cluster")
+    assert error.value.remedy
+
+
+def test_on_this_machines_own_gpu_its_memory_counts(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    own, _ = plan()
+    assert own["hardware"]["gpu"] == "H100"
+    assert 0 < own["hardware"]["host_memory"] <= psutil.virtual_memory().total
+    named, _ = plan("--gpu", "h100")
+    assert named["hardware"]["host_memory"] is None

@@ -1,0 +1,185 @@
+"""What the nodes have, their own memory for offloading and their number, and what a plan says."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from steadytrain.components.train.plan.fit import choose
+from steadytrain.components.train.plan.hosts import Hosts, Node
+from steadytrain.components.train.plan.launch_files import filled
+from steadytrain.components.train.plan.render import render
+from steadytrain.components.train.plan.strategy import ways
+
+GB = 10**9
+LARGE = "hub:meta-llama/Llama-3.1-70B"
+SMALL = "hub:Qwen/Qwen2.5-0.5B"
+
+
+def hosts_with(memory, gpu="H100"):
+    return Hosts(memory={gpu: memory})
+
+
+def cluster(*nodes):
+    return Hosts([Node(*node) for node in nodes])
+
+
+def whole(make_plan, hosts, nodes=1, **fields):
+    fields = {"model__base": LARGE, "model__adapter__kind": "none", **fields}
+    return make_plan("h100", 8, nodes, hosts=hosts, **fields)
+
+
+def test_what_offloading_takes_is_compared_with_what_a_node_has(make_plan):
+    need = whole(make_plan, None).choice.memory.host * 8
+    assert need > 0
+    assert whole(make_plan, hosts_with(int(need / 0.9) + 1)).works
+    short = whole(make_plan, hosts_with(int(need / 0.9) - 10))
+    assert not short.works
+    (problem,) = short.problems
+    assert f"a node needs {need / GB:.1f} GB of its own memory" in problem
+    assert f"of its {need / 0.9 / GB:.1f} GB {need / GB:.1f} can be counted on" in problem
+
+
+def test_not_known_it_is_told_and_stands_in_no_ones_way(make_plan):
+    plan = whole(make_plan, None)
+    assert plan.works
+    assert re.search(r"on the host +\d+\.\d\d\n", render(plan))
+    assert plan.as_data()["hardware"]["host_memory"] is None
+
+
+def test_known_it_is_told_of_a_node_too(make_plan):
+    plan = whole(make_plan, hosts_with(2000 * GB))
+    told = f"a node {plan.choice.memory.host * 8 / GB:.1f} of 2000.0"
+    assert told in render(plan)
+
+
+def test_a_way_that_the_host_has_no_room_for_is_passed_over(make_plan):
+    """Without adapters it would need that memory; with them it does not."""
+    fields = {"model__base": LARGE}
+    free = make_plan("h100", 8, **fields)
+    assert free.choice.way.offload != "none"
+    tight = make_plan("h100", 8, hosts=hosts_with(100 * GB), **fields)
+    assert tight.works
+    assert (tight.choice.way.adapter, tight.choice.way.offload) == ("lora", "none")
+    assert tight.choice == choose(tight.job, ways(tight.job))
+
+
+def test_more_nodes_are_named_where_each_then_needs_less(make_plan):
+    need = whole(make_plan, None).choice.memory.host * 8
+    short = whole(make_plan, hosts_with(need // 2))
+    remedies = "\n".join(short.remedies)
+    found = re.search(r"--nodes (\d+) fits", remedies)
+    assert found, remedies
+    assert whole(make_plan, hosts_with(need // 2), int(found[1])).works
+
+
+def test_no_remedy_takes_memory_that_the_host_does_not_have(make_plan):
+    base = "hub:meta-llama/Llama-3.1-8B"
+    free = "\n".join(make_plan("rtx4050", model__base=base).remedies)
+    assert "compute.offload=all" in free
+    laptop = make_plan("rtx4050", hosts=hosts_with(8 * GB, "RTX4050"), model__base=base)
+    assert "offload" not in "\n".join(laptop.remedies)
+
+
+def test_another_gpus_host_is_another_host(make_plan):
+    """This machine's memory says nothing of the machines that H100s are in."""
+    plan = make_plan("rtx4050", 8, hosts=hosts_with(GB, "RTX4050"), model__base=LARGE)
+    assert not plan.works
+    assert "H100" in [offer.gpu for offer in plan.cheapest]
+
+
+def test_of_a_cluster_the_nodes_count_that_have_enough_gpus(make_plan):
+    hosts = cluster(("H100", 8, 999 * GB), ("H100", 8, 500 * GB), ("H100", 4, 4000 * GB))
+    assert hosts.memory_of("H100", 1, 8) == 999 * GB
+    assert hosts.memory_of("H100", 2, 8) == 500 * GB
+    assert hosts.memory_of("H100", 2, 4) == 999 * GB
+    assert not hosts.have("H100", 3, 8)
+    assert hosts.have("H100", 3, 4)
+    assert not hosts.have("T4", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "there", "told", "nearest"),
+    [
+        (4, 8, [("H100", 8)] * 2, "compute.nodes = 4: the cluster has 2", "compute.nodes=2"),
+        (
+            1,
+            16,
+            [("H100", 8)] * 2,
+            "compute.nproc_per_node = 16: the cluster's nodes have at most 8",
+            "compute.nproc_per_node=8",
+        ),
+        (
+            4,
+            8,
+            [("H100", 8)] + [("H100", 4)] * 4,
+            "compute.nodes = 4: the cluster has 1",
+            "compute.nproc_per_node=4",
+        ),
+        (
+            4,
+            8,
+            [("H100", 4)] * 2 + [("T4", 8)] * 8,
+            "compute.nproc_per_node = 8: the cluster's nodes have at most 4",
+            "compute.nodes=2, compute.nproc_per_node=4",
+        ),
+        # A global batch of 32 cannot be cut for 3 nodes.
+        (4, 1, [("H100", 1)] * 3, "compute.nodes = 4: the cluster has 3", "compute.nodes=2"),
+    ],
+)
+def test_more_than_the_cluster_has_is_a_problem_with_its_nearest(
+    make_plan, nodes, per_node, there, told, nearest
+):
+    hosts = cluster(*((*node, 900 * GB) for node in there))
+    plan = make_plan("h100", per_node, nodes, hosts=hosts, model__base=SMALL)
+    assert not plan.works
+    (problem,) = plan.problems
+    assert told in problem
+    assert f"; {nearest} is the nearest that works" in problem
+    assert "do not fit, or are too few: " in render(plan)
+    sizes = {"nodes": nodes, "nproc_per_node": per_node}
+    for setting in nearest.split(", "):
+        name, _, value = setting.removeprefix("compute.").partition("=")
+        sizes[name] = int(value)
+    fewer = make_plan(
+        "h100", sizes["nproc_per_node"], sizes["nodes"], hosts=hosts, model__base=SMALL
+    )
+    assert fewer.works
+
+
+def test_where_no_fewer_suffice_it_is_said(make_plan):
+    hosts = cluster(("H100", 1, 100 * GB))
+    plan = whole(make_plan, hosts, 2)
+    assert "on no fewer of these does it work" in plan.problems[0]
+
+
+def test_remedies_take_no_gpu_that_the_cluster_lacks(make_plan):
+    hosts = cluster(("RTX4090", 2, 900 * GB), ("A100-40", 1, 900 * GB))
+    fields = {"model__adapter__kind": "none", "compute__strategy": "auto"}
+    plan = make_plan("rtx4090", hosts=hosts, **fields)
+    told = re.findall(r"--gpu\S* \S+", "\n".join(plan.remedies))
+    assert "--gpu h100" not in told
+    for option in told:
+        name, _, value = option.partition(" ")
+        gpu = value if name == "--gpu" else "rtx4090"
+        per_node = int(value) if name == "--gpus-per-node" else 1
+        assert make_plan(gpu, per_node, hosts=hosts, **fields).works, option
+
+
+def test_on_a_cluster_pods_ask_for_the_memory_that_offloading_takes(make_plan):
+    plan = whole(make_plan, cluster(("H100", 8, 2000 * GB)))
+    assert plan.works
+    chosen = {decision.field: decision.value for decision in plan.decisions}
+    asked = int(chosen["compute.pods.memory"].removesuffix("Gi")) * 2**30
+    assert plan.choice.host_needed < 0.9 * asked < 1.01 * plan.choice.host_needed
+    assert filled(plan).compute.pods.memory == chosen["compute.pods.memory"]
+    assert json.dumps(plan.as_data())
+    elsewhere = whole(make_plan, hosts_with(2000 * GB))
+    assert "compute.pods.memory" not in [decision.field for decision in elsewhere.decisions]
+
+
+def test_what_stays_on_the_gpus_leaves_the_pods_memory_as_it_is(make_plan):
+    plan = make_plan("h100", 1, hosts=cluster(("H100", 8, 2000 * GB)), model__base=SMALL)
+    assert "compute.pods.memory" not in [decision.field for decision in plan.decisions]
