@@ -97,6 +97,8 @@ class Delivery:
         run_id = self._run_of(attempt, start=events[0].time)
         params = [Param(name, text) for event in events for name, text in _params(event)]
         self.batches.send(run_id, params=params)
+        filled = [Param(name, text) for event in events for name, text in _filled(event)]
+        self.batches.send(self.parent, params=filled)
         metrics = [
             Metric(key(name), number, _milliseconds(event.time), event.step)
             for event in events
@@ -166,8 +168,17 @@ def _params(event: Event) -> Iterator[tuple[str, str]]:
                 "parameters": event.parameters,
                 "device": event.device,
                 "precision": event.precision,
+                **{item["field"]: item["value"] for item in event.recipe},
             }
         )
+
+
+def _filled(event: Event) -> Iterator[tuple[str, str]]:
+    """What the run's own parameters leave out, since its configuration does."""
+    if isinstance(event, TrainingStarted):
+        rate = "training.learning_rate"
+        told = (item for item in event.recipe if item["field"] == rate and not item["yours"])
+        yield from ((rate, value(item["value"])) for item in told)
 
 
 def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.memory import Memory, peak_memory
 from steadytrain.components.train.plan.setting import Setting
@@ -23,13 +23,28 @@ SPARE: Final = 0.05
 
 @dataclass(frozen=True)
 class Choice:
-    """A way, how it cuts the batch, and the memory that a rank needs."""
+    """A way, how it cuts the batch, and the memory that a rank needs.
+
+    learned: why, by field, where an earlier run has found out that it must be less.
+    """
 
     way: Way
     setting: Setting
     batch: BatchPlan
     memory: Memory
     capacity: int
+    learned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How a run begins with it."""
+        way = self.way
+        return replace(
+            self.batch,
+            gradient_checkpointing=way.recompute,
+            strategy=REPLICATED if way.strategy == "single" else way.strategy,
+            offload=way.offload,
+        )
 
     @property
     def usable(self) -> int:

@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.decisions import Decision, decisions
+from steadytrain.components.train.plan.decisions import decisions
 from steadytrain.components.train.plan.fit import Choice, choose
 from steadytrain.components.train.plan.hardware import Gpu
+from steadytrain.components.train.plan.learned import as_learned
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
-from steadytrain.components.train.plan.recipe import recipe, remarks
+from steadytrain.components.train.plan.remarks import remarks
 from steadytrain.components.train.plan.remedies import remedies
 from steadytrain.components.train.plan.states import trained_parameters
 from steadytrain.components.train.plan.strategy import (
@@ -160,7 +162,7 @@ def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None
     )
     refuse_what_is_too_large(job)
     jobs = [replace(job, machine=replace(job.machine, gpu=each)) for each in gpus]
-    offers = [_offer(each, choose(each, ways(each) or wished_ways(each))) for each in jobs]
+    offers = [_offer(each, _choose(each, ways(each) or wished_ways(each))) for each in jobs]
     chosen_by = "given"
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
@@ -169,14 +171,14 @@ def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None
 
 
 def _finish(job: Job, offers: Sequence[Offer], chosen_by: str) -> Plan:
-    choice = choose(job, _ways(job))
+    choice = _choose(job, _ways(job))
     length = length_of(job.config, job.global_batch)
     problems = _problems(job, choice)
     return Plan(
         job=job,
         choice=choice,
         trained=trained_parameters(job.shape, choice.setting),
-        decisions=[*decisions(job, choice), *recipe(job, choice, length)],
+        decisions=decisions(job, choice),
         problems=problems,
         remedies=remedies(job, choice) if not choice.fits else [],
         remarks=list(remarks(job, choice)),
@@ -186,6 +188,10 @@ def _finish(job: Job, offers: Sequence[Offer], chosen_by: str) -> Plan:
         offers=offers,
         chosen_by=chosen_by,
     )
+
+
+def _choose(job: Job, candidates: Sequence[Way]) -> Choice:
+    return as_learned(job, choose(job, candidates))
 
 
 def _ways(job: Job) -> list[Way]:
