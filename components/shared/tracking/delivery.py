@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -176,9 +177,9 @@ def _params(event: Event) -> Iterator[tuple[str, str]]:
 def _filled(event: Event) -> Iterator[tuple[str, str]]:
     """What the run's own parameters leave out, since its configuration does."""
     if isinstance(event, TrainingStarted):
-        rate = "training.learning_rate"
-        told = (item for item in event.recipe if item["field"] == rate and not item["yours"])
-        yield from ((rate, value(item["value"])) for item in told)
+        for item in (Decision(**told) for told in event.recipe):
+            if item.field == "training.learning_rate" and not item.yours:
+                yield item.field, value(item.value)
 
 
 def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:

@@ -62,10 +62,7 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
 
 def as_learned(job: Job, choice: Choice) -> Choice:
     """A plan's choice, or less, where a run of such a training has found out that it must be."""
-    config, data = _as_chosen(job, choice), prepared(job.config)
-    gpu, ranks = job.machine.gpu, job.machine.ranks
-    length = data.sequence_length if data else config.data.sequence_length
-    path = learned_path(config, length=length, device=gpu.name, world_size=ranks)
+    path = _path(job, _as_chosen(job, choice))
     if not path.is_file():
         return choice
     held = Learned.load(path).hold(choice.plan)
@@ -77,15 +74,29 @@ def as_learned(job: Job, choice: Choice) -> Choice:
         offload=cast(Offload, held.offload),
     )
     reason = (
-        f"learned: an earlier run on {gpu.name} ran out of memory with more than micro-batch x "
-        f"accumulation {held}; remove {path} to forget that"
+        f"learned: an earlier run on {job.machine.gpu.name} ran out of memory with more than "
+        f"micro-batch x accumulation {held}; remove {path} to forget that"
     )
     learned = {field: reason for field, value in now.items() if value != before[field]}
     return replace(at(job, way, held.micro_batch_size), learned=learned)
 
 
+def learned_otherwise(job: Job, choice: Choice) -> Learned | None:
+    """What runs of the configuration as it stands have learned, where the plan is for another."""
+    path = _path(job, job.config)
+    if path == _path(job, _as_chosen(job, choice)) or not path.is_file():
+        return None
+    return Learned.load(path)
+
+
+def _path(job: Job, config: RunConfig) -> Path:
+    data, machine = prepared(job.config), job.machine
+    length = data.sequence_length if data else config.data.sequence_length
+    return learned_path(config, length=length, device=machine.gpu.name, world_size=machine.ranks)
+
+
 def _as_chosen(job: Job, choice: Choice) -> RunConfig:
-    """The configuration of a training as the plan has it; what is learned from the start stays."""
+    """The configuration of the planned training, before it is cut for the device."""
     config, way = job.config, choice.way
     training = config.training.model_copy(
         update={

@@ -15,7 +15,7 @@ from steadytrain.components.train.plan.start import Start, estimated_memory, pla
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.ledger import History
 
-_DERIVED = "derived, since the plan knows the device or the model not, or nothing fits by it"
+_DERIVED = "the default, since no plan by formula holds for this device and model"
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,16 @@ def test_it_says_nothing_of_other_trainings(make_plan, learn, configure):
     assert offers["H100"].endswith("2 x 16"), "of the GPUs that it was not asked for too"
 
 
+def test_a_run_of_the_configuration_as_it_stands_is_told_of(make_plan, configure):
+    """In 32 bits, where the plan is for 16."""
+    base = {"model__base": FIELDS["model__base"]}
+    sizing_of(configure(**base)).remember(History(decisions=[smaller(2)]))
+    plan = make_plan("h100", **base)
+    assert not plan.choice.learned
+    assert "begins with micro-batch 2 at most" in plan.remarks[0]
+    assert not make_plan("h100", **FIELDS).remarks
+
+
 def test_what_fits_anyhow_is_not_changed(make_plan, learn):
     learn(2)
     plan = make_plan("h100", **FIELDS, training__global_batch_size=2)

@@ -112,7 +112,7 @@ def test_what_was_changed_after_a_failure_has_that_as_its_reason(config, data):
         told = reasons(sizing, history)
         assert told["training.micro_batch_size"] == ("16", "retry changed: so")
         assert told["compute.strategy"][0] == "single"
-    assert "the plan knows" in told["compute.strategy"][1]
+    assert "no plan by formula" in told["compute.strategy"][1]
     assert reasons(sizing, History())["training.micro_batch_size"] == ("32", "set by you")
 
 
