@@ -93,7 +93,7 @@ def finetune(
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
         global_batch_size: Sequences in an optimizer step, over all ranks. 0: as configured.
-        learning_rate: Peak learning rate. 0: as configured.
+        learning_rate: Peak learning rate. 0: as configured, or by the rules where that is open.
         num_train_epochs: Passes over the training side. 0: as configured.
         overrides: Any other field, such as {"training.max_steps": 100}.
         volume: The claim of the volume that all steps share, mounted at /mnt/steadytrain.

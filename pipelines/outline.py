@@ -14,6 +14,8 @@ from steadytrain.pipelines.local import LocalRun
 def outline(config: RunConfig) -> list[str]:
     """What `steadytrain run` would do with a configuration."""
     training, ranks = config.training, config.compute.world_size
+    rate = training.learning_rate
+    told = "the rule's learning rate" if rate is None else f"learning rate {rate:g}"
     batch = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
     length = (
         f"{training.max_steps} steps"
@@ -25,7 +27,7 @@ def outline(config: RunConfig) -> list[str]:
         f"output      {Workspace.of(config).folder}",
         f"preprocess  {config.data.task} from {', '.join(config.data.source)}",
         f"train       {config.model.base or config.model.config['model_type'] + ' from scratch'}, "
-        f"{length} at learning rate {training.learning_rate:g}, on {ranks} "
+        f"{length} at {told}, on {ranks} "
         f"rank{'s' if ranks > 1 else ''}",
         f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
         f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",

@@ -72,7 +72,8 @@ def plan(
     From the model's configuration alone: no weights, and no network but with --cluster. By
     formula, and where torch is installed the memory of what is chosen by a dry run on fake
     tensors, which takes seconds. What you have set is never changed; what you left open is filled
-    in, each with the rule it follows. Where it cannot work the plan says so, with the nearest that
+    in, each with the rule it follows. What earlier runs in the same output have learned to fit
+    takes the place of the formula's. Where it cannot work the plan says so, with the nearest that
     does, and ends with status 1.
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`

@@ -69,6 +69,7 @@ def render(facts: Facts) -> str:
         figures=training_figures(facts),
         validation_metrics=metrics,
         validations=validations,
+        decided=facts.history.decided,
         attempts=_attempt_rows(tried, facts.history.decisions),
         repeated=repeated_steps(tried),
         timeline=timeline(facts.history.attempts, facts.spans),

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage import LocalStorage
 
@@ -122,6 +123,7 @@ class TrainRecord(Record):
     model: absolute path of the exported model's folder.
     weights_digest: digest over the exported weight files.
     best_score: of the model that was exported; `metric` names it.
+    decisions: what was open or might have been, each with its reason.
     """
 
     outcome: str
@@ -134,6 +136,7 @@ class TrainRecord(Record):
     attempts: int
     parameters: int
     seconds: float
+    decisions: list[Decision] = []
 
 
 class Interval(Record):

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
 from steadytrain.components.train.plan.batch import REPLICATED
@@ -39,6 +40,8 @@ class AttemptSpec(Record):
     resume_from: a checkpoint's folder, or "" to begin at step 0.
     skipped_batches: global batches that are left out, by their place in the order.
     learning_rate_scale: factor on all rates of the schedule.
+    recipe: what decides what is learned, as an earlier attempt had it; empty: not decided yet,
+        since it goes by the size of the model, which the ranks know.
     seconds_between_failures: to expect on average; decides how often a checkpoint is saved.
     checkpoint_seconds: that the run's newest checkpoint cost, blocking and writing; None before
         there is one.
@@ -65,6 +68,7 @@ class AttemptSpec(Record):
     offload: str = "none"
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
+    recipe: tuple[Decision, ...] = ()
     seconds_between_failures: float = 14_400.0
     checkpoint_seconds: tuple[float, float] | None = None
     generation: int = 0

@@ -169,6 +169,7 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
         attempts=outcome.attempts,
         parameters=result.parameters,
         seconds=outcome.seconds,
+        decisions=list(outcome.decisions),
     )
 
 

@@ -25,6 +25,7 @@ from steadytrain.components.shared.records import TrainRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
@@ -186,13 +187,20 @@ def test_killing_the_supervising_program_takes_the_rank_along(bench):
 
 
 def test_the_step_gives_a_record_and_gives_it_again(bench):
-    done = bench()
+    done = bench({**RECIPE, "learning_rate": None})
     record = step.run_stage(done.config, done.data)
     assert record == TrainRecord.load(done.workspace.record("train"))
     assert record.outcome == "finished"
     assert (record.steps, record.attempts) == (12, 1)
     assert record.seconds > 0
     assert record.weights_digest == step.weights_digest(done.workspace.model)
+
+    told = {item.field: item for item in record.decisions}
+    rate = told["training.learning_rate"]
+    assert "from scratch" in rate.reason
+    assert max(rates_of(done, 1)) == rate.value == 1e-4
+    assert told["training.micro_batch_size"].yours
+    assert told["training.warmup_steps"].reason.endswith("(rule: warm-up)")
 
     assert step.run_stage(done.config, done.data) == record
     assert len(events_of(done.workspace, AttemptStarted)) == 1
@@ -203,6 +211,14 @@ def test_the_step_gives_a_record_and_gives_it_again(bench):
     mended = step.run_stage(done.config, done.data)
     assert mended.weights_digest == record.weights_digest
     assert mended.attempts == 2
+    assert mended.decisions == record.decisions
+    kept = AttemptSpec.load(AttemptFolder(done.workspace.attempts / "0002").spec).recipe
+    assert rate in kept, "what was decided once is held to"
+
+
+def rates_of(bench, attempt):
+    told = events_of(bench.workspace, TrainingStep)
+    return [event.learning_rate for event in told if event.attempt == attempt]
 
 
 def test_a_failure_names_the_root_cause_and_its_remedy(bench):

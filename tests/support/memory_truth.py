@@ -54,7 +54,7 @@ def measured_peak(case: Case) -> int:
         module = _model(case)
         for tensor in (*module.parameters(), *module.buffers()):
             live.see(tensor, "weight")
-        config = from_mapping({**CONFIG, "training": {"bf16": setting.half}})
+        config = from_mapping({**CONFIG, "training": {"bf16": setting.half, "learning_rate": 1e-4}})
         strategy = apply_strategy(
             config,
             accelerator,

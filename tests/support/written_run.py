@@ -142,6 +142,7 @@ class Writer:
             micro_batch_size=8,
             gradient_accumulation_steps=2,
             resumed_from_step=first or None,
+            decisions=[{"field": "training.save_steps", "value": None, "reason": "by Young"}],
         )
         self.clock += 6.2
         self.emit(
@@ -153,6 +154,9 @@ class Writer:
             parameters=3_214_080,
             device="cpu",
             precision="fp32",
+            recipe=[
+                {"field": "training.learning_rate", "value": 1e-4, "reason": "the rule's reason"}
+            ],
         )
         stream = self.workspace.stream("rank-0")
         for step in range(first + every, last + 1, every):

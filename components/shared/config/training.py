@@ -26,7 +26,9 @@ class TrainingConfig(Section):
     )
     num_train_epochs: float = Field(1.0, gt=0)
     max_steps: int = Field(-1, ge=-1, description="overrides num_train_epochs when positive")
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float | None = Field(
+        None, gt=0, description="peak of the schedule; none: by the model's size, by the rules"
+    )
     lr_scheduler_type: Scheduler = "cosine"
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="below 1: a share of all steps"

@@ -96,6 +96,7 @@ class AttemptStarted(Event):
     device: name of what the ranks compute on, "cpu" for a processor; "" where it was not looked up.
     snapshot: whether checkpoints are copied to host memory before they are written.
     strategy, offload: how the ranks share the state, and what of it the host keeps.
+    decisions: how the work is cut, as fields of `Decision`.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -111,6 +112,7 @@ class AttemptStarted(Event):
     nodes: int = 1
     strategy: str = "ddp"
     offload: str = "none"
+    decisions: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,10 @@ class DecisionMade(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStarted(Event):
-    """The ranks are ready to take their first step."""
+    """The ranks are ready to take their first step.
+
+    recipe: what decides what is learned, as fields of `Decision`.
+    """
 
     name: ClassVar[str] = "training_started"
     attempt: int
@@ -175,6 +180,7 @@ class TrainingStarted(Event):
     parameters: int
     device: str
     precision: str
+    recipe: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

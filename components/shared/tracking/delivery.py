@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -97,6 +98,8 @@ class Delivery:
         run_id = self._run_of(attempt, start=events[0].time)
         params = [Param(name, text) for event in events for name, text in _params(event)]
         self.batches.send(run_id, params=params)
+        filled = [Param(name, text) for event in events for name, text in _filled(event)]
+        self.batches.send(self.parent, params=filled)
         metrics = [
             Metric(key(name), number, _milliseconds(event.time), event.step)
             for event in events
@@ -166,8 +169,17 @@ def _params(event: Event) -> Iterator[tuple[str, str]]:
                 "parameters": event.parameters,
                 "device": event.device,
                 "precision": event.precision,
+                **{item["field"]: item["value"] for item in event.recipe},
             }
         )
+
+
+def _filled(event: Event) -> Iterator[tuple[str, str]]:
+    """What the run's own parameters leave out, since its configuration does."""
+    if isinstance(event, TrainingStarted):
+        for item in (Decision(**told) for told in event.recipe):
+            if item.field == "training.learning_rate" and not item.yours:
+                yield item.field, value(item.value)
 
 
 def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:

@@ -58,7 +58,7 @@ def finish_run(
 
 
 def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
-    """Stores configuration, data card and report with the run, those that there are.
+    """Stores configuration, data card, training's record and report with the run, as there are.
 
     Returns:
         Whether the store took them; where not, a warning is among the run's events.
@@ -115,7 +115,11 @@ def _log_metrics(batches: Batches, run_id: str, values: Mapping[str, float], mom
 
 def _artifacts(workspace: Workspace) -> Iterator[tuple[Path, str]]:
     """Files and the folders of the run's artifacts that they belong in."""
-    candidates = [(workspace.config, "configuration"), (workspace.report, "report")]
+    candidates = [
+        (workspace.config, "configuration"),
+        (workspace.record("train"), "training"),
+        (workspace.report, "report"),
+    ]
     prepared = workspace.record("preprocess")
     if prepared.is_file():
         data = DataRecord.load(prepared)

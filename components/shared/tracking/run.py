@@ -145,11 +145,11 @@ def _describe(client: Any, run_id: str, config: RunConfig) -> None:
     from mlflow.entities import Param, RunTag
 
     run = client.get_run(run_id)
-    params = [
-        Param(name, text)
-        for name, text in flatten(config.model_dump(mode="json"))
-        if name not in run.data.params
-    ]
+    content = config.model_dump(mode="json")
+    if config.training.learning_rate is None:
+        # Training tells the one that it takes.
+        del content["training"]["learning_rate"]
+    params = [Param(name, text) for name, text in flatten(content) if name not in run.data.params]
     for part in in_parts(params, MAX_PARAMS_A_CALL):
         client.log_batch(run_id, params=part)
     tags = {

@@ -58,6 +58,7 @@ class Rank:
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
+        from steadytrain.components.train.plan.recipe import learning_rate
 
         spec = AttemptSpec.load(self.folder.spec)
         config = load(Path(spec.config))
@@ -71,6 +72,7 @@ class Rank:
             strategy=spec.strategy,
             offload=spec.offload,
             skipped_batches=spec.skipped_batches,
+            recipe=spec.recipe,
         )
         by_time = config.training.save_steps is None
         cadence = Cadence(spec.seconds_between_failures, spec.checkpoint_seconds)
@@ -86,7 +88,7 @@ class Rank:
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))
-        rate = config.training.learning_rate * spec.learning_rate_scale
+        rate = learning_rate(parts.recipe) * spec.learning_rate_scale
         if parts.scheduler.base_lrs[0] != rate:
             # After the state is loaded, which has rates of its own.
             set_rate(parts.scheduler, rate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import asdict
 
 import psutil
 import torch
@@ -54,6 +55,7 @@ class Reporter:
                 parameters=parts.parameters,
                 device=torch.cuda.get_device_name() if device.type == "cuda" else str(device),
                 precision=precision(parts.config),
+                recipe=[asdict(item) for item in parts.recipe],
             )
         )
 

@@ -12,6 +12,7 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.base import Task
@@ -23,6 +24,7 @@ from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.plan.recipe import learning_rate, recipe_of_run
 from steadytrain.components.train.plan.setting import Precision
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
@@ -33,6 +35,7 @@ class Parts:
     """A rank's working parts.
 
     parameters: of the whole model.
+    recipe: what decides what is learned, each with its reason.
     steps: optimizer steps of the whole training.
     sequence_length: longest row in tokens; 0 where the data do not say.
     """
@@ -43,6 +46,7 @@ class Parts:
     task: Task
     strategy: Strategy
     parameters: int
+    recipe: Sequence[Decision]
     scheduler: LRScheduler
     train: Rows
     validation: Rows
@@ -84,6 +88,7 @@ def set_up(
     strategy: str = REPLICATED,
     offload: str = "none",
     skipped_batches: Sequence[int] = (),
+    recipe: Sequence[Decision] = (),
 ) -> Parts:
     """Builds model, optimizer, schedule and data of this rank.
 
@@ -91,6 +96,7 @@ def set_up(
         gradient_checkpointing: whether activations are recomputed, whatever the configuration says.
         strategy, offload: as in `compute`, whatever the configuration says, but never "auto".
         skipped_batches: global batches that are left out, ascending.
+        recipe: as it was decided before; empty: by configuration and rules, here.
 
     Raises:
         BadInput: device, precision, model or data cannot be used together.
@@ -112,6 +118,8 @@ def set_up(
         # In place, so that its tensors keep their names.
         module.compile()
     parameters = sum(item.numel() for item in module.parameters())
+    recipe = recipe or recipe_of_run(config, parameters)
+    training = training.model_copy(update={"learning_rate": learning_rate(recipe)})
     # Each rank draws its own dropout.
     seed_everything(training.seed + int(accelerator.process_index))
     applied = apply_strategy(
@@ -130,6 +138,7 @@ def set_up(
         task=task,
         strategy=applied,
         parameters=parameters,
+        recipe=recipe,
         scheduler=build_scheduler(applied.optimizer, training, steps),
         train=rows,
         validation=_rows(data, "validation"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from steadytrain.components.shared.errors import BadInput
 
@@ -34,6 +35,17 @@ class BatchPlan:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Fields of the configuration that it fills."""
+        alone = self.world_size == 1 and self.strategy == REPLICATED
+        return {
+            "compute.strategy": "single" if alone else self.strategy,
+            "compute.offload": self.offload,
+            "training.gradient_checkpointing": self.gradient_checkpointing,
+            "training.micro_batch_size": self.micro_batch_size,
+        }
 
     def within(
         self,

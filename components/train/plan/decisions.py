@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-from pydantic import BaseModel
-
+from steadytrain.components.shared.decision import Decision, set_by_user
 from steadytrain.components.train.plan.fit import HOST_SPARE, Choice
 from steadytrain.components.train.plan.hardware import GIB
 from steadytrain.components.train.plan.machine import Job
+from steadytrain.components.train.plan.recipe import MEDIUM_BATCH, recipe
 from steadytrain.components.train.plan.strategy import BILLION
+from steadytrain.components.train.plan.time_cost import preemptions, tokens_per_second
 
 _SIZE_RULE: Final = "rule: strategy by size"
 _SMALL_CARD: Final = "rule for 6 GB cards"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A field of the configuration.
-
-    yours: whether the user has set it.
-    """
-
-    field: str
-    value: Any
-    reason: str
-    yours: bool = False
-
-
 def decisions(job: Job, choice: Choice) -> list[Decision]:
+    """All of a plan."""
+    adapter, parameters = choice.setting.adapter, job.shape.parameters
+    return [
+        *efficiency(job, choice),
+        *recipe(job.config, adapter, parameters, job.given),
+        _as_given(job, _checkpoints(job, choice)),
+    ]
+
+
+def efficiency(job: Job, choice: Choice) -> list[Decision]:
     """What decides memory and speed."""
     found = [
         Decision("compute.strategy", choice.way.strategy, _strategy(job, choice)),
@@ -43,25 +41,22 @@ def decisions(job: Job, choice: Choice) -> list[Decision]:
         *_batch(job, choice),
         *_pods(job, choice),
     ]
-    return [as_given(job, decision) for decision in found]
+    return [_as_learned(choice, _as_given(job, decision)) for decision in found]
 
 
-def as_given(job: Job, decision: Decision) -> Decision:
+def _as_given(job: Job, decision: Decision) -> Decision:
     """The user's own value where there is one."""
-    if not job.given(decision.field):
+    return set_by_user(job.config, decision.field) if job.given(decision.field) else decision
+
+
+def _as_learned(choice: Choice, decision: Decision) -> Decision:
+    """With what an earlier run has found out; the user's own value stays a bound."""
+    learned = choice.learned.get(decision.field)
+    if learned is None:
         return decision
-    value: Any = job.config
-    for part in decision.field.split("."):
-        value = getattr(value, part) if isinstance(value, BaseModel) else value
-    return Decision(decision.field, value, "set by you", yours=True)
-
-
-def power(value: float) -> str:
-    """As people write it: 2e-4 below a hundredth."""
-    if not 0 < value < 0.01:
-        return f"{value:g}"
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    return replace(
+        decision, reason=f"{decision.reason}, but {learned}" if decision.yours else learned
+    )
 
 
 def _strategy(job: Job, choice: Choice) -> str:
@@ -131,7 +126,7 @@ def _optimizer(job: Job, choice: Choice) -> str:
 
 def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
     batch, ranks = choice.batch, job.machine.ranks
-    reason = "medium, 8 to 32 sequences, is the default (rule: batch)"
+    reason = MEDIUM_BATCH
     if job.short_of_memory:
         reason = f"micro-batch 1 with accumulation 8 to 16 ({_SMALL_CARD})"
     yield Decision("training.global_batch_size", batch.global_batch_size, reason)
@@ -161,3 +156,15 @@ def _pods(job: Job, choice: Choice) -> Iterator[Decision]:
         yield Decision(
             "compute.pods.memory", f"{needed}Gi", f"{reason}processes take some themselves"
         )
+
+
+def _checkpoints(job: Job, choice: Choice) -> Decision:
+    """As a run does it: an epoch of few examples may take seconds or hours."""
+    interval = preemptions(job, choice).interval_seconds
+    speed = tokens_per_second(job.shape, choice.setting, job.machine).middle
+    steps = max(1, round(interval * speed / (job.global_batch * choice.setting.length)))
+    return Decision(
+        "training.save_steps",
+        None,
+        f"as often as pays: about each {interval:.0f} s here (steps: {steps}), by Young's interval",
+    )

@@ -206,7 +206,7 @@ def _with_state(
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda parameter: live.rename(parameter.grad, "gradients")
         )
-    optimizer = build_optimizer(model, TrainingConfig())
+    optimizer = build_optimizer(model, TrainingConfig(learning_rate=1.0))
     optimizer.step()
     for state in optimizer.state.values():
         for tensor in state.values():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.memory import Memory, peak_memory
 from steadytrain.components.train.plan.setting import Setting
@@ -36,6 +36,7 @@ class Choice:
     memory: of a rank.
     host_needed: bytes of a node's own memory, by all its ranks.
     host_capacity: that it has; None: not known.
+    learned: why, by field, where an earlier run has found out that it must be less.
     """
 
     way: Way
@@ -45,6 +46,18 @@ class Choice:
     capacity: int
     host_needed: int
     host_capacity: int | None
+    learned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How a run begins with it."""
+        way = self.way
+        return replace(
+            self.batch,
+            gradient_checkpointing=way.recompute,
+            strategy=REPLICATED if way.strategy == "single" else way.strategy,
+            offload=way.offload,
+        )
 
     @property
     def usable(self) -> int:
@@ -96,18 +109,16 @@ def choose(job: Job, candidates: Sequence[Way]) -> Choice:
     return next(good, None) or next(fitting, None) or least
 
 
-def confirmed(job: Job, candidates: Sequence[Way], measure: Measure) -> Choice:
-    """The same, with memory that is measured; where that is too much, the next that fits.
+def confirmed(job: Job, choosing: Callable[[Job], Choice], measure: Measure) -> Choice:
+    """A choice with memory that is measured; where that is too much, the next that fits.
 
     Args:
+        choosing: by the formula's memory.
         measure: memory of a rank, of which the formula's is an estimate.
-
-    Raises:
-        BadInput: as for `choose`.
     """
     tight, capacity = job, job.machine.gpu.memory
     for _ in range(_TRIES):
-        estimated = choose(tight, candidates)
+        estimated = choosing(tight)
         found = replace(estimated, memory=measure(estimated), capacity=capacity)
         if found.fits or not estimated.fits:
             break

@@ -32,10 +32,10 @@ def length_of(config: RunConfig, global_batch: int) -> Length:
     Raises:
         BadInput: the record of the data is of another version.
     """
-    training, path = config.training, Workspace.of(config).record("preprocess")
+    training, data = config.training, prepared(config)
     full = global_batch * config.data.sequence_length
-    if path.is_file():
-        side = DataRecord.load(path).sides["train"]
+    if data is not None:
+        side = data.sides["train"]
         steps = training.max_steps
         if steps < 0:
             steps = math.ceil(training.num_train_epochs * side.rows / global_batch)
@@ -51,3 +51,13 @@ def length_of(config: RunConfig, global_batch: int) -> Length:
         None,
         "run `steadytrain step preprocess FILE` first, or set training.max_steps",
     )
+
+
+def prepared(config: RunConfig) -> DataRecord | None:
+    """The data of a run; None before there are any.
+
+    Raises:
+        BadInput: their record is of another version.
+    """
+    path = Workspace.of(config).record("preprocess")
+    return DataRecord.load(path) if path.is_file() else None

@@ -60,13 +60,16 @@ class Job:
         return self.hosts.have(machine.gpu.name, machine.nodes, machine.per_node)
 
     def given(self, field: str) -> bool:
-        """Whether the user has set a field, such as "training.optim"; "auto" leaves it open."""
+        """Whether the user has set a field, such as "training.optim".
+
+        None and "auto" leave it open.
+        """
         holder: object = self.config
         for part in field.split("."):
             if not isinstance(holder, BaseModel) or part not in holder.model_fields_set:
                 return False
             holder = getattr(holder, part)
-        return holder != "auto"
+        return holder not in (None, "auto")
 
     @property
     def from_scratch(self) -> bool:

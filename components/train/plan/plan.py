@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.decisions import Decision, decisions
+from steadytrain.components.train.plan.decisions import decisions
 from steadytrain.components.train.plan.fit import Choice, Measure, choose, confirmed
 from steadytrain.components.train.plan.hardware import Gpu
 from steadytrain.components.train.plan.hosts import Hosts
+from steadytrain.components.train.plan.learned import as_learned
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
 from steadytrain.components.train.plan.problems import problems
-from steadytrain.components.train.plan.recipe import recipe, remarks
+from steadytrain.components.train.plan.remarks import remarks
 from steadytrain.components.train.plan.remedies import remedies
 from steadytrain.components.train.plan.states import trained_parameters
 from steadytrain.components.train.plan.strategy import (
@@ -171,7 +174,7 @@ def plan_training(
     job = Job(config, model_name(config), model_shape(config), machine, hosts)
     refuse_what_is_too_large(job)
     jobs = [job.on(each, nodes, per_node) for each in gpus]
-    offers = [_offer(each, choose(each, ways(each) or wished_ways(each))) for each in jobs]
+    offers = [_offer(each, _choose(each, ways(each) or wished_ways(each))) for each in jobs]
     chosen_by = "given"
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
@@ -182,14 +185,14 @@ def plan_training(
 
 
 def _finish(job: Job, offers: Sequence[Offer], chosen_by: str, measure: Measure | None) -> Plan:
-    candidates = _ways(job)
-    choice = confirmed(job, candidates, measure) if measure else choose(job, candidates)
+    choosing = partial(_choose, candidates=_ways(job))
+    choice = confirmed(job, choosing, measure) if measure else choosing(job)
     length = length_of(job.config, job.global_batch)
     return Plan(
         job=job,
         choice=choice,
         trained=trained_parameters(job.shape, choice.setting),
-        decisions=[*decisions(job, choice), *recipe(job, choice, length)],
+        decisions=decisions(job, choice),
         problems=list(problems(job, choice)),
         remedies=remedies(job, choice) if not choice.fits else [],
         remarks=list(remarks(job, choice)),
@@ -200,6 +203,10 @@ def _finish(job: Job, offers: Sequence[Offer], chosen_by: str, measure: Measure 
         chosen_by=chosen_by,
         measured=measure is not None,
     )
+
+
+def _choose(job: Job, candidates: Sequence[Way]) -> Choice:
+    return as_learned(job, choose(job, candidates))
 
 
 def _ways(job: Job) -> list[Way]:

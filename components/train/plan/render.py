@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from steadytrain.components.train.plan.decisions import Decision, power
 from steadytrain.components.train.plan.fit import Choice
 from steadytrain.components.train.plan.plan import Offer, Plan
 from steadytrain.components.train.plan.time_cost import Span
@@ -37,20 +36,9 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _decided(plan: Plan) -> Iterator[str]:
     yield "decisions"
-    rows = [(item.field, _value(item), item.reason) for item in plan.decisions]
+    rows = [(item.field, item.text, item.reason) for item in plan.decisions]
     yield from _table(rows)
     yield from (f"  remark: {remark}" for remark in plan.remarks)
-
-
-def _value(decision: Decision) -> str:
-    value = decision.value
-    if value is None:
-        return "(open)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return power(value) if isinstance(value, float) else str(value)
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -6,13 +6,16 @@ is, and nothing of what is learned; the rest of a plan is for people to decide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
+from steadytrain.components.train.plan.batch import BatchPlan
+from steadytrain.components.train.plan.decisions import efficiency
 from steadytrain.components.train.plan.fit import Choice, at, fitting
 from steadytrain.components.train.plan.hardware import find_gpu
 from steadytrain.components.train.plan.machine import Job, Machine
@@ -28,10 +31,11 @@ _OPEN: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Start:
-    """How a run begins, and why."""
+    """How a run begins, and why: in a sentence, and field by field."""
 
     batch: BatchPlan
     reason: str
+    decisions: Sequence[Decision]
 
 
 def planned_start(
@@ -51,7 +55,7 @@ def planned_start(
     except BadInput:
         # What is wrong with a configuration others say; here it is only not known.
         return None
-    return Start(_batch(choice), _reason(job, choice)) if choice else None
+    return Start(choice.plan, _reason(job, choice), efficiency(job, choice)) if choice else None
 
 
 def estimated_memory(
@@ -91,19 +95,9 @@ def _job(
     return Job(opened, model_name(config), model_shape(config), machine)
 
 
-def _batch(choice: Choice) -> BatchPlan:
-    way = choice.way
-    return replace(
-        choice.batch,
-        gradient_checkpointing=way.recompute,
-        strategy=REPLICATED if way.strategy == "single" else way.strategy,
-        offload=way.offload,
-    )
-
-
 def _reason(job: Job, choice: Choice) -> str:
     memory = choice.memory
     return (
-        f"micro-batch x accumulation {_batch(choice)} on {job.machine}: a rank of {job.name} "
+        f"micro-batch x accumulation {choice.plan} on {job.machine}: a rank of {job.name} "
         f"needs {memory.total / 1e9:.1f} of {choice.capacity / 1e9:g} GB by the plan's formula"
     )

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
@@ -122,6 +123,18 @@ class History:
     def learning_rate_scale(self) -> float:
         """Factor on the schedule's rates."""
         return math.prod(item.learning_rate_scale for item in self.decisions)
+
+    @property
+    def recipe(self) -> list[Decision]:
+        """As the first attempt that could take a step had it; later ones hold to it."""
+        told = (attempt.ready.recipe for attempt in self.attempts if attempt.ready)
+        return [Decision(**item) for item in next(told, [])]
+
+    @property
+    def decided(self) -> list[Decision]:
+        """What has a reason: the recipe, and how the newest attempt cuts the work."""
+        cut = self.attempts[-1].started.decisions if self.attempts else []
+        return [*self.recipe, *(Decision(**item) for item in cut)]
 
     @property
     def stalled(self) -> list[AttemptHistory]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.recovery.failures import Failure, FailureClass, classify
@@ -23,6 +24,7 @@ class Outcome:
     step: the last step that is known of.
     attempts, seconds: of the whole run, earlier programs included.
     account: what was tried since the last new checkpoint, a line each.
+    decisions: what was open or might have been, each with its reason.
     """
 
     outcome: AttemptOutcome
@@ -32,6 +34,7 @@ class Outcome:
     result: AttemptResult | None = None
     failure: Failure | None = None
     account: Sequence[str] = ()
+    decisions: Sequence[Decision] = ()
 
     @property
     def succeeded(self) -> bool:

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.decision import Decision, differs, set_by_user
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
+from steadytrain.components.train.plan.learned import Learned, learned_path
 from steadytrain.components.train.plan.start import Start, estimated_memory, planned_start
 from steadytrain.components.train.recovery.failures import FailureClass
-from steadytrain.components.train.recovery.learned import Learned, memory_fingerprint
 from steadytrain.components.train.recovery.ledger import History
+
+_DERIVED = "the default, since no plan by formula holds for this device and model"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,24 @@ class Sizing:
             offload=limit.offload,
         )
 
+    def decisions(self, history: History) -> list[Decision]:
+        """What the next attempt's plan fills of the configuration, each with its reason."""
+        nodes = self.nodes(history)
+        start, limit, began = self._start(nodes), history.limit, self._configured(nodes).fields
+        reasons = {item.field: item for item in start.decisions} if start else {}
+        found = []
+        for field, value in self.plan(history).fields.items():
+            if limit is not None and value != began[field]:
+                item = Decision(field, value, f"{limit.action.replace('_', ' ')}: {limit.reason}")
+            elif field in reasons:
+                item = reasons[field]
+            elif differs(self.config, field):
+                item = set_by_user(self.config, field)
+            else:
+                item = Decision(field, value, _DERIVED)
+            found.append(item)
+        return [*found, self._checkpoints()]
+
     def planned(self) -> DecisionMade | None:
         """What the plan says of a device and a model that it knows."""
         start = self._start(self.config.compute.nodes)
@@ -63,13 +83,8 @@ class Sizing:
         """What earlier runs have learned, where it changes the plan."""
         if not self._path.is_file():
             return None
-        known, plan = Learned.load(self._path), self._configured(self.config.compute.nodes)
-        within = plan.within(
-            known.micro_batch_size,
-            gradient_checkpointing=known.gradient_checkpointing,
-            strategy=known.strategy,
-            offload=known.offload,
-        )
+        plan = self._configured(self.config.compute.nodes)
+        within = Learned.load(self._path).hold(plan)
         if within == plan:
             return None
         configured = self.config.training.micro_batch_size
@@ -101,6 +116,12 @@ class Sizing:
                 offload=learned.offload,
             ).save(self._path)
 
+    def _checkpoints(self) -> Decision:
+        field = "training.save_steps"
+        if differs(self.config, field):
+            return set_by_user(self.config, field)
+        return Decision(field, None, "as often as pays, by Young's interval")
+
     def _start(self, nodes: int) -> Start | None:
         return planned_start(
             self.config, self.device, nodes, self.data.sequence_length, self.host_memory
@@ -131,7 +152,9 @@ class Sizing:
 
     @property
     def _path(self) -> Path:
-        fingerprint = memory_fingerprint(
-            self.config, self.data, device=self.device, world_size=self.world_size
+        return learned_path(
+            self.config,
+            length=self.data.sequence_length,
+            device=self.device,
+            world_size=self.world_size,
         )
-        return Workspace.of(self.config).learned(fingerprint)

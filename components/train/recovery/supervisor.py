@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -126,6 +126,7 @@ class Supervisor:
                 result=ending.result,
                 failure=ending.failure,
                 account=account(history),
+                decisions=history.decided,
             )
 
     def _prepare(self) -> None:
@@ -223,6 +224,7 @@ class Supervisor:
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
+                recipe=tuple(history.recipe),
                 seconds_between_failures=self._between_failures(history),
                 checkpoint_seconds=history.checkpoint_seconds,
                 generation=self.lease.generation,
@@ -243,6 +245,7 @@ class Supervisor:
                     resumed_from_step=resumed_step,
                     inputs=inputs_digest(self.config, self.data),
                     device=self.device,
+                    decisions=[asdict(item) for item in self.sizing.decisions(history)],
                 )
             )
             spec.save(folder.spec)

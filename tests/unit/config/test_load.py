@@ -11,6 +11,7 @@ from steadytrain.components.shared.config import (
     from_parameters,
     load,
     preset_names,
+    to_parameters,
 )
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError
@@ -196,6 +197,14 @@ def test_parameters_reach_their_fields():
     assert config.data.source == ["a.txt", "b.txt"]
     assert (config.model.base, config.model.config) == ("some/folder", {})
     assert (config.training.learning_rate, config.training.max_steps) == (0.5, 7)
+
+
+def test_a_learning_rate_that_is_open_stays_so_on_its_way_through_a_pipeline():
+    sent = to_parameters(load(yaml.safe_dump(MINIMAL)), run="r")["config"]
+    config = from_parameters(config=sent, overrides={}, learning_rate=0.0)
+    assert config.training.learning_rate is None
+    opened = from_parameters(config="chat", overrides={"training.learning_rate": None})
+    assert opened.training.learning_rate is None
 
 
 def test_a_field_given_twice_is_refused():

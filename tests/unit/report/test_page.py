@@ -145,7 +145,10 @@ def test_promoted_language_model(language_model: Any) -> None:
     assert "connection refused" in page.sections["steps"]
     assert "(2 times)" in page.sections["steps"]
     assert "python" in page.sections["environment"]
-    assert "learning_rate: 0.0001" in page.sections["environment"]
+    assert "learning_rate: null" in page.sections["environment"]
+    training = page.sections["training"]
+    for text in ("training.learning_rate", "1e-4", "the rule's reason", "(open)", "Young"):
+        assert text in training
 
 
 def test_classifier_that_is_not_promoted(classifier: Any) -> None:

@@ -33,7 +33,8 @@ def test_run_is_described_by_the_configuration(config: RunConfig, workspace: Wor
     run = use_tracking(config, workspace).client.get_run(run_id)
     assert run.info.run_name == config.run_id
     assert run.info.status == "RUNNING"
-    assert run.data.params["training.learning_rate"] == str(config.training.learning_rate)
+    assert "training.learning_rate" not in run.data.params, "training tells which it takes"
+    assert run.data.params["training.warmup_steps"] == str(config.training.warmup_steps)
     assert run.data.params["data.source"] == "['data.jsonl']"
     assert run.data.params["model.config.model_type"] == "gpt2"
     assert run.data.tags["steadytrain.config_digest"] == config.digest()
@@ -47,7 +48,8 @@ def test_changed_configuration_of_the_same_run_is_taken(
     make_config: Callable[..., RunConfig], workspace: Workspace
 ) -> None:
     """MLflow refuses to change a parameter: that must not stop a run that goes on."""
-    first, second = make_config(), make_config(training={"learning_rate": 0.5})
+    first = make_config(training={"learning_rate": 0.25})
+    second = make_config(training={"learning_rate": 0.5})
     run_id = parent_run(first, workspace)
     assert parent_run(second, workspace) == run_id
     run = use_tracking(second, workspace).client.get_run(run_id)
@@ -152,6 +154,8 @@ def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path
     (data / "card.json").write_text("{}")
     workspace.config.write_text(config.to_yaml())
     workspace.report.write_text("<html>")
+    workspace.record("train").parent.mkdir()
+    workspace.record("train").write_text("{}")
     side = SideRecord(shards=[], rows=1, documents=1)
     DataRecord(
         folder=str(data),
@@ -174,7 +178,7 @@ def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path
     run_id = parent_run(config, workspace)
     client = use_tracking(config, workspace).client
     folders = {item.path for item in client.list_artifacts(run_id)}
-    assert folders == {"configuration", "data", "report"}
+    assert folders == {"configuration", "data", "report", "training"}
     assert [item.path for item in client.list_artifacts(run_id, "data")] == ["data/card.json"]
     assert client.get_run(run_id).data.metrics == {"test_loss": 2.5, "baseline_unigram": 5.5}
 

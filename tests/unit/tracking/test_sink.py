@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from steadytrain.components.shared.tracking import (
     use_tracking,
 )
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.plan.recipe import recipe_of_run
 
 from support.tracking import BEGAN, ended, started, steps, until
 
@@ -69,7 +71,13 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     run.tell(
         started(1),
         TrainingStarted(
-            attempt=1, step=0, max_steps=20, parameters=7, device="cpu", precision="fp32"
+            attempt=1,
+            step=0,
+            max_steps=20,
+            parameters=7,
+            device="cpu",
+            precision="fp32",
+            recipe=[asdict(item) for item in recipe_of_run(config, 7)],
         ),
         *steps(1, range(3)),
         Validated(attempt=1, step=2, epoch=0.1, metrics={"loss": 2.5, "f1(macro)": 0.5}, best=True),
@@ -90,6 +98,9 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     assert first.info.end_time == (BEGAN + 1900) * 1000
     assert first.data.params["micro_batch_size"] == "4"
     assert first.data.params["parameters"] == "7"
+    assert first.data.params["training.learning_rate"] == "0.0001"
+    parent = use_tracking(config, workspace).client.get_run(parent_run(config, workspace))
+    assert parent.data.params["training.learning_rate"] == "0.0001"
     assert first.data.tags["steadytrain.failure_class"] == "host_oom"
     assert first.data.metrics["eval_loss"] == 2.5
     assert first.data.metrics["eval_f1_macro_"] == 0.5

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 
+from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
     CheckpointSaved,
@@ -293,6 +295,17 @@ def test_a_lower_learning_rate_holds_after_the_state_is_loaded(make_bench):
         if event.attempt == 2
     }
     assert after == pytest.approx({step: 0.1 * before[step] for step in (4, 5, 6)})
+
+
+def test_an_open_learning_rate_is_as_it_was_decided_before(make_bench):
+    """Whatever the rules of a later version would say."""
+    bench = make_bench(training={"learning_rate": None, "warmup_steps": 1})
+    earlier = Decision("training.learning_rate", 0.25, "by an earlier version's rules")
+    folder = changed_spec(bench.attempt(), recipe=(earlier,))
+    Rank(AttemptFolder(folder)).run()
+    (started,) = events_of(bench.workspace, TrainingStarted)
+    assert started.recipe == [asdict(earlier)]
+    assert max(event.learning_rate for event in events_of(bench.workspace, TrainingStep)) == 0.25
 
 
 def test_the_plan_can_ask_for_activation_checkpointing(make_bench):

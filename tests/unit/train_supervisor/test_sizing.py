@@ -92,6 +92,36 @@ def test_on_a_gpu_that_the_plan_knows_it_begins_as_planned(config, data):
     assert (str(unknown.plan(History())), unknown.planned()) == ("8 x 8", None)
 
 
+def reasons(sizing, history):
+    return {item.field: (item.text, item.reason) for item in sizing.decisions(history)}
+
+
+def test_each_part_of_a_plan_has_its_reason(config, data):
+    told = reasons(sized(config, data, ranks=2, training=WIDE), History())
+    assert told["compute.strategy"][0] == "ddp"
+    assert "rule: strategy by size" in told["compute.strategy"][1]
+    assert told["training.micro_batch_size"] == (
+        "32",
+        "the rank's whole share of the global batch fits",
+    )
+    assert told["training.save_steps"] == ("(open)", "as often as pays, by Young's interval")
+    strategy = {"compute": {"strategy": "zero1"}, "training": {**WIDE, "save_steps": 7}}
+    told = reasons(sized(config, data, ranks=2, **strategy), History())
+    assert told["compute.strategy"] == ("zero1", "set by you")
+    assert told["training.save_steps"] == ("7", "set by you")
+
+
+def test_what_was_changed_after_a_failure_has_that_as_its_reason(config, data):
+    history = History(decisions=[decided(16)])
+    for device in (H100, "GPU"):
+        sizing = sized(config, data, device, training={**WIDE, "micro_batch_size": 32})
+        told = reasons(sizing, history)
+        assert told["training.micro_batch_size"] == ("16", "retry changed: so")
+        assert told["compute.strategy"][0] == "single"
+    assert "no plan by formula" in told["compute.strategy"][1]
+    assert reasons(sizing, History())["training.micro_batch_size"] == ("32", "set by you")
+
+
 def test_what_the_user_has_set_is_where_it_begins(config, data):
     micro = sized(config, data, training={"global_batch_size": 64, "micro_batch_size": 4})
     assert str(micro.plan(History())) == "4 x 16"

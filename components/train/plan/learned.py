@@ -1,0 +1,116 @@
+"""What fits into the memory of a device, learned by one run and used by the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.plan.batch import BatchPlan
+from steadytrain.components.train.plan.fit import Choice, at
+from steadytrain.components.train.plan.hardware import find_gpu
+from steadytrain.components.train.plan.length import prepared
+from steadytrain.components.train.plan.machine import Job
+
+
+class Learned(Record):
+    """The largest micro-batch that trained, and what it took: activation checkpointing, shards."""
+
+    micro_batch_size: int
+    gradient_checkpointing: bool
+    strategy: str = ""
+    offload: str = "none"
+
+    def hold(self, plan: BatchPlan) -> BatchPlan:
+        """A plan with no more memory than that."""
+        return plan.within(
+            self.micro_batch_size,
+            gradient_checkpointing=self.gradient_checkpointing,
+            strategy=self.strategy,
+            offload=self.offload,
+        )
+
+
+def learned_path(config: RunConfig, *, length: int, device: str, world_size: int) -> Path:
+    """Where it is kept for all runs in which the same fits: model, precision, strategy alike.
+
+    Args:
+        length: tokens of the longest row; 0 where the data do not say.
+        device: of one kind under each of its names.
+    """
+    training = config.training
+    decides = {
+        "model": config.model.model_dump(mode="json"),
+        "task": config.data.task,
+        "sequence_length": length,
+        "device": _kind(device),
+        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
+        "optimizer": training.optim,
+        "strategy": config.compute.strategy,
+        "offload": config.compute.offload,
+        "world_size": world_size,
+        "gradient_checkpointing": training.gradient_checkpointing,
+    }
+    return Workspace.of(config).learned(value_digest(decides))
+
+
+def as_learned(job: Job, choice: Choice) -> Choice:
+    """A plan's choice, or less, where a run of such a training has found out that it must be."""
+    path = _path(job, _as_chosen(job, choice))
+    if not path.is_file():
+        return choice
+    held = Learned.load(path).hold(choice.plan)
+    before, now = choice.plan.fields, held.fields
+    way = replace(
+        choice.way,
+        recompute=held.gradient_checkpointing,
+        strategy=cast(Strategy, now["compute.strategy"]),
+        offload=cast(Offload, held.offload),
+    )
+    reason = (
+        f"learned: an earlier run on {job.machine.gpu.name} ran out of memory with more than "
+        f"micro-batch x accumulation {held}; remove {path} to forget that"
+    )
+    learned = {field: reason for field, value in now.items() if value != before[field]}
+    return replace(at(job, way, held.micro_batch_size), learned=learned)
+
+
+def learned_otherwise(job: Job, choice: Choice) -> Learned | None:
+    """What runs of the configuration as it stands have learned, where the plan is for another."""
+    path = _path(job, job.config)
+    if path == _path(job, _as_chosen(job, choice)) or not path.is_file():
+        return None
+    return Learned.load(path)
+
+
+def _path(job: Job, config: RunConfig) -> Path:
+    data, machine = prepared(job.config), job.machine
+    length = data.sequence_length if data else config.data.sequence_length
+    return learned_path(config, length=length, device=machine.gpu.name, world_size=machine.ranks)
+
+
+def _as_chosen(job: Job, choice: Choice) -> RunConfig:
+    """The configuration of the planned training, before it is cut for the device."""
+    config, way = job.config, choice.way
+    training = config.training.model_copy(
+        update={
+            "bf16": job.precision == "bf16",
+            "fp16": job.precision == "fp16",
+            "optim": way.optim,
+        }
+    )
+    model = config.model.model_copy(update={"adapter": choice.setting.adapter})
+    return config.model_copy(update={"training": training, "model": model})
+
+
+def _kind(device: str) -> str:
+    try:
+        return find_gpu(device).name
+    except BadInput:
+        return device
