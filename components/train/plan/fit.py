@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
+from steadytrain.components.train.plan.batch import LARGEST_DERIVED, BatchPlan, plan_batch
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.memory import Memory, peak_memory
 from steadytrain.components.train.plan.setting import Setting
@@ -85,6 +85,7 @@ def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Ch
         offload=way.offload,
         adapter=config.model.adapter.model_copy(update={"kind": way.adapter}),
         optim=way.optim,
+        cuda=job.machine.gpu.cuda,
     )
     memory = peak_memory(job.shape, setting)
     return Choice(way, setting, batch, memory, job.machine.gpu.memory)
@@ -104,7 +105,7 @@ def _micro_batches(job: Job) -> Iterable[int]:
     if job.short_of_memory:
         return (1,)
     share = plan_batch(job.global_batch, job.machine.ranks, limit=1).gradient_accumulation_steps
-    largest = min(share, LARGEST_MICRO_BATCH)
+    largest = min(share, LARGEST_MICRO_BATCH if job.machine.gpu.cuda else LARGEST_DERIVED)
     return (size for size in range(largest, 0, -1) if share % size == 0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from steadytrain.components.train.plan.hardware import Gpu
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
+from steadytrain.components.train.plan.offer import Offer, offer_of
 from steadytrain.components.train.plan.recipe import recipe, remarks
 from steadytrain.components.train.plan.remedies import remedies
 from steadytrain.components.train.plan.states import trained_parameters
@@ -25,31 +26,10 @@ from steadytrain.components.train.plan.strategy import (
 )
 from steadytrain.components.train.plan.time_cost import (
     Preemptions,
-    Span,
-    hours,
+    Speed,
+    by_table,
     preemptions,
-    tokens_per_second,
 )
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What one kind of GPU would do.
-
-    hours, usd, spot_usd: None where the steps or the price are not known.
-    usd_per_million_tokens: the middle of the interval, by which they are put in order.
-    """
-
-    gpu: str
-    fits: bool
-    how: str
-    memory_gb: float
-    capacity_gb: float
-    tokens_per_second: Span
-    hours: Span | None
-    usd: Span | None
-    spot_usd: Span | None
-    usd_per_million_tokens: float | None
 
 
 @dataclass(frozen=True)
@@ -140,12 +120,19 @@ class Plan:
         }
 
 
-def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None) -> Plan:
+def plan_training(
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    gpu: Gpu | None = None,
+    *,
+    timed: Callable[[Job, Choice], Speed] = by_table,
+) -> Plan:
     """Plans a training on compute.nodes x compute.nproc_per_node GPUs.
 
     Args:
         gpus: the table, with prices.
         gpu: the kind to plan for; None: the cheapest of the table that fits.
+        timed: how fast that one is; all others go by the table.
 
     Raises:
         BadInput: the architecture is not known, is too large for the product, or the batch
@@ -160,30 +147,39 @@ def plan_training(config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None = None
     )
     refuse_what_is_too_large(job)
     jobs = [replace(job, machine=replace(job.machine, gpu=each)) for each in gpus]
-    offers = [_offer(each, choose(each, ways(each) or wished_ways(each))) for each in jobs]
+    offers = [_by_table(each) for each in jobs]
     chosen_by = "given"
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
         job = _cheapest(job, gpus, offers)
-    return _finish(job, offers, chosen_by)
+    return _finish(job, offers, chosen_by, timed)
 
 
-def _finish(job: Job, offers: Sequence[Offer], chosen_by: str) -> Plan:
+def _by_table(job: Job) -> Offer:
+    choice = choose(job, ways(job) or wished_ways(job))
+    return offer_of(job, choice, by_table(job, choice))
+
+
+def _finish(
+    job: Job, offers: Sequence[Offer], chosen_by: str, timed: Callable[[Job, Choice], Speed]
+) -> Plan:
     choice = choose(job, _ways(job))
+    speed = timed(job, choice)
+    offer = offer_of(job, choice, speed)
     length = length_of(job.config, job.global_batch)
     problems = _problems(job, choice)
     return Plan(
         job=job,
         choice=choice,
         trained=trained_parameters(job.shape, choice.setting),
-        decisions=[*decisions(job, choice), *recipe(job, choice, length)],
+        decisions=[*decisions(job, choice), *recipe(job, choice, length, speed.tokens_per_second)],
         problems=problems,
         remedies=remedies(job, choice) if not choice.fits else [],
         remarks=list(remarks(job, choice)),
         length=length,
-        offer=_offer(job, choice),
+        offer=offer,
         preemptions=preemptions(job, choice),
-        offers=offers,
+        offers=[offer if each.gpu == offer.gpu else each for each in offers],
         chosen_by=chosen_by,
     )
 
@@ -250,44 +246,3 @@ def _too_much(job: Job, choice: Choice) -> str:
         f"a rank needs {memory.total / 1e9:.1f} GB at its peak ({largest}{kept}), and of "
         f"{gpu.name}'s {gpu.memory_gb:g} GB {choice.usable / 1e9:.1f} can be counted on"
     )
-
-
-def _offer(job: Job, choice: Choice) -> Offer:
-    gpu, ranks = job.machine.gpu, job.machine.ranks
-    length = length_of(job.config, job.global_batch)
-    speed = tokens_per_second(job.shape, choice.setting, job.machine)
-    needed = None if length.tokens is None else hours(job, choice, length.tokens)
-    price, spot = gpu.usd_per_hour, gpu.spot_usd_per_hour
-    if job.config.compute.price_per_hour is not None:
-        price = job.config.compute.price_per_hour / ranks
-    factor = preemptions(job, choice).factor
-    return Offer(
-        gpu=gpu.name,
-        fits=choice.fits
-        and choice.way.is_possible(job)
-        and not (job.precision == "bf16" and not gpu.bf16),
-        how=_how(choice),
-        memory_gb=round(choice.memory.total / 1e9, 2),
-        capacity_gb=gpu.memory_gb,
-        tokens_per_second=speed,
-        hours=needed,
-        usd=_cost(needed, price, ranks),
-        spot_usd=_cost(needed.times(factor) if needed else None, spot, ranks),
-        usd_per_million_tokens=(
-            None if price is None else price * ranks * 1e6 / speed.middle / 3600
-        ),
-    )
-
-
-def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:
-    return None if needed is None or price is None else needed.times(price * ranks)
-
-
-def _how(choice: Choice) -> str:
-    way, batch = choice.way, choice.batch
-    told: list[str] = [way.adapter] if way.adapter != "none" else []
-    told.append(way.strategy)
-    told += ["recompute"] if way.recompute else []
-    told += [f"offload {way.offload}"] if way.offload != "none" else []
-    told += ["8-bit AdamW"] if way.optim != "adamw_torch" else []
-    return f"{' + '.join(told)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"

@@ -10,7 +10,7 @@ from steadytrain.components.train.plan.decisions import Decision, as_given, powe
 from steadytrain.components.train.plan.fit import Choice
 from steadytrain.components.train.plan.length import Length
 from steadytrain.components.train.plan.machine import Job
-from steadytrain.components.train.plan.time_cost import preemptions, tokens_per_second
+from steadytrain.components.train.plan.time_cost import Span, preemptions
 
 _RATES: Final = (
     (500e6, 5e-5, 1e-4, "below 500 million parameters"),
@@ -24,7 +24,7 @@ _EACH_EPOCH: Final = 100_000
 """Examples, up to which the rule saves after each epoch."""
 
 
-def recipe(job: Job, choice: Choice, length: Length) -> list[Decision]:
+def recipe(job: Job, choice: Choice, length: Length, speed: Span) -> list[Decision]:
     """The rules' values for what is open."""
     found = [
         Decision("training.learning_rate", *_rate(job, choice)),
@@ -39,14 +39,14 @@ def recipe(job: Job, choice: Choice, length: Length) -> list[Decision]:
             "the first of the rule's schedules",
         ),
         *_adapters(choice),
-        _checkpoints(job, choice, length),
+        _checkpoints(job, choice, length, speed),
     ]
     return [as_given(job, decision) for decision in found]
 
 
 def remarks(job: Job, choice: Choice) -> Iterator[str]:
     """Where the user's own values are outside the rules, or what the plan is for; they stay."""
-    if job.config.compute.device == "cpu":
+    if job.config.compute.device == "cpu" and job.machine.gpu.cuda:
         yield "compute.device = cpu stays; this plan is what a GPU would do"
     rate = job.config.training.learning_rate
     low, high, _ = _range(job, choice)
@@ -90,7 +90,7 @@ def _adapters(choice: Choice) -> Iterator[Decision]:
     yield Decision("model.adapter.targets", None, "all linear layers but the head (rule: LoRA)")
 
 
-def _checkpoints(job: Job, choice: Choice, length: Length) -> Decision:
+def _checkpoints(job: Job, choice: Choice, length: Length, speed: Span) -> Decision:
     """By epochs for small data, else by what a checkpoint costs."""
     field = "training.save_steps"
     if length.rows is not None and length.rows < _EACH_EPOCH:
@@ -98,8 +98,8 @@ def _checkpoints(job: Job, choice: Choice, length: Length) -> Decision:
         reason = "each epoch, of fewer than 100,000 examples (rule: checkpoints)"
         return Decision(field, steps, reason)
     interval = preemptions(job, choice).interval_seconds
-    speed = tokens_per_second(job.shape, choice.setting, job.machine).middle
-    steps = max(1, round(interval * speed / (job.global_batch * choice.setting.length)))
+    tokens = interval * speed.middle
+    steps = max(1, round(tokens / (job.global_batch * choice.setting.length)))
     return Decision(
         field,
         None,

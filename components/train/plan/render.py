@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from steadytrain.components.train.plan.decisions import Decision, power
-from steadytrain.components.train.plan.plan import Offer, Plan
-from steadytrain.components.train.plan.time_cost import Span
+from steadytrain.components.train.plan.offer import Offer
+from steadytrain.components.train.plan.plan import Plan
+from steadytrain.components.train.plan.time_cost import THE_TABLE, Span
 
 _UNKNOWN = "not known"
 
 
 def render(plan: Plan) -> str:
     """The same text for the same plan."""
-    parts = (_head(plan), _decided(plan), _memory(plan), _spending(plan), _gpus(plan), _foot())
+    parts = (_head(plan), _decided(plan), _memory(plan), _spending(plan), _gpus(plan), _foot(plan))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -25,7 +26,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"hardware  {job.machine}{by}"
     total, capacity = plan.choice.memory.total / 1e9, plan.choice.capacity / 1e9
     if plan.works:
-        yield f"verdict   fits: {total:.1f} of {capacity:g} GB on each GPU"
+        yield f"verdict   fits: {total:.1f} of {capacity:g} GB on each {job.machine.gpu.kind}"
         return
     yield "verdict   DOES NOT WORK"
     yield from (f"  problem {problem}" for problem in plan.problems)
@@ -67,7 +68,8 @@ def _spending(plan: Plan) -> Iterator[str]:
     yield "time and cost"
     steps = _UNKNOWN if length.steps is None else f"{length.steps:,}"
     yield f"  steps           {steps}: {length.source}"
-    yield f"  tokens a second {_span(offer.tokens_per_second)}"
+    timed = "" if offer.timed_by == THE_TABLE else f": {offer.timed_by}"
+    yield f"  tokens a second {_span(offer.tokens_per_second)}{timed}"
     yield f"  hours           {_span(offer.hours)}"
     yield f"  USD on demand   {_span(offer.usd)}"
     lost = plan.preemptions
@@ -102,7 +104,12 @@ def _row(offer: Offer) -> tuple[str, ...]:
     )
 
 
-def _foot() -> Iterator[str]:
+def _foot(plan: Plan) -> Iterator[str]:
+    if plan.offer.timed_by != THE_TABLE:
+        yield "This machine's speed was measured, on random weights; all else is by formula."
+        yield "Memory was within 12 % of live tensors on a CPU in tests; what other GPUs reach is"
+        yield "an assumption."
+        return
     yield "By formula, nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"
     yield "CUDA's context and fragmentation are assumptions, and so is how much of a GPU's peak"
     yield "a training gets, which is why hours are an interval."
