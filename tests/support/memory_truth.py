@@ -15,16 +15,14 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.sequence_classification import SequenceClassification
-from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.tasks.sequence_classification import class_loss
+from steadytrain.components.train.loop.setup import make_ready
 from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.plan.random_model import random_model
 from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.strategy.choose import apply_strategy
 
 from support.live_memory import LiveTensors
 from support.ports import free_port
@@ -51,24 +49,25 @@ def measured_peak(case: Case) -> int:
     setting = case.setting
     torch.manual_seed(0)
     with _fresh_accelerator(setting) as accelerator, LiveTensors() as live:
-        module = _model(case)
+        module = random_model(case.model, setting, case.labels)
         for tensor in (*module.parameters(), *module.buffers()):
             live.see(tensor, "weight")
         config = from_mapping({**CONFIG, "training": {"bf16": setting.half}})
-        strategy = apply_strategy(
+        strategy = make_ready(
             config,
             accelerator,
             module,
-            lambda model: build_optimizer(model, config.training),
+            gradient_checkpointing=setting.recompute,
             strategy=REPLICATED if setting.strategy == "single" else setting.strategy,
         )
         strategy.model.train()
         batch, parts = _batch(case), 2 if setting.accumulates else 1
+        loss = class_loss if case.classes else next_token_loss
         for _ in range(2):
             live.begin()
             for part in range(1, parts + 1):
                 with strategy.micro_batch(last=part == parts):
-                    strategy.backward(_loss(strategy.model, batch, case.classes) / 7)
+                    strategy.backward(loss(strategy.model, batch) / 7)
             strategy.clip(1.0)
             strategy.update()
             print(setting.strategy, live.at_peak.most_common(14))
@@ -112,32 +111,6 @@ def _fresh_accelerator(setting: Setting) -> Iterator[Accelerator]:
         GradientState._reset_state()
 
 
-def _model(case: Case) -> torch.nn.Module:
-    setting = case.setting
-    auto = AutoModelForSequenceClassification if case.classes else AutoModelForCausalLM
-    extra = {"num_labels": LABELS, "pad_token_id": 0} if case.classes else {}
-    frozen = torch.bfloat16 if setting.adapter.freezes and setting.half else torch.float32
-    config = AutoConfig.for_model(**{**case.model, **extra})
-    module: Any = auto.from_config(config, dtype=frozen)
-    if setting.adapter.freezes:
-        targets = setting.adapter.targets or "all-linear"
-        module = get_peft_model(
-            module,
-            LoraConfig(
-                r=setting.adapter.rank,
-                lora_alpha=setting.adapter.scale,
-                lora_dropout=setting.adapter.dropout,
-                target_modules=targets,
-                task_type="SEQ_CLS" if case.classes else "CAUSAL_LM",
-            ),
-        )
-        if setting.recompute:
-            module.enable_input_require_grads()
-    if setting.recompute:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return module  # type: ignore[no-any-return]
-
-
 def _batch(case: Case) -> dict[str, torch.Tensor]:
     rows, length = case.setting.micro_batch, case.setting.length
     ids = torch.randint(0, int(case.model["vocab_size"]), (rows, length))
@@ -148,10 +121,3 @@ def _batch(case: Case) -> dict[str, torch.Tensor]:
     first = length // 2 if case.setting.masked else 0
     positions = torch.cat([torch.arange(first), torch.arange(length - first)]).repeat(rows, 1)
     return {"input_ids": ids, "position_ids": positions, "targets": ids}
-
-
-def _loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], classes: bool) -> Any:
-    if classes:
-        task = SequenceClassification.__new__(SequenceClassification)
-        return task.loss(model, batch).total
-    return next_token_loss(model, batch)
