@@ -60,8 +60,8 @@ def plan(
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
 
-    With --calibrate the speed is measured: a minute at most of real steps of the real model, with
-    random weights. Without a GPU it plans for this machine's CPU.
+    With --calibrate the speed is measured, by about a minute of real steps of the real model with
+    random weights at the most. Without a GPU it plans for this machine's CPU.
 
     Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
     or training.max_steps is set. Above 100 billion parameters it refuses.

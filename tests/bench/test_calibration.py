@@ -15,7 +15,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.steps import agree, take_share, take_step
-from steadytrain.components.train.plan.calibration import WARM_UP, Trial, row_lengths
+from steadytrain.components.train.plan.calibration import Trial, row_lengths
 from steadytrain.components.train.plan.device import this_cpu
 from steadytrain.components.train.plan.hardware import all_gpus
 from steadytrain.components.train.plan.plan import plan_training
@@ -24,7 +24,7 @@ from steadytrain.components.train.plan.time_cost import Span, Speed
 from support.training import LLAMA, VOCABULARY, packed_row, write_data
 
 pytestmark = pytest.mark.bench
-ROUNDS = 12
+WARM_UP, ROUNDS = 1, 12
 MODEL = {
     **LLAMA,
     "hidden_size": 192,

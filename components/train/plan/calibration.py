@@ -37,8 +37,8 @@ from steadytrain.components.train.plan.random_model import random_model
 from steadytrain.components.train.plan.setting import Setting
 from steadytrain.components.train.plan.time_cost import Span, Speed, together
 
-WARM_UP: Final = 1
 STEPS: Final = 4
+"""That are timed, after one to warm up."""
 SECONDS: Final = 60.0
 """After which no further step begins; one is timed in any case."""
 
@@ -69,15 +69,20 @@ def calibrate(job: Job, choice: Choice, tell: Callable[[str], None]) -> Speed:
             remedy="set training.gradient_checkpointing=true or a smaller "
             "training.micro_batch_size, or leave --calibrate out",
         ) from error
-    parts = choice.batch.gradient_accumulation_steps
+    batch = choice.batch
+    parts = batch.micro_batch_size * batch.gradient_accumulation_steps / trial.rows
     speeds = [parts * tokens / (parts * micro + update) for tokens, micro, update in times]
     each = Span(min(speeds), max(speeds))
-    return Speed(together(each, job.machine), _source(len(times), job.machine.ranks))
+    return Speed(together(each, job.machine), _source(len(times), trial, job.machine.ranks))
 
 
-def _source(steps: int, ranks: int) -> str:
-    told = f"{steps} step{'s' if steps > 1 else ''} on this machine"
-    return told if ranks == 1 else f"{told} of one rank; what lies between {ranks} is assumed"
+def _source(steps: int, trial: Trial, ranks: int) -> str:
+    one, others = "", ""
+    if ranks > 1:
+        one, others = " of one rank", f"; what lies between {ranks} ranks is assumed"
+    whole = trial.setting.micro_batch
+    part = f" ({trial.rows} of {whole} sequences each)" if trial.rows < whole else ""
+    return f"{steps} step{'s' if steps > 1 else ''}{one} on this machine{part}{others}"
 
 
 def _refuse_what_one_device_cannot_show(job: Job, choice: Choice) -> None:
@@ -115,12 +120,16 @@ def _as_chosen(job: Job, choice: Choice) -> RunConfig:
 
 
 class Trial:
-    """A model on its device, and steps of it."""
+    """A model on its device, and steps of it.
+
+    rows: sequences of a step, once it has warmed up.
+    """
 
     def __init__(
         self, job: Job, setting: Setting, config: RunConfig, tell: Callable[[str], None]
     ) -> None:
         self.config, self.setting, self.shape = config, setting, job.shape
+        self.rows = setting.micro_batch
         self.accelerator = make_accelerator(config, gradient_checkpointing=setting.recompute)
         self.device = self.accelerator.device
         self._refuse_what_is_too_large()
@@ -134,18 +143,23 @@ class Trial:
 
     def times(self, tell: Callable[[str], None]) -> Iterator[tuple[int, float, float]]:
         """Of each step its tokens, and the seconds of a micro-batch and of an update."""
-        began, micro = self._now(), self.setting.micro_batch
-        lengths = row_lengths(self.config, (WARM_UP + STEPS) * micro)
-        for step in range(WARM_UP + STEPS):
-            if step > WARM_UP and self._now() - began > SECONDS:
+        began, lengths = self._now(), row_lengths(self.config, STEPS * self.rows)
+        self._warm_up(lengths)
+        tell(f"calibrating: warmed up in {self._now() - began:.1f} s")
+        for step in range(STEPS):
+            if step and self._now() - began > SECONDS:
                 return
-            rows = lengths[step * micro : (step + 1) * micro]
-            found = self.step(rows)
-            if step < WARM_UP:
-                tell(f"calibrating: warmed up in {self._now() - began:.1f} s")
-                continue
-            tell(f"calibrating: step {step - WARM_UP + 1} of {STEPS}, {sum(found[1:]):.2f} s")
+            found = self.step(lengths[step * self.rows : (step + 1) * self.rows])
+            tell(f"calibrating: step {step + 1} of {STEPS}, {sum(found[1:]):.2f} s")
             yield found
+
+    def _warm_up(self, lengths: list[int]) -> None:
+        """On a CPU first with one sequence, by which a step has as many as the time allows."""
+        if not self.setting.cuda:
+            _, micro, update = self.step(lengths[:1])
+            self.rows = max(1, min(self.rows, int(SECONDS / STEPS / (micro + update))))
+        if self.setting.cuda or self.rows > 1:
+            self.step(lengths[: self.rows])
 
     def step(self, lengths: list[int]) -> tuple[int, float, float]:
         """One micro-batch of rows of such lengths, and an update; gives what `times` does."""

@@ -111,13 +111,15 @@ def test_other_ways_are_timed_too(plan_here, tiny, architecture, fields):
     plan, _ = plan_here(tiny(architecture, **fields))
     assert plan.offer.tokens_per_second.low > 0
     ranks = plan.job.machine.ranks
-    assert ("of one rank; what lies between 2 is assumed" in plan.offer.timed_by) is (ranks > 1)
+    assert ("of one rank on this machine; what lies between 2 ranks" in plan.offer.timed_by) is (
+        ranks > 1
+    )
 
 
 def test_when_its_time_is_up_one_step_has_been_timed(plan_here, tiny, monkeypatch):
     monkeypatch.setattr(calibration, "SECONDS", 0.0)
     plan, told = plan_here(tiny())
-    assert plan.offer.timed_by == "1 step on this machine"
+    assert plan.offer.timed_by == "1 step on this machine (1 of 4 sequences each)"
     assert "step 1 of 4" in told[-1]
     speed = plan.offer.tokens_per_second
     assert speed.low == speed.high
