@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,10 @@ import typer
 from steadytrain.pipelines.options import Overrides, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.train.plan.fit import Choice, Measure
-    from steadytrain.components.train.plan.hardware import Gpu
-    from steadytrain.components.train.plan.hosts import Hosts
     from steadytrain.components.train.plan.memory import Memory
+    from steadytrain.components.train.plan.time_cost import Timing
 
 
 def plan(
@@ -61,6 +57,14 @@ def plan(
             "DeepSpeed and Kubeflow Trainer would take."
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Time a few real steps on this machine's GPU, or on its CPU where it has none or "
+            "compute.device is cpu.",
+        ),
+    ] = False,
     by_formula: Annotated[
         bool,
         typer.Option("--formula", help="No dry run: the same at once, memory less exactly."),
@@ -78,27 +82,31 @@ def plan(
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
 
+    With --calibrate the speed is measured, by about a minute of real steps of the real model with
+    random weights at the most. Without a GPU it plans for this machine's CPU.
+
     Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
     or training.max_steps is set. Above 100 billion parameters it refuses.
     """
-    from steadytrain.components.train.agent.memory import host_memory
-    from steadytrain.components.train.plan.hardware import all_gpus, find_gpu, priced
-    from steadytrain.components.train.plan.hosts import Hosts
+    from steadytrain.components.train.plan.hardware import all_gpus, priced
     from steadytrain.components.train.plan.plan import plan_training
     from steadytrain.components.train.plan.render import render
+    from steadytrain.components.train.plan.time_cost import by_table
+    from steadytrain.pipelines.plan_hardware import choose_hardware
 
     config = _load(source, overrides, nodes, gpus_per_node)
-    gpus: Sequence[Gpu] = all_gpus() if prices is None else priced(prices)
-    wanted, hosts = find_gpu(gpu, gpus) if gpu else None, Hosts()
-    if cluster:
-        gpus, hosts = _of_the_cluster(config, gpus, wanted)
-    elif not gpu and (wanted := _here(config, gpus)):
-        hosts = Hosts(memory={wanted.name: host_memory()})
-    if host_memory_gb:
-        memory = dict.fromkeys((each.name for each in gpus), int(host_memory_gb * 10**9))
-        hosts = replace(hosts, memory=memory)
-    measure = None if by_formula else _measure(config)
-    found = plan_training(config, gpus, wanted, hosts, measure=measure)
+    table = all_gpus() if prices is None else priced(prices)
+    gpus, wanted, hosts = choose_hardware(
+        config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb
+    )
+    found = plan_training(
+        config,
+        gpus,
+        wanted,
+        hosts,
+        measure=None if by_formula else _measure(config),
+        timed=_on_this_machine() if calibrate else by_table,
+    )
     typer.echo(json.dumps(found.as_data(), indent=2) if as_json else render(found))
     if write is not None:
         from steadytrain.components.train.plan.launch_files import write_files
@@ -136,37 +144,10 @@ def _measure(config: RunConfig) -> Measure | None:
     return measure
 
 
-def _of_the_cluster(
-    config: RunConfig, gpus: Sequence[Gpu], wanted: Gpu | None
-) -> tuple[Sequence[Gpu], Hosts]:
-    """The kinds that it has, and its nodes."""
-    from steadytrain.components.shared.errors import BadInput
-    from steadytrain.pipelines.cluster.hosts import cluster_hosts
+def _on_this_machine() -> Timing:
+    """A calibration."""
+    from functools import partial
 
-    hosts, remarks = cluster_hosts(config, gpus)
-    for remark in remarks:
-        typer.echo(remark, err=True)
-    there = [gpu for gpu in gpus if hosts.have(gpu.name, 1, 1)]
-    if wanted and wanted not in there:
-        names = ", ".join(gpu.name for gpu in there)
-        raise BadInput(
-            f"--gpu {wanted.name}: the cluster has none",
-            remedy=f"one of {names}, or leave --cluster out",
-        )
-    return there, hosts
+    from steadytrain.components.train.plan.calibration import calibrate
 
-
-def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
-    """This machine's GPU, if it has one that the table knows."""
-    from steadytrain.components.shared.errors import BadInput
-    from steadytrain.components.train.plan.device import CPU, device_name
-    from steadytrain.components.train.plan.hardware import find_gpu
-
-    name = device_name(config.compute)
-    if name == CPU:
-        return None
-    try:
-        return find_gpu(name, gpus)
-    except BadInput:
-        typer.echo(f"this machine's {name} is not in the table; --gpu names another", err=True)
-        return None
+    return partial(calibrate, tell=partial(typer.echo, err=True))

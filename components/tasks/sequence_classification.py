@@ -38,15 +38,7 @@ class SequenceClassification(TextTask):
         )
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        longest = max(len(row["input_ids"]) for row in rows)
-        ids = torch.full((len(rows), longest), self.pad_token_id)
-        mask = torch.zeros((len(rows), longest), dtype=torch.int64)
-        for index, row in enumerate(rows):
-            length = len(row["input_ids"])
-            ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"], dtype=np.int64))
-            mask[index, :length] = 1
-        labels = torch.tensor([int(row["label"]) for row in rows])
-        return {"input_ids": ids, "attention_mask": mask, "targets": labels}
+        return collate_padded(rows, self.pad_token_id)
 
     def weight(self, batch: Batch) -> int:
         return len(batch["targets"])
@@ -94,6 +86,19 @@ class SequenceClassification(TextTask):
             metadata=metadata,
             task="text-classification",
         )
+
+
+def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
+    """A micro-batch of rows, padded to the longest."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    ids = torch.full((len(rows), longest), pad_token_id)
+    mask = torch.zeros((len(rows), longest), dtype=torch.int64)
+    for index, row in enumerate(rows):
+        length = len(row["input_ids"])
+        ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"], dtype=np.int64))
+        mask[index, :length] = 1
+    labels = torch.tensor([int(row["label"]) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "targets": labels}
 
 
 def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

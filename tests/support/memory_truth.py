@@ -15,17 +15,15 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.sequence_classification import class_loss
-from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.loop.setup import make_ready
 from steadytrain.components.train.plan.batch import REPLICATED
 from steadytrain.components.train.plan.live_tensors import LiveTensors
+from steadytrain.components.train.plan.random_model import random_model
 from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.strategy.choose import apply_strategy
 
 from support.ports import free_port
 
@@ -51,15 +49,15 @@ def measured_peak(case: Case) -> int:
     setting = case.setting
     torch.manual_seed(0)
     with _fresh_accelerator(setting) as accelerator, LiveTensors() as live:
-        module = _model(case)
+        module = random_model(case.model, setting, case.labels)
         for tensor in (*module.parameters(), *module.buffers()):
             live.see(tensor, "weight")
         config = from_mapping({**CONFIG, "training": {"bf16": setting.half, "learning_rate": 1e-4}})
-        strategy = apply_strategy(
+        strategy = make_ready(
             config,
             accelerator,
             module,
-            lambda model: build_optimizer(model, config.training),
+            gradient_checkpointing=setting.recompute,
             strategy=REPLICATED if setting.strategy == "single" else setting.strategy,
         )
         strategy.model.train()
@@ -111,32 +109,6 @@ def _fresh_accelerator(setting: Setting) -> Iterator[Accelerator]:
     finally:
         AcceleratorState._reset_state(alone)
         GradientState._reset_state()
-
-
-def _model(case: Case) -> torch.nn.Module:
-    setting = case.setting
-    auto = AutoModelForSequenceClassification if case.classes else AutoModelForCausalLM
-    extra = {"num_labels": LABELS, "pad_token_id": 0} if case.classes else {}
-    frozen = torch.bfloat16 if setting.adapter.freezes and setting.half else torch.float32
-    config = AutoConfig.for_model(**{**case.model, **extra})
-    module: Any = auto.from_config(config, dtype=frozen)
-    if setting.adapter.freezes:
-        targets = setting.adapter.targets or "all-linear"
-        module = get_peft_model(
-            module,
-            LoraConfig(
-                r=setting.adapter.rank,
-                lora_alpha=setting.adapter.scale,
-                lora_dropout=setting.adapter.dropout,
-                target_modules=targets,
-                task_type="SEQ_CLS" if case.classes else "CAUSAL_LM",
-            ),
-        )
-        if setting.recompute:
-            module.enable_input_require_grads()
-    if setting.recompute:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return module  # type: ignore[no-any-return]
 
 
 def _batch(case: Case) -> dict[str, torch.Tensor]:

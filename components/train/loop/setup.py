@@ -24,6 +24,7 @@ from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.train.plan.device import refuse_what_needs_cuda
 from steadytrain.components.train.plan.recipe import learning_rate, recipe_of_run
 from steadytrain.components.train.plan.setting import Precision
 from steadytrain.components.train.strategy.base import Strategy
@@ -112,21 +113,14 @@ def set_up(
     rows = _rows(data, "train")
     order = RowOrder(len(rows), training.seed)
     module = build_module(config, task)
-    if gradient_checkpointing:
-        recompute_activations(module, configured=training.gradient_checkpointing)
-    if training.torch_compile:
-        # In place, so that its tensors keep their names.
-        module.compile()
     parameters = sum(item.numel() for item in module.parameters())
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})
-    # Each rank draws its own dropout.
-    seed_everything(training.seed + int(accelerator.process_index))
-    applied = apply_strategy(
-        config,
+    applied = make_ready(
+        config.model_copy(update={"training": training}),
         accelerator,
         module,
-        lambda model: build_optimizer(model, training),
+        gradient_checkpointing=gradient_checkpointing,
         strategy=strategy,
         offload=offload,
     )
@@ -160,6 +154,41 @@ def build_module(config: RunConfig, task: Task) -> torch.nn.Module:
     return attach(module, config.model.adapter) if config.model.adapter.freezes else module
 
 
+def make_ready(
+    config: RunConfig,
+    accelerator: Accelerator,
+    module: torch.nn.Module,
+    *,
+    gradient_checkpointing: bool = False,
+    strategy: str = REPLICATED,
+    offload: str = "none",
+) -> Strategy:
+    """The model on its device with its optimizer, as steps take it.
+
+    Args:
+        gradient_checkpointing, strategy, offload: as for `set_up`.
+
+    Raises:
+        BadInput, CannotRecompute: as `set_up` does.
+    """
+    training = config.training
+    if gradient_checkpointing:
+        recompute_activations(module, configured=training.gradient_checkpointing)
+    if training.torch_compile:
+        # In place, so that its tensors keep their names.
+        module.compile()
+    # Each rank draws its own dropout.
+    seed_everything(training.seed + int(accelerator.process_index))
+    return apply_strategy(
+        config,
+        accelerator,
+        module,
+        lambda model: build_optimizer(model, training),
+        strategy=strategy,
+        offload=offload,
+    )
+
+
 def make_accelerator(
     config: RunConfig, *, gradient_checkpointing: bool = False, offload: str = "none"
 ) -> Accelerator:
@@ -180,12 +209,8 @@ def make_accelerator(
             f"compute.offload = {offload!r}: there is no GPU whose memory it could spare",
             remedy="leave it out",
         )
-    scaled = [("training.fp16", True, "training.bf16")] if training.fp16 else []
-    for field, value, instead in [*scaled, *config.only_cuda]:
-        if not cuda:
-            raise BadInput(
-                f"{field} = {value!r}: that needs a CUDA device", remedy=f"set {instead} instead"
-            )
+    if not cuda:
+        refuse_what_needs_cuda(config)
     if training.bf16 and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise BadInput(
             f"training.bf16 = true: {torch.cuda.get_device_name()} has no bfloat16",

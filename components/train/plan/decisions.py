@@ -13,19 +13,23 @@ from steadytrain.components.train.plan.hardware import GIB
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.recipe import MEDIUM_BATCH, recipe
 from steadytrain.components.train.plan.strategy import BILLION
-from steadytrain.components.train.plan.time_cost import preemptions, tokens_per_second
+from steadytrain.components.train.plan.time_cost import Span, preemptions
 
 _SIZE_RULE: Final = "rule: strategy by size"
 _SMALL_CARD: Final = "rule for 6 GB cards"
 
 
-def decisions(job: Job, choice: Choice) -> list[Decision]:
-    """All of a plan."""
+def decisions(job: Job, choice: Choice, speed: Span) -> list[Decision]:
+    """All of a plan.
+
+    Args:
+        speed: tokens a second.
+    """
     adapter, parameters = choice.setting.adapter, job.shape.parameters
     return [
         *efficiency(job, choice),
         *recipe(job.config, adapter, parameters, job.given),
-        _as_given(job, _checkpoints(job, choice)),
+        _as_given(job, _checkpoints(job, choice, speed)),
     ]
 
 
@@ -33,7 +37,7 @@ def efficiency(job: Job, choice: Choice) -> list[Decision]:
     """What decides memory and speed."""
     found = [
         Decision("compute.strategy", choice.way.strategy, _strategy(job, choice)),
-        Decision("compute.offload", choice.way.offload, _offload(choice)),
+        Decision("compute.offload", choice.way.offload, _offload(job, choice)),
         Decision("model.adapter.kind", choice.way.adapter, _adapter(job, choice)),
         _precision(job),
         Decision("training.gradient_checkpointing", choice.way.recompute, _recompute(job, choice)),
@@ -62,11 +66,14 @@ def _as_learned(choice: Choice, decision: Decision) -> Decision:
 def _strategy(job: Job, choice: Choice) -> str:
     count, strategy = job.shape.parameters, choice.way.strategy
     if strategy == "single":
-        return "one GPU has nobody to share with"
+        return f"one {job.machine.gpu.kind} has nobody to share with"
     if strategy == "ddp":
         if choice.setting.adapter.freezes:
             return "each GPU holds the frozen model, and only the adapters' gradients travel"
-        return f"below 1 billion parameters each GPU holds the whole model ({_SIZE_RULE})"
+        return (
+            f"below 1 billion parameters each {job.machine.gpu.kind} holds the whole model "
+            f"({_SIZE_RULE})"
+        )
     if count < BILLION:
         return "with DDP each GPU would need more memory than it has, so the states are shared"
     if count < 10 * BILLION:
@@ -74,9 +81,10 @@ def _strategy(job: Job, choice: Choice) -> str:
     return f"from 10 to 100 billion parameters: ZeRO-3 ({_SIZE_RULE})"
 
 
-def _offload(choice: Choice) -> str:
+def _offload(job: Job, choice: Choice) -> str:
     if choice.way.offload == "none":
-        return "what a rank needs fits on its GPU" if choice.fits else "slow, so only if asked for"
+        fits = f"what a rank needs fits on its {job.machine.gpu.kind}"
+        return fits if choice.fits else "slow, so only if asked for"
     return (
         "from 10 to 100 billion parameters the host's memory takes what does not fit "
         f"({_SIZE_RULE}): {choice.memory.host / 1e9:.0f} GB a rank"
@@ -97,8 +105,9 @@ def _adapter(job: Job, choice: Choice) -> str:
 def _precision(job: Job) -> Decision:
     gpu = job.machine.gpu
     if job.precision == "fp32":
-        field = "training.bf16" if job.given("training.bf16") else "training.fp16"
-        return Decision(field, False, "")
+        fp16 = job.given("training.fp16") and not job.given("training.bf16")
+        field = "training.fp16" if fp16 else "training.bf16"
+        return Decision(field, False, "a CPU computes in 32 bits unless asked")
     reason = "computes in bfloat16, which needs no loss scaling"
     if job.precision == "fp16":
         reason = "has no bfloat16, so float16 with loss scaling"
@@ -117,7 +126,7 @@ def _recompute(job: Job, choice: Choice) -> str:
 
 def _optimizer(job: Job, choice: Choice) -> str:
     if choice.way.optim == "adamw_torch":
-        where = "on the host" if choice.way.offload != "none" else "on the GPU"
+        where = "on the host" if choice.way.offload != "none" else f"on the {job.machine.gpu.kind}"
         return f"AdamW is the rule (rule: optimizers); its state is {where}"
     if job.short_of_memory:
         return f"in 8 bits, and in the host's memory where the GPU's is short ({_SMALL_CARD})"
@@ -134,7 +143,8 @@ def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
     if batch.gradient_accumulation_steps > 1:
         whole = (
             f"with accumulation {batch.gradient_accumulation_steps} on {ranks} "
-            f"rank{'s' if ranks > 1 else ''} it is the global batch, and more does not fit"
+            f"rank{'s' if ranks > 1 else ''} it is the global batch, "
+            + ("and more does not fit" if job.machine.gpu.cuda else "as a run on a CPU begins")
         )
     if job.short_of_memory:
         whole = (
@@ -158,11 +168,11 @@ def _pods(job: Job, choice: Choice) -> Iterator[Decision]:
         )
 
 
-def _checkpoints(job: Job, choice: Choice) -> Decision:
+def _checkpoints(job: Job, choice: Choice, speed: Span) -> Decision:
     """As a run does it: an epoch of few examples may take seconds or hours."""
     interval = preemptions(job, choice).interval_seconds
-    speed = tokens_per_second(job.shape, choice.setting, job.machine).middle
-    steps = max(1, round(interval * speed / (job.global_batch * choice.setting.length)))
+    tokens = interval * speed.middle
+    steps = max(1, round(tokens / (job.global_batch * choice.setting.length)))
     return Decision(
         "training.save_steps",
         None,

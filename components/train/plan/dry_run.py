@@ -23,11 +23,11 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.sequence_classification import class_loss
-from steadytrain.components.train.loop.adapter import attach
 from steadytrain.components.train.loop.optim import build_optimizer
 from steadytrain.components.train.loop.setup import recompute_activations
 from steadytrain.components.train.plan.live_tensors import LiveTensors
 from steadytrain.components.train.plan.memory import Memory, peak_memory
+from steadytrain.components.train.plan.random_model import random_model
 from steadytrain.components.train.plan.setting import Setting
 from steadytrain.components.train.plan.shape import shape_of
 from steadytrain.components.train.strategy.fully_sharded import shard
@@ -117,7 +117,10 @@ def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Mem
     vocabulary = int(architecture["vocab_size"])
     live = LiveTensors(lambda operator, tensor: _kind(operator, tensor, vocabulary))
     with _mesh(setting) as mesh, FakeTensorMode(allow_non_fake_inputs=True), live:
-        model = _faked(_model(architecture, setting, labels))
+        # Where nothing is computed it is made at once.
+        with torch.device("meta"):
+            model = random_model(architecture, setting, labels)
+        _fake(model)
         _prepare(model, setting, mesh)
         for tensor in (*model.parameters(), *model.buffers()):
             live.rename(tensor, "weights")
@@ -151,22 +154,8 @@ def _mesh(setting: Setting) -> Iterator[DeviceMesh | None]:
         dist.destroy_process_group()
 
 
-def _model(architecture: Mapping[str, Any], setting: Setting, labels: int) -> torch.nn.Module:
-    """On the meta device, where it is made at once."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    auto: Any = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
-    fields = {**architecture, **({"num_labels": labels, "pad_token_id": 0} if labels else {})}
-    frozen = setting.adapter.freezes and setting.half
-    with torch.device("meta"):
-        model: torch.nn.Module = auto.from_config(
-            AutoConfig.for_model(**fields), dtype=torch.bfloat16 if frozen else torch.float32
-        )
-        return attach(model, setting.adapter) if setting.adapter.freezes else model
-
-
-def _faked(model: torch.nn.Module) -> torch.nn.Module:
-    """With fakes for what is on the meta device; what is tied stays tied."""
+def _fake(model: torch.nn.Module) -> None:
+    """Puts fakes for what is on the meta device; what is tied stays tied."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -179,7 +168,6 @@ def _faked(model: torch.nn.Module) -> torch.nn.Module:
                         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
                     made[id(tensor)] = fake
                 held[name] = made[id(tensor)]  # type: ignore[assignment]
-    return model
 
 
 def _prepare(model: Any, setting: Setting, mesh: DeviceMesh | None) -> None:

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
+from steadytrain.components.train.plan.batch import (
+    LARGEST_DERIVED,
+    REPLICATED,
+    BatchPlan,
+    plan_batch,
+)
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.memory import Memory, peak_memory
 from steadytrain.components.train.plan.setting import Setting
@@ -167,6 +172,7 @@ def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Ch
         offload=way.offload,
         adapter=config.model.adapter.model_copy(update={"kind": way.adapter}),
         optim=way.optim,
+        cuda=job.machine.gpu.cuda,
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node
@@ -187,7 +193,7 @@ def _micro_batches(job: Job) -> Iterable[int]:
     if job.short_of_memory:
         return (1,)
     share = plan_batch(job.global_batch, job.machine.ranks, limit=1).gradient_accumulation_steps
-    largest = min(share, LARGEST_MICRO_BATCH)
+    largest = min(share, LARGEST_MICRO_BATCH if job.machine.gpu.cuda else LARGEST_DERIVED)
     return (size for size in range(largest, 0, -1) if share % size == 0)
 
 

@@ -27,7 +27,10 @@ class Prices(Section):
 
 
 class Gpu(Prices):
-    """A kind of GPU; `gpus.yaml` tells what each field means."""
+    """A kind of GPU; `gpus.yaml` tells what each field means.
+
+    cuda: whether it is one at all, and not a machine's own CPU.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -36,6 +39,12 @@ class Gpu(Prices):
     half_tflops: float = Field(..., gt=0)
     fp32_tflops: float = Field(..., gt=0)
     bf16: bool
+    cuda: bool = True
+
+    @property
+    def kind(self) -> str:
+        """As people call it."""
+        return "GPU" if self.cuda else "CPU"
 
     @property
     def memory(self) -> int:

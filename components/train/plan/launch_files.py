@@ -59,7 +59,7 @@ def filled(plan: Plan) -> RunConfig:
     content["compute"]["nodes"] = plan.job.machine.nodes
     content["compute"]["nproc_per_node"] = plan.job.machine.per_node
     if content["compute"]["device"] == "auto":
-        content["compute"]["device"] = "cuda"
+        content["compute"]["device"] = "cuda" if plan.job.machine.gpu.cuda else "cpu"
     return RunConfig.model_validate(content)
 
 
@@ -68,7 +68,7 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     setting, machine = plan.choice.setting, plan.job.machine
     told: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED" if setting.deepspeed else _TYPES[setting.strategy],
+        "distributed_type": _type(plan),
         "mixed_precision": {"fp32": "no"}.get(setting.precision, setting.precision),
         "num_machines": machine.nodes,
         "num_processes": machine.ranks,
@@ -76,7 +76,7 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
         "main_training_function": "main",
         "rdzv_backend": "static",
         "same_network": True,
-        "use_cpu": False,
+        "use_cpu": not machine.gpu.cuda,
     }
     if setting.deepspeed:
         told["deepspeed_config"] = {
@@ -93,6 +93,13 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     return told
+
+
+def _type(plan: Plan) -> str:
+    setting = plan.choice.setting
+    if setting.deepspeed:
+        return "DEEPSPEED"
+    return _TYPES[setting.strategy].replace("GPU", plan.job.machine.gpu.kind)
 
 
 def deepspeed_config(plan: Plan) -> dict[str, Any]:

@@ -77,11 +77,13 @@ class Job:
 
     @property
     def precision(self) -> Precision:
-        """As configured, or 16 bits where that is left open."""
+        """As configured, or where that is left open 16 bits on a GPU."""
         training = self.config.training
         if training.bf16 or training.fp16:
             return "bf16" if training.bf16 else "fp16"
         if self.given("training.bf16") or self.given("training.fp16"):
+            return "fp32"
+        if not self.machine.gpu.cuda:
             return "fp32"
         return "bf16" if self.machine.gpu.bf16 else "fp16"
 
@@ -96,7 +98,7 @@ class Job:
         are more than that.
         """
         gpu = self.machine.gpu
-        return gpu.memory_gb <= 8 and 16 * self.shape.parameters > gpu.memory
+        return gpu.cuda and gpu.memory_gb <= 8 and 16 * self.shape.parameters > gpu.memory
 
     @property
     def global_batch(self) -> int:

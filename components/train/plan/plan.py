@@ -18,6 +18,7 @@ from steadytrain.components.train.plan.learned import as_learned
 from steadytrain.components.train.plan.length import Length, length_of
 from steadytrain.components.train.plan.machine import Job, Machine
 from steadytrain.components.train.plan.model import model_name, model_shape
+from steadytrain.components.train.plan.offer import Offer, offer_of
 from steadytrain.components.train.plan.problems import problems
 from steadytrain.components.train.plan.remarks import remarks
 from steadytrain.components.train.plan.remedies import remedies
@@ -30,31 +31,10 @@ from steadytrain.components.train.plan.strategy import (
 )
 from steadytrain.components.train.plan.time_cost import (
     Preemptions,
-    Span,
-    hours,
+    Timing,
+    by_table,
     preemptions,
-    tokens_per_second,
 )
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What one kind of GPU would do.
-
-    hours, usd, spot_usd: None where the steps or the price are not known.
-    usd_per_million_tokens: the middle of the interval, by which they are put in order.
-    """
-
-    gpu: str
-    fits: bool
-    how: str
-    memory_gb: float
-    capacity_gb: float
-    tokens_per_second: Span
-    hours: Span | None
-    usd: Span | None
-    spot_usd: Span | None
-    usd_per_million_tokens: float | None
 
 
 @dataclass(frozen=True)
@@ -156,6 +136,7 @@ def plan_training(
     hosts: Hosts | None = None,
     *,
     measure: Measure | None = None,
+    timed: Timing = by_table,
 ) -> Plan:
     """Plans a training on compute.nodes x compute.nproc_per_node GPUs.
 
@@ -163,7 +144,8 @@ def plan_training(
         gpus: the kinds to choose from, with prices.
         gpu: the kind to plan for; None: the cheapest of them that fits.
         hosts: what is known of the nodes; None: nothing.
-        measure: of what is chosen in the end; None: the formula's memory stands.
+        measure: memory of what is chosen in the end; None: the formula's stands.
+        timed: how fast that is; all others go by the table.
 
     Raises:
         BadInput: the architecture is not known, is too large for the product, or the batch
@@ -174,35 +156,38 @@ def plan_training(
     job = Job(config, model_name(config), model_shape(config), machine, hosts)
     refuse_what_is_too_large(job)
     jobs = [job.on(each, nodes, per_node) for each in gpus]
-    offers = [_offer(each, _choose(each, ways(each) or wished_ways(each))) for each in jobs]
+    offers = [_by_table(each) for each in jobs]
     chosen_by = "given"
     if gpu is None:
         chosen_by = "the plan: the cheapest of the table that fits"
         if hosts.of_a_cluster:
             chosen_by = "the cluster: the cheapest of its GPUs that fits"
     kind = gpu or _cheapest(gpus, offers)
-    return _finish(job.on(kind, nodes, per_node), offers, chosen_by, measure)
-
-
-def _finish(job: Job, offers: Sequence[Offer], chosen_by: str, measure: Measure | None) -> Plan:
+    job = job.on(kind, nodes, per_node)
     choosing = partial(_choose, candidates=_ways(job))
     choice = confirmed(job, choosing, measure) if measure else choosing(job)
-    length = length_of(job.config, job.global_batch)
+    speed = timed(job, choice)
+    offer = offer_of(job, choice, speed)
     return Plan(
         job=job,
         choice=choice,
         trained=trained_parameters(job.shape, choice.setting),
-        decisions=decisions(job, choice),
+        decisions=decisions(job, choice, speed.tokens_per_second),
         problems=list(problems(job, choice)),
         remedies=remedies(job, choice) if not choice.fits else [],
         remarks=list(remarks(job, choice)),
-        length=length,
-        offer=_offer(job, choice),
+        length=length_of(job.config, job.global_batch),
+        offer=offer,
         preemptions=preemptions(job, choice),
-        offers=offers,
+        offers=[offer if each.gpu == offer.gpu else each for each in offers],
         chosen_by=chosen_by,
         measured=measure is not None,
     )
+
+
+def _by_table(job: Job) -> Offer:
+    choice = _choose(job, ways(job) or wished_ways(job))
+    return offer_of(job, choice, by_table(job, choice))
 
 
 def _choose(job: Job, candidates: Sequence[Way]) -> Choice:
@@ -237,45 +222,3 @@ def _cheapest(gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Gpu:
     else:
         name = max(gpus, key=lambda gpu: gpu.memory).name
     return next(gpu for gpu in gpus if gpu.name == name)
-
-
-def _offer(job: Job, choice: Choice) -> Offer:
-    gpu, ranks = job.machine.gpu, job.machine.ranks
-    length = length_of(job.config, job.global_batch)
-    speed = tokens_per_second(job.shape, choice.setting, job.machine)
-    needed = None if length.tokens is None else hours(job, choice, length.tokens)
-    price, spot = gpu.usd_per_hour, gpu.spot_usd_per_hour
-    if job.config.compute.price_per_hour is not None:
-        price = job.config.compute.price_per_hour / ranks
-    factor = preemptions(job, choice).factor
-    return Offer(
-        gpu=gpu.name,
-        fits=choice.fits
-        and job.is_available
-        and choice.way.is_possible(job)
-        and not (job.precision == "bf16" and not gpu.bf16),
-        how=_how(choice),
-        memory_gb=round(choice.memory.total / 1e9, 2),
-        capacity_gb=gpu.memory_gb,
-        tokens_per_second=speed,
-        hours=needed,
-        usd=_cost(needed, price, ranks),
-        spot_usd=_cost(needed.times(factor) if needed else None, spot, ranks),
-        usd_per_million_tokens=(
-            None if price is None else price * ranks * 1e6 / speed.middle / 3600
-        ),
-    )
-
-
-def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:
-    return None if needed is None or price is None else needed.times(price * ranks)
-
-
-def _how(choice: Choice) -> str:
-    way, batch = choice.way, choice.batch
-    told: list[str] = [way.adapter] if way.adapter != "none" else []
-    told.append(way.strategy)
-    told += ["recompute"] if way.recompute else []
-    told += [f"offload {way.offload}"] if way.offload != "none" else []
-    told += ["8-bit AdamW"] if way.optim != "adamw_torch" else []
-    return f"{' + '.join(told)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"

@@ -13,7 +13,7 @@ from steadytrain.components.train.plan.recipe import rates
 
 def remarks(job: Job, choice: Choice) -> Iterator[str]:
     """A sentence each."""
-    if job.config.compute.device == "cpu":
+    if job.config.compute.device == "cpu" and job.machine.gpu.cuda:
         yield "compute.device = cpu stays; this plan is what a GPU would do"
     known = learned_otherwise(job, choice)
     if known is not None:

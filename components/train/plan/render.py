@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from steadytrain.components.train.plan.fit import Choice
-from steadytrain.components.train.plan.plan import Offer, Plan
-from steadytrain.components.train.plan.time_cost import Span
+from steadytrain.components.train.plan.offer import Offer
+from steadytrain.components.train.plan.plan import Plan
+from steadytrain.components.train.plan.time_cost import THE_TABLE, Span
 
 _UNKNOWN = "not known"
 
@@ -25,7 +26,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"hardware  {job.machine}{by}"
     total, capacity = plan.choice.memory.total / 1e9, plan.choice.capacity / 1e9
     if plan.works:
-        yield f"verdict   fits: {total:.1f} of {capacity:g} GB on each GPU"
+        yield f"verdict   fits: {total:.1f} of {capacity:g} GB on each {job.machine.gpu.kind}"
         return
     yield "verdict   DOES NOT WORK"
     yield from (f"  problem {problem}" for problem in plan.problems)
@@ -62,7 +63,8 @@ def _spending(plan: Plan) -> Iterator[str]:
     yield "time and cost"
     steps = _UNKNOWN if length.steps is None else f"{length.steps:,}"
     yield f"  steps           {steps}: {length.source}"
-    yield f"  tokens a second {_span(offer.tokens_per_second)}"
+    timed = "" if offer.timed_by == THE_TABLE else f": {offer.timed_by}"
+    yield f"  tokens a second {_span(offer.tokens_per_second)}{timed}"
     yield f"  hours           {_span(offer.hours)}"
     yield f"  USD on demand   {_span(offer.usd)}"
     lost = plan.preemptions
@@ -99,9 +101,12 @@ def _row(offer: Offer) -> tuple[str, ...]:
 
 
 def _foot(plan: Plan) -> Iterator[str]:
-    if plan.measured:
-        yield "Memory by a dry run on fake tensors; of the other GPUs by formula. In tests it was"
-        yield "within 4 % of live tensors on a CPU, the formula within 12 %;"
+    timed = plan.offer.timed_by != THE_TABLE
+    if plan.measured or timed:
+        memory = "a dry run on fake tensors" if plan.measured else "formula"
+        speed = "measured on this machine with random weights" if timed else "the table's"
+        yield f"Memory by {memory}, speed {speed}; of other GPUs by formula and table."
+        yield f"Memory was within {4 if plan.measured else 12} % of live tensors on a CPU in tests;"
     else:
         yield (
             "By formula, nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"

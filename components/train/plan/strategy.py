@@ -34,7 +34,10 @@ class Way:
         """Whether the product can do that (`RunConfig.unsharded`)."""
         if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
             return False
-        whole = self.optim == "adamw_torch" and self.adapter != "qlora" and not job.unsharded
+        plain = self.optim == "adamw_torch" and self.adapter != "qlora"
+        if not (plain or job.machine.gpu.cuda):
+            return False
+        whole = plain and not job.unsharded
         return whole or self.strategy not in SHARDING
 
 

@@ -1,8 +1,9 @@
-"""How long a training takes and what it costs, as intervals: nothing here has been timed."""
+"""How long a training takes and what it costs, as intervals; the table's speeds are not timed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +30,7 @@ _UNPACKING: Final = 0.7
 _COPIED_BYTES_PER_SECOND: Final = 5e9
 _RESTART_SECONDS: Final = 120.0
 """What a checkpoint's copy to the host's memory, and a start on another node, are taken to cost."""
+THE_TABLE: Final = "the table"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ class Span:
 
     def times(self, factor: float) -> Span:
         return Span(self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a training.
+
+    tokens_per_second: of all ranks together.
+    source: where that is known from.
+    """
+
+    tokens_per_second: Span
+    source: str
 
 
 @dataclass(frozen=True)
@@ -74,23 +88,35 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     return passes * forward + adapters
 
 
+Timing = Callable[[Job, Choice], Speed]
+"""How fast a choice is."""
+
+
+def by_table(job: Job, choice: Choice) -> Speed:
+    """What the table's GPU is taken to reach."""
+    return Speed(tokens_per_second(job.shape, choice.setting, job.machine), THE_TABLE)
+
+
+def together(each: Span, machine: Machine) -> Span:
+    """What all ranks do, by what one does alone; at the low end they wait for each other."""
+    left = 1.0 if machine.ranks == 1 else _NODES if machine.nodes > 1 else _NODE
+    return Span(each.low * machine.ranks * left, each.high * machine.ranks)
+
+
 def tokens_per_second(shape: Shape, setting: Setting, machine: Machine) -> Span:
     """Of all ranks together."""
     gpu = machine.gpu
     peak = gpu.half_tflops if setting.half else gpu.fp32_tflops
-    by_table = min(peak, gpu.speed * TFLOPS_OF_A_UNIT)
-    slow = by_table * UTILIZATION[0] * _OFFLOADING[setting.offload]
-    if machine.ranks > 1:
-        slow *= _NODES if machine.nodes > 1 else _NODE
+    sustained = min(peak, gpu.speed * TFLOPS_OF_A_UNIT)
+    slow = sustained * UTILIZATION[0] * _OFFLOADING[setting.offload]
     if setting.adapter.kind == "qlora":
         slow *= _UNPACKING
-    each = 1e12 * machine.ranks / flops_per_token(shape, setting)
-    return Span(slow * each, peak * UTILIZATION[1] * each)
+    rate = 1e12 / flops_per_token(shape, setting)
+    return together(Span(slow * rate, peak * UTILIZATION[1] * rate), machine)
 
 
-def hours(job: Job, choice: Choice, tokens: float) -> Span:
+def hours(speed: Span, tokens: float) -> Span:
     """Of training `tokens` tokens."""
-    speed = tokens_per_second(job.shape, choice.setting, job.machine)
     return Span(tokens / speed.high / 3600, tokens / speed.low / 3600)
 
 

@@ -1,0 +1,38 @@
+"""A model by its architecture alone, its weights drawn at random: to try things out on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from steadytrain.components.train.loop.adapter import attach
+from steadytrain.components.train.plan.setting import Setting
+
+_SPECIAL: Final = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+_HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def random_model(
+    architecture: Mapping[str, Any], setting: Setting, labels: int = 0
+) -> torch.nn.Module:
+    """As training would have it, adapters included.
+
+    Args:
+        architecture: Transformers' configuration.
+        labels: classes of a classification head; 0: a language model's head.
+
+    Raises:
+        BadInput: adapters go to layers that it does not have.
+    """
+    fields, frozen = {**architecture, **_SPECIAL}, setting.adapter.freezes
+    if labels:
+        fields["num_labels"] = labels
+    auto = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+    module: torch.nn.Module = auto.from_config(
+        AutoConfig.for_model(**fields),
+        dtype=_HALF.get(setting.precision, torch.float32) if frozen else torch.float32,
+    )
+    return attach(module, setting.adapter) if frozen else module

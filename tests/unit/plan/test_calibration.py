@@ -1,0 +1,224 @@
+"""A plan whose speed is that of real steps of a tiny model on a CPU; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from typer.testing import CliRunner
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.loop.data import RowOrder
+from steadytrain.components.train.plan import calibration
+from steadytrain.components.train.plan.calibration import STEPS, calibrate, row_lengths
+from steadytrain.components.train.plan.device import this_cpu
+from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
+from steadytrain.components.train.plan.launch_files import accelerate_config, filled
+from steadytrain.components.train.plan.machine import Machine
+from steadytrain.components.train.plan.plan import plan_training
+from steadytrain.components.train.plan.render import render
+from steadytrain.components.train.plan.time_cost import THE_TABLE, Span, Speed, together
+from steadytrain.pipelines.cli import app
+
+from support.training import GPT2, LLAMA, class_rows, language_rows, write_data
+
+BERT = {**LLAMA, "model_type": "bert"}
+TINY = {
+    "data__sequence_length": 32,
+    "training__global_batch_size": 4,
+    "training__max_steps": 100,
+    "compute__device": "cpu",
+    "compute__threads_per_rank": 1,
+    "compute__price_per_hour": 3.0,
+}
+
+
+@pytest.fixture
+def tiny(configure, tmp_path):
+    """A configuration of a tiny model; with a base, one that has no weights."""
+
+    def make(architecture=LLAMA, *, base=False, **fields):
+        content = {"vocab_size": 64, **architecture}
+        model = {"config": content}
+        if base:
+            (tmp_path / "config.json").write_text(json.dumps(content))
+            model = {"base": str(tmp_path)}
+        return configure(**{**TINY, "model": model, **fields})
+
+    return make
+
+
+@pytest.fixture
+def plan_here():
+    """A calibrated plan for this machine's CPU; accelerate's precision is the process's."""
+    threads = torch.get_num_threads()
+
+    def make(config):
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        told = []
+        timed = partial(calibrate, tell=told.append)
+        return plan_training(config, all_gpus(), this_cpu(config), timed=timed), told
+
+    yield make
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    torch.set_num_threads(threads)
+
+
+def test_hours_and_cost_are_those_of_the_measured_speed(plan_here, tiny):
+    plan, told = plan_here(tiny())
+    offer, speed = plan.offer, plan.offer.tokens_per_second
+    assert 0 < speed.low <= speed.high
+    assert offer.hours is not None
+    assert offer.hours.low == pytest.approx(100 * 4 * 32 / speed.high / 3600)
+    assert offer.hours.high == pytest.approx(100 * 4 * 32 / speed.low / 3600)
+    assert offer.usd is not None
+    assert offer.usd.high == pytest.approx(3 * offer.hours.high)
+    assert offer.timed_by == f"{STEPS} steps on this machine"
+    assert {other.timed_by for other in plan.offers} == {THE_TABLE}
+    assert plan.as_data()["offer"]["timed_by"] == offer.timed_by
+    assert f": {offer.timed_by}\n" in render(plan)
+    assert "nothing was run" not in render(plan)
+    assert [line for line in told if " of 4, " in line] == told[-STEPS:]
+
+
+def test_a_plan_for_a_cpu_is_one_for_this_machine_without_a_gpu(plan_here, tiny):
+    plan, _ = plan_here(tiny())
+    assert plan.works
+    assert str(plan.job.machine).startswith("1 x CPU (")
+    assert plan.choice.setting.precision == "fp32"
+    assert not plan.choice.memory.context
+    assert not plan.remarks
+    assert filled(plan).compute.device == "cpu"
+    assert accelerate_config(plan)["use_cpu"] is True
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        (LLAMA, {"base": True, "model__adapter__kind": "lora", "training__bf16": True}),
+        (GPT2, {"training__gradient_checkpointing": True, "training__micro_batch_size": 1}),
+        (BERT, {"data__task": "sequence_classification"}),
+        (LLAMA, {"compute__nproc_per_node": 2, "compute__strategy": "fsdp"}),
+    ],
+)
+def test_other_ways_are_timed_too(plan_here, tiny, architecture, fields):
+    plan, _ = plan_here(tiny(architecture, **fields))
+    assert plan.offer.tokens_per_second.low > 0
+    ranks = plan.job.machine.ranks
+    assert ("of one rank on this machine; what lies between 2 ranks" in plan.offer.timed_by) is (
+        ranks > 1
+    )
+
+
+def test_when_its_time_is_up_one_step_has_been_timed(plan_here, tiny, monkeypatch):
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    plan, told = plan_here(tiny())
+    assert plan.offer.timed_by == "1 step on this machine (1 of 4 sequences each)"
+    assert "step 1 of 4" in told[-1]
+    speed = plan.offer.tokens_per_second
+    assert speed.low == speed.high
+
+
+def test_several_ranks_are_as_many_times_as_fast_and_wait_for_each_other_at_the_low_end():
+    gpu = find_gpu("h100")
+    assert together(Span(10, 20), Machine(gpu)) == Span(10, 20)
+    assert together(Span(10, 20), Machine(gpu, 1, 2)) == Span(18, 40)
+    assert together(Span(10, 20), Machine(gpu, 2, 2)) == Span(32, 80)
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
+def test_rows_are_as_long_as_the_prepared_ones_in_their_order(tiny, tmp_path, task):
+    config = tiny(data__task=task)
+    assert row_lengths(config, 3) == [32, 32, 32]
+    make = language_rows if task == "causal_lm" else class_rows
+    train, held_out = make(20), make(5, seed=1)
+    write_data(tmp_path / "data", train, held_out, task=task).save(
+        Workspace.of(config).record("preprocess")
+    )
+    order = RowOrder(20, config.training.seed).take(0, 30)
+    assert row_lengths(config, 30) == [len(train[index]["input_ids"]) for index in order]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fields", "message"),
+    [
+        ("l4", {"model__adapter__kind": "qlora"}, "kind = 'qlora': weights are cut to 4 bits"),
+        (
+            "h100",
+            {"compute__strategy": "fsdp", "compute__offload": "all"},
+            "compute.offload = 'all'",
+        ),
+        ("h100", {"data__task": "mine:Task"}, "data.task = 'mine:Task'"),
+        (
+            "h100",
+            {"model__base": "hub:gpt2", "data__sequence_length": 2048},
+            "data.sequence_length = 2048: the model takes at most 1024 tokens",
+        ),
+    ],
+)
+def test_what_one_device_cannot_show_is_refused(configure, gpu, fields, message):
+    timed = partial(calibrate, tell=print)
+    with pytest.raises(BadInput, match=message) as error:
+        plan_training(configure(**fields), all_gpus(), find_gpu(gpu), timed=timed)
+    assert "leave --calibrate out" in error.value.remedy
+
+
+def test_more_than_the_free_memory_is_refused_before_anything_is_built(plan_here, configure):
+    config = configure(
+        model__base="hub:meta-llama/Llama-3.1-70B",
+        model__adapter__kind="none",
+        compute__device="cpu",
+    )
+    with pytest.raises(BadInput, match=r"needs [\d.]+ GB by the formula, and [\d.]+ GB are free"):
+        plan_here(config)
+
+
+def test_a_cpu_is_given_nothing_that_only_cuda_has(configure):
+    with pytest.raises(BadInput, match="adamw_bnb_8bit': that needs a CUDA device"):
+        this_cpu(configure(training__optim="adamw_bnb_8bit"))
+    config = configure()
+    small = this_cpu(config).model_copy(update={"memory_gb": 6.0})
+    timed = lambda job, choice: Speed(Span(1, 2), "nobody")  # noqa: E731
+    plan = plan_training(config, all_gpus(), small, timed=timed)
+    assert not plan.works
+    assert (plan.choice.way.adapter, plan.choice.way.optim) == ("lora", "adamw_torch")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_the_command_times_this_machine_and_tells_it_beside_the_plan(no_gpu, plan_here, tmp_path):
+    path = tmp_path / "tiny.yaml"
+    model = {"config": {**LLAMA, "vocab_size": 64}}
+    path.write_text(
+        json.dumps(
+            {
+                "name": "tiny",
+                "output": str(tmp_path),
+                "data": {"task": "causal_lm", "source": ["none"], "sequence_length": 32},
+                "model": model,
+                "training": {"max_steps": 10},
+                "compute": {"threads_per_rank": 1},
+            }
+        )
+    )
+    done = CliRunner().invoke(app, ["plan", str(path), "--calibrate", "--json"])
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert told["offer"]["timed_by"] == f"{STEPS} steps on this machine"
+    assert told["hardware"]["gpu"] == "CPU"
+    assert "calibrating: step 4 of 4" in done.stderr
+
+
+def test_a_gpu_that_is_not_here_cannot_be_timed(no_gpu):
+    done = CliRunner().invoke(app, ["plan", "causal-lm", "--gpu", "h100", "--calibrate"])
+    assert isinstance(done.exception, BadInput)
+    assert "--gpu H100: what --calibrate can time here is a CPU" in str(done.exception)
