@@ -22,6 +22,7 @@ from steadytrain.components.train.plan.offer import Offer, offer_of
 from steadytrain.components.train.plan.problems import problems
 from steadytrain.components.train.plan.remarks import remarks
 from steadytrain.components.train.plan.remedies import remedies
+from steadytrain.components.train.plan.scaling import Size, policy, scaling
 from steadytrain.components.train.plan.states import trained_parameters
 from steadytrain.components.train.plan.strategy import (
     Way,
@@ -44,6 +45,7 @@ class Plan:
     problems: what cannot work, of what the user has set, of the memory or of what there is.
     remedies: the nearest that does, where something cannot.
     offers: of every kind of GPU that there is to choose from, as many of each as here; by formula.
+    scaling: of the chosen kind on other numbers; none of a machine's own CPU.
     measured: whether the choice's memory is of a dry run.
     """
 
@@ -58,6 +60,7 @@ class Plan:
     offer: Offer
     preemptions: Preemptions
     offers: Sequence[Offer]
+    scaling: Sequence[Size]
     chosen_by: str
     measured: bool = False
 
@@ -123,6 +126,10 @@ class Plan:
             "length": asdict(self.length),
             "offer": asdict(self.offer),
             "preemptions": asdict(self.preemptions),
+            "scaling": {
+                "policy": policy(job, self.scaling),
+                "sizes": [asdict(size) for size in self.scaling],
+            },
             "cheapest": [asdict(offer) for offer in self.cheapest],
             "fastest": [offer.gpu for offer in self.fastest],
             "do_not_fit": [offer.gpu for offer in self.offers if not offer.fits],
@@ -180,6 +187,7 @@ def plan_training(
         offer=offer,
         preemptions=preemptions(job, choice),
         offers=[offer if each.gpu == offer.gpu else each for each in offers],
+        scaling=scaling(job) if job.machine.gpu.cuda else [],
         chosen_by=chosen_by,
         measured=measure is not None,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from steadytrain.components.train.plan.fit import Choice
 from steadytrain.components.train.plan.offer import Offer
 from steadytrain.components.train.plan.plan import Plan
+from steadytrain.components.train.plan.scaling import Size, policy
 from steadytrain.components.train.plan.time_cost import THE_TABLE, Span
 
 _UNKNOWN = "not known"
@@ -14,8 +15,8 @@ _UNKNOWN = "not known"
 
 def render(plan: Plan) -> str:
     """The same text for the same plan."""
-    parts = (_head(plan), _decided(plan), _memory(plan), _spending(plan), _gpus(plan), _foot(plan))
-    return "\n\n".join("\n".join(part) for part in parts)
+    parts = (_head, _decided, _memory, _spending, _scaling, _gpus, _foot)
+    return "\n\n".join(filter(None, ("\n".join(part(plan)) for part in parts)))
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -73,6 +74,22 @@ def _spending(plan: Plan) -> Iterator[str]:
         f"{plan.job.config.recovery.seconds_between_failures / 3600:g} h make it "
         f"{lost.factor:.2f} times as long, with a checkpoint each {lost.interval_seconds:.0f} s"
     )
+
+
+def _scaling(plan: Plan) -> Iterator[str]:
+    if not plan.scaling:
+        return
+    yield f"scaling policy: {policy(plan.job, plan.scaling)}"
+    names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens a second", "hours", "USD")
+    yield from _table([names, *map(_of_size, plan.scaling)])
+
+
+def _of_size(size: Size) -> tuple[str, ...]:
+    many, offer = f"{size.nodes} x {size.gpus_per_node}", size.offer
+    if offer is None:
+        return (many, "does not work", "", "", "")
+    spans = (offer.tokens_per_second, offer.hours, offer.usd)
+    return (many, offer.how, *map(_span, spans))
 
 
 def _gpus(plan: Plan) -> Iterator[str]:

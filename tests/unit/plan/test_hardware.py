@@ -32,7 +32,9 @@ def test_the_rules_gpus_have_the_rules_figures():
 
 
 def test_speeds_follow_the_throughput_of_the_data_sheets():
-    rule = [(0, 0), *((gpu.half_tflops, gpu.speed) for gpu in map(find_gpu, RULE))]
+    known = [(gpu.half_tflops, gpu.speed) for gpu in map(find_gpu, RULE)]
+    beyond = (10 * known[-1][0], 10 * known[-1][1])
+    rule = [(0, 0), *known, beyond]
     for gpu in all_gpus():
         if gpu.name in RULE:
             continue
@@ -58,6 +60,8 @@ RULE = ["T4", "V100", "A100-80", "H100"]
         ("Tesla-T4", "T4"),
         ("Tesla-V100-PCIE-32GB", "V100"),
         ("Tesla-V100-SXM3-32GB", "V100"),
+        ("Tesla-V100-SXM2-16GB", "V100-16"),
+        ("NVIDIA-RTX-A6000", "A6000"),
         ("NVIDIA-A100-SXM4-80GB", "A100-80"),
         ("NVIDIA-A100-80GB-PCIe", "A100-80"),
         ("NVIDIA-A100-PCIE-40GB", "A100-40"),
@@ -74,8 +78,8 @@ def test_a_name_is_understood_as_people_and_drivers_write_it(written, name):
     assert find_gpu(written).name == name
 
 
-@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "Tesla-V100-SXM2-16GB"])
-def test_a_part_of_a_gpu_or_less_memory_is_another_gpu(part):
+@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "NVIDIA-H100-NVL"])
+def test_a_part_of_a_gpu_or_other_memory_is_another_gpu(part):
     with pytest.raises(BadInput):
         find_gpu(part)
 

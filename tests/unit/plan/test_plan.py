@@ -14,6 +14,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.plan.fit import choose
 from steadytrain.components.train.plan.hardware import all_gpus, find_gpu, priced
 from steadytrain.components.train.plan.plan import plan_training
+from steadytrain.components.train.plan.render import render
 from steadytrain.components.train.plan.strategy import ways
 
 LLAMA = "hub:meta-llama/Llama-3"
@@ -267,6 +268,16 @@ def test_no_way_is_chosen_that_its_own_memory_forbids(make_plan):
         plan = make_plan(gpu.name)
         assert plan.works == (plan.choice.memory.total <= 0.95 * gpu.memory)
         assert choose(plan.job, ways(plan.job)) == plan.choice
+
+
+def test_the_policy_names_the_fewest_nodes_that_a_run_can_go_on_with(make_plan):
+    two = make_plan("h100", 8, 2, model__base=f"{LLAMA}.1-70B")
+    assert [size.nodes for size in two.scaling if size.offer] == [1, 2, 4]
+    assert "can go on with 1 (recovery.min_nodes=1)" in render(two)
+    speeds = [size.offer.tokens_per_second.middle for size in two.scaling]
+    assert speeds == sorted(speeds)
+    none = make_plan("t4", 8, 2, model__base=f"{LLAMA}.1-70B")
+    assert "on none of these numbers does it work" in render(none)
 
 
 def test_programs_get_json(make_plan):
