@@ -1,4 +1,4 @@
-"""How far the formula of memory is from live tensors, over configurations drawn by lot.
+"""How far formula and dry run are from live tensors, over configurations drawn by lot.
 
 Beside it what accelerate's `estimate-memory` tells of the same models, by its own functions: it
 knows the model's size, and of training that AdamW is used and whether in 16 bits.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from accelerate.commands.estimate import estimate_training_usage
 from accelerate.utils import calculate_maximum_sizes
 
 from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.train.plan.dry_run import dry_run
 from steadytrain.components.train.plan.memory import peak_memory
 from steadytrain.components.train.plan.random_model import random_model
 from steadytrain.components.train.plan.setting import Setting
@@ -85,37 +86,48 @@ def estimated_by_accelerate(drawn: Case) -> int:
     return max(estimate_training_usage(size, precision).values())
 
 
-def mean_and_worst(errors: Sequence[float]) -> tuple[float, float]:
+def told(name: str, errors: Iterable[float]) -> tuple[float, float]:
+    """Prints the mean and the worst of some errors, and gives them."""
     sizes = [abs(error) for error in errors]
-    return sum(sizes) / len(sizes), max(sizes)
+    mean, worst = sum(sizes) / len(sizes), max(sizes)
+    print(f"{name}: mean {mean:.2%}, worst {worst:.2%}")
+    return mean, worst
 
 
-def told(name: str, errors: Sequence[float]) -> None:
-    mean, worst = mean_and_worst(errors)
-    print(f"{name}: mean {mean:.1%}, worst {worst:.1%}")
+@dataclass(frozen=True)
+class Errors:
+    """Of one configuration, each as a share of what was measured."""
+
+    formula: float
+    dry: float
+    accelerate: float
+    adapted: bool
 
 
-def test_the_formula_against_live_tensors():
-    lot, ours, accelerates = (
-        random.Random(SEED),
-        dict[str, list[float]](),
-        list[tuple[float, bool]](),
+def errors_of(drawn: Case) -> Errors:
+    truth, labels = measured_peak(drawn), drawn.labels
+    return Errors(
+        peak_memory(shape_of(drawn.model, labels=labels), drawn.setting).total / truth - 1,
+        dry_run(drawn.model, drawn.setting, labels=labels).total / truth - 1,
+        estimated_by_accelerate(drawn) / truth - 1,
+        drawn.setting.adapter.freezes,
     )
+
+
+def test_formula_and_dry_run_against_live_tensors():
+    lot, found = random.Random(SEED), list[Errors]()
     for family in FAMILIES:
-        ours[family] = []
         for drawn in (case(family, lot) for _ in range(ROUNDS)):
-            shape, truth = shape_of(drawn.model, labels=drawn.labels), measured_peak(drawn)
-            error = peak_memory(shape, drawn.setting).total / truth - 1
-            other = estimated_by_accelerate(drawn) / truth - 1
-            ours[family].append(error)
-            accelerates.append((other, drawn.setting.adapter.freezes))
-            print(f"{error:+6.1%} {other:+6.1%} {family} {drawn.model} {drawn.setting}")
-        told(family, ours[family])
-    everything = [error for errors in ours.values() for error in errors]
-    told("all", everything)
-    told("accelerate's estimate-memory, all", [error for error, _ in accelerates])
-    whole = [error for error, adapted in accelerates if not adapted]
+            errors = errors_of(drawn)
+            print(
+                f"{errors.formula:+6.1%} {errors.dry:+6.1%} {errors.accelerate:+7.1%} {family} "
+                f"{drawn.model} {drawn.setting}"
+            )
+            found.append(errors)
+    told("accelerate's estimate-memory", (each.accelerate for each in found))
+    whole = (each.accelerate for each in found if not each.adapted)
     told("accelerate's estimate-memory, without adapters", whole)
-    mean, worst = mean_and_worst(everything)
-    assert mean <= 0.05
-    assert worst <= 0.12
+    mean, worst = told("the formula", (each.formula for each in found))
+    assert (mean <= 0.05, worst <= 0.12) == (True, True)
+    mean, worst = told("the dry run", (each.dry for each in found))
+    assert (mean <= 0.015, worst <= 0.04) == (True, True)
