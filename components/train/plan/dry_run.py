@@ -65,12 +65,16 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
 
 
 def _nearest(setting: Setting) -> Setting:
-    """What fakes can run: one rank with all gradients for DDP, FSDP for ZeRO."""
+    """What fakes can run: one rank with all gradients for DDP, FSDP for ZeRO.
+
+    With a mask in any case: whether one is needed Transformers reads off values, which fakes lack.
+    """
     shares = setting.shards_optimizer and setting.ranks > 1
     kind = "none" if setting.adapter.kind == "none" else "lora"
     return replace(
         setting,
         precision="bf16" if setting.half else "fp32",
+        masked=True,
         strategy="fsdp" if shares else "single",
         ranks=setting.ranks if shares else 1,
         accumulates=setting.accumulates or setting.strategy == "ddp",
@@ -210,8 +214,7 @@ def _batch(setting: Setting, labels: int) -> Batch:
     if labels:
         targets = torch.zeros(setting.micro_batch, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone(), "targets": targets}
-    positions = {"position_ids": tokens.clone()} if setting.masked else {}
-    return {"input_ids": tokens, "targets": tokens.clone(), **positions}
+    return {"input_ids": tokens, "position_ids": tokens.clone(), "targets": tokens.clone()}
 
 
 def _kind(operator: Any, tensor: torch.Tensor, vocabulary: int) -> str:
