@@ -9,7 +9,16 @@ pytest.register_assert_rewrite("support.times", "support.soak", "support.agreeme
 from support.command import Command  # noqa: E402  what they import is rewritten too
 from support.training import language_rows, write_data  # noqa: E402
 
-_LONGEST = ("test_presets", "test_bad_input", "test_outside", "test_soak", "test_stop")
+_LONGEST = (
+    "test_strategies",
+    "test_presets",
+    "test_recovery",
+    "test_bad_input",
+    "test_outside",
+    "test_device_memory",
+    "test_soak",
+    "test_stop",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -54,10 +54,11 @@ def test_what_fakes_cannot_run_is_added_by_formula(monkeypatch, other):
 
 
 def test_of_many_layers_some_are_run(monkeypatch):
-    deep = {**LLAMA_1B, "num_hidden_layers": 30, "hidden_size": 256, "intermediate_size": 640}
+    deep = {**LLAMA_1B, "num_hidden_layers": 9}
     setting = replace(CPU, precision="bf16", recompute=True)
     all_of_them = dry_run(deep, setting)
-    monkeypatch.setattr(module, "_WHOLE", 29)
+    monkeypatch.setattr(module, "_WHOLE", 8)
+    monkeypatch.setattr(module, "_SOME", (2, 4))
     assert dry_run(deep, setting).total == pytest.approx(all_of_them.total, rel=1e-3)
 
 

@@ -20,8 +20,10 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.launch import own_pod, removal
 from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
 from steadytrain.components.train.lease import hold
+from steadytrain.pipelines.server import submission
 
 from support import api_server, kfp_server
+from support.compiled import compiled_once
 from support.written_run import Writer
 
 POD, WORKFLOW = "report-1", "steadytrain-finetune-abcde"
@@ -51,8 +53,9 @@ def kfp(monkeypatch):
 
 
 @pytest.fixture
-def lost(api, kfp, make_config):
+def lost(api, kfp, make_config, monkeypatch):
     """A submitted run whose train step was killed: what it left behind, and KFP's own of it."""
+    monkeypatch.setattr(submission, "compile_pipeline", compiled_once)
     config = make_config(output="/mnt/steadytrain", recovery={"resubmit": 2})
     submitted = steadytrain.pipelines.submit(config, host=kfp.address)
     written = Writer(make_config(recovery={"resubmit": 2, "lease_seconds": 1}))

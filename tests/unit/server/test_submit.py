@@ -17,8 +17,11 @@ from steadytrain.components.shared.errors import BadInput, ConfigError, ServerEr
 from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.pipelines import cli, submit_command
 from steadytrain.pipelines.server import follow as following
+from steadytrain.pipelines.server import submission
 from steadytrain.pipelines.server.follow import Step, follow
 from steadytrain.pipelines.server.upload import find_or_make, pages, upload
+
+from support.compiled import compiled_once
 
 PLACE = "output=/mnt/shared"
 
@@ -26,6 +29,7 @@ PLACE = "output=/mnt/shared"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(following.time, "sleep", lambda _: None)
+    monkeypatch.setattr(submission, "compile_pipeline", compiled_once)
 
 
 @pytest.fixture

@@ -1,0 +1,31 @@
+"""Pipelines that are compiled for real, each of them once a process: it takes seconds."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.lint import Finding
+
+
+@functools.cache
+def _compiled(pipeline: Pipeline, fuse: bool) -> tuple[bytes, tuple[Finding, ...]]:
+    told: list[Finding] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pipeline.yaml")
+        compile_pipeline(path, told.append, pipeline=pipeline, fuse=fuse)
+        return path.read_bytes(), tuple(told)
+
+
+def compiled_once(
+    path: Path, tell: Callable[[Finding], object], *, pipeline: Pipeline, fuse: bool
+) -> Path:
+    """What `compile_pipeline` writes and tells."""
+    content, told = _compiled(pipeline, fuse)
+    path.write_bytes(content)
+    for finding in told:
+        tell(finding)
+    return path
