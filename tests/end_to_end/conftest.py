@@ -10,14 +10,14 @@ from support.command import Command  # noqa: E402  what they import is rewritten
 from support.training import language_rows, write_data  # noqa: E402
 
 _LONGEST = (
-    "test_strategies",
     "test_presets",
+    "test_strategies",
     "test_recovery",
+    "test_stop",
     "test_bad_input",
+    "test_soak",
     "test_outside",
     "test_device_memory",
-    "test_soak",
-    "test_stop",
 )
 
 

@@ -96,24 +96,32 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
 PHASES = ["forward:0", "backward:1", "optimizer:1", "forward:1"]
 
 
-def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
-    """All ranks leave by themselves and soon; what is learned stays as it was."""
+@pytest.fixture
+def run_out(bench, long_data):
+    """Runs two ranks of which some run out of memory; the run's folders, and who launched it."""
 
-    def run(name, *faults):
+    def run(name, *faults, strategy="auto", config=WIDE, **training):
         one = bench(
             name,
             ranks=2,
             data=long_data.model_copy(update={"task": "support.faults:RunsOut"}),
-            model={"config": {**WIDE, "hidden_size": 128}},
-            training={**LARGE_BATCHES, "micro_batch_size": 4, "max_steps": 2},
+            model={"config": config},
+            training={**LARGE_BATCHES, **training},
+            strategy=strategy,
         )
         launcher = ForkedLauncher(2, FAULTS=" ".join(faults))
         outcome = train(one, launcher=launcher)
         assert outcome.succeeded, outcome
         return one.workspace, launcher
 
-    undisturbed, _ = run("undisturbed")
-    short, launcher = run("short", *PHASES)
+    return run
+
+
+def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
+    """All ranks leave by themselves and soon; what is learned stays as it was."""
+    large = {"config": {**WIDE, "hidden_size": 128}, "micro_batch_size": 4, "max_steps": 2}
+    undisturbed, _ = run_out("undisturbed", **large)
+    short, launcher = run_out("short", *PHASES, **large)
     begun = events_of(short, AttemptStarted)
     assert [item.micro_batch_size for item in begun] == [4, 2, 1, 1, 1]
     assert [item.gradient_checkpointing for item in begun] == [False, False, False, True, True]
@@ -136,25 +144,13 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(bench, long_data):
     assert rates[0] == rates[1]
 
 
-def test_who_has_chosen_deepspeed_goes_down_its_stages(bench, long_data):
+def test_who_has_chosen_deepspeed_goes_down_its_stages(run_out):
     """From checkpoints of one stage to the next one, with the weights' shares cut anew."""
-
-    def run(name, *faults):
-        one = bench(
-            name,
-            ranks=2,
-            data=long_data.model_copy(update={"task": "support.faults:RunsOut"}),
-            model={"config": WIDE},
-            training={**LARGE_BATCHES, "micro_batch_size": 1, "gradient_checkpointing": True},
-            strategy="zero1",
-        )
-        outcome = train(one, launcher=ForkedLauncher(2, FAULTS=" ".join(faults)))
-        assert outcome.succeeded, outcome
-        return one.workspace
-
-    short = run("short", "forward:0", "backward:1")
+    small = {"strategy": "zero1", "micro_batch_size": 1, "gradient_checkpointing": True}
+    undisturbed, _ = run_out("undisturbed", **small)
+    short, _ = run_out("short", "forward:0", "backward:1", **small)
     begun = events_of(short, AttemptStarted)
     assert [item.strategy for item in begun] == ["zero1", "zero2", "zero3"]
     rungs = [item.rung for item in events_of(short, DecisionMade)]
     assert rungs == ["DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3"]
-    assert losses_of(short) == pytest.approx(losses_of(run("undisturbed")), rel=1e-4)
+    assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-4)

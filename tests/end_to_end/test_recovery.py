@@ -280,7 +280,7 @@ class RandomKills(Kills):
         return True
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.soak), 2])
 @pytest.mark.parametrize(
     ("ranks", "kills"),
     [(1, 5), (2, 5), *(pytest.param(ranks, 20, marks=pytest.mark.soak) for ranks in (1, 2, 4))],

@@ -1,8 +1,7 @@
 """Peak memory of a rank by a step on fake tensors: the real operators, without numbers.
 
-What fakes cannot run (DeepSpeed, 4-bit weights, 8-bit optimizers, offloading, CUDA's kernels
-where there is no GPU) is run the nearest way that they can, and the formula's difference between
-the two is added.
+What fakes cannot run (DeepSpeed, 4-bit weights, 8-bit optimizers, offloading, CUDA's kernels) is
+run the nearest way that they can, and the formula's difference between the two is added.
 """
 
 from __future__ import annotations
@@ -54,6 +53,8 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
     shape, nearest = shape_of(architecture, labels=labels), _nearest(setting)
     try:
         found = _run(architecture, nearest, labels, shape.layers)
+    except BadInput:
+        raise
     except Exception as error:
         # Whatever Transformers or the fakes say of a model: the training may, or may not.
         told = f"{type(error).__name__}: {error}".partition("\n")[0]
