@@ -11,7 +11,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.plan.device import CPU, device_name, this_cpu
-from steadytrain.components.train.plan.hardware import Gpu, find_gpu
+from steadytrain.components.train.plan.hardware import Gpu, find_gpu, known_gpu
 from steadytrain.components.train.plan.hosts import Hosts
 
 
@@ -76,11 +76,10 @@ def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
     name = device_name(config.compute)
     if name == CPU:
         return None
-    try:
-        return find_gpu(name, gpus)
-    except BadInput:
+    found = known_gpu(name, gpus)
+    if found is None:
         typer.echo(f"this machine's {name} is not in the table; --gpu names another", err=True)
-        return None
+    return found
 
 
 def _own(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:

@@ -8,7 +8,7 @@ from steadytrain.components.shared.cluster import NODE, Manifest, connect
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.compute import PodsConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.hardware import Gpu, find_gpu
+from steadytrain.components.train.plan.hardware import Gpu, known_gpu
 from steadytrain.components.train.plan.hosts import Hosts, Node
 from steadytrain.pipelines.cluster.gpus import GpuNode, gpu_nodes
 
@@ -27,7 +27,7 @@ def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[
     found = list(gpu_nodes(_with_labels(nodes, selector), pods.gpu_resource))
     if not found:
         raise _without_gpus(len(nodes), pods.gpu_resource, selector)
-    known = {node.product: kind for node in found if (kind := _kind(node, table))}
+    known = {node.product: kind for node in found if (kind := known_gpu(node.product, table))}
     if not known:
         raise BadInput(
             f"--cluster: of its GPUs the plan's table knows none: {_told(found)}",
@@ -65,13 +65,6 @@ def _without_gpus(nodes: int, resource: str, selector: Mapping[str, str]) -> Bad
         "compute.pods.gpu_resource and compute.pods.node_selector say which are meant. Without "
         "--cluster a plan is for a GPU that you name: --gpu h100",
     )
-
-
-def _kind(node: GpuNode, table: Sequence[Gpu]) -> Gpu | None:
-    try:
-        return find_gpu(node.product, table)
-    except BadInput:
-        return None
 
 
 def _remarks(nodes: Sequence[GpuNode], known: Mapping[str, Gpu]) -> Iterator[str]:

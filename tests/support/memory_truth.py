@@ -17,12 +17,10 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.setup import make_ready
 from steadytrain.components.train.plan.batch import REPLICATED
 from steadytrain.components.train.plan.live_tensors import LiveTensors
-from steadytrain.components.train.plan.random_model import random_model
+from steadytrain.components.train.plan.random_model import loss_of, random_model
 from steadytrain.components.train.plan.setting import Setting
 
 from support.ports import free_port
@@ -62,7 +60,7 @@ def measured_peak(case: Case) -> int:
         )
         strategy.model.train()
         batch, parts = _batch(case), 2 if setting.accumulates else 1
-        loss = class_loss if case.classes else next_token_loss
+        loss = loss_of(case.labels)
         for _ in range(2):
             live.begin()
             for part in range(1, parts + 1):

@@ -19,21 +19,19 @@ import torch
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.packing import collate_packed
 from steadytrain.components.tasks.registry import BUILT_IN
-from steadytrain.components.tasks.sequence_classification import class_loss, collate_padded
+from steadytrain.components.tasks.sequence_classification import collate_padded
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.loop.data import RowOrder, Rows
 from steadytrain.components.train.loop.setup import make_accelerator, make_ready
 from steadytrain.components.train.plan.architectures import architecture_of
 from steadytrain.components.train.plan.fit import Choice
+from steadytrain.components.train.plan.length import prepared
 from steadytrain.components.train.plan.machine import Job
 from steadytrain.components.train.plan.memory import peak_memory
-from steadytrain.components.train.plan.random_model import random_model
+from steadytrain.components.train.plan.random_model import loss_of, random_model
 from steadytrain.components.train.plan.setting import Setting
 from steadytrain.components.train.plan.time_cost import Span, Speed, together
 
@@ -167,7 +165,7 @@ class Trial:
     def step(self, lengths: list[int]) -> tuple[int, float, float]:
         """One micro-batch of rows of such lengths, and an update; gives what `times` does."""
         batch = self._batch(lengths)
-        strategy, loss = self.strategy, class_loss if self.shape.labels else next_token_loss
+        strategy, loss = self.strategy, loss_of(self.shape.labels)
         began = self._now()
         there = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with strategy.micro_batch(last=True):
@@ -213,10 +211,9 @@ class Trial:
 
 def row_lengths(config: RunConfig, count: int) -> list[int]:
     """Tokens of the first rows that training takes; of full ones where none are prepared."""
-    path = Workspace.of(config).record("preprocess")
-    if not path.is_file():
+    data = prepared(config)
+    if data is None:
         return [config.data.sequence_length] * count
-    data = DataRecord.load(path)
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
     order = RowOrder(len(rows), config.training.seed).take(0, count)
     return [len(rows[index]["input_ids"]) for index in order]

@@ -20,13 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.optim import build_optimizer
 from steadytrain.components.train.loop.setup import recompute_activations
 from steadytrain.components.train.plan.live_tensors import LiveTensors
 from steadytrain.components.train.plan.memory import Memory, peak_memory
-from steadytrain.components.train.plan.random_model import random_model
+from steadytrain.components.train.plan.random_model import loss_of, random_model
 from steadytrain.components.train.plan.setting import Setting
 from steadytrain.components.train.plan.shape import shape_of
 from steadytrain.components.train.strategy.fully_sharded import shard
@@ -135,7 +133,7 @@ def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Mem
             live.rename(tensor, "buffers")
         live.begin()
         live.now = _FORWARD
-        loss = (class_loss if labels else next_token_loss)(model, batch)
+        loss = loss_of(labels)(model, batch)
         live.now = _BACKWARD
         loss.backward()  # type: ignore[no-untyped-call]
         live.now = _UPDATE

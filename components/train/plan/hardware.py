@@ -73,13 +73,21 @@ def find_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu:
         BadInput: there is none of that name.
     """
     known = all_gpus() if gpus is None else gpus
-    for gpu in known:
-        if _plain(name) in map(_plain, (gpu.name, *gpu.aliases)):
-            return gpu
+    found = known_gpu(name, known)
+    if found is not None:
+        return found
     raise BadInput(
         f"GPU {name!r}: the plan's table has none of that name",
         remedy=f"one of {', '.join(gpu.name for gpu in known)}",
     )
+
+
+def known_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu | None:
+    """The same; None where there is none of that name."""
+    for gpu in all_gpus() if gpus is None else gpus:
+        if _plain(name) in map(_plain, (gpu.name, *gpu.aliases)):
+            return gpu
+    return None
 
 
 def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:

@@ -9,12 +9,11 @@ from typing import cast
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.compute import Offload, Strategy
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.plan.batch import BatchPlan
 from steadytrain.components.train.plan.fit import Choice, at
-from steadytrain.components.train.plan.hardware import find_gpu
+from steadytrain.components.train.plan.hardware import known_gpu
 from steadytrain.components.train.plan.length import prepared
 from steadytrain.components.train.plan.machine import Job
 
@@ -110,7 +109,5 @@ def _as_chosen(job: Job, choice: Choice) -> RunConfig:
 
 
 def _kind(device: str) -> str:
-    try:
-        return find_gpu(device).name
-    except BadInput:
-        return device
+    gpu = known_gpu(device)
+    return gpu.name if gpu else device

@@ -16,7 +16,6 @@ from steadytrain.components.train.plan.setting import FP32, Setting
 from steadytrain.components.train.plan.shape import Shape
 from steadytrain.components.train.plan.states import States, states
 
-GIB: Final = 2**30
 _NAMES: Final = {
     "weights": "weights",
     "gradients": "gradients",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from steadytrain.components.tasks.base import Batch
+from steadytrain.components.tasks.causal_lm import next_token_loss
+from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.adapter import attach
 from steadytrain.components.train.plan.setting import Setting
 
@@ -36,3 +39,12 @@ def random_model(
         dtype=_HALF.get(setting.precision, torch.float32) if frozen else torch.float32,
     )
     return attach(module, setting.adapter) if frozen else module
+
+
+def loss_of(labels: int) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
+    """Summed loss of a micro-batch, as the built-in tasks have it.
+
+    Args:
+        labels: as for `random_model`.
+    """
+    return class_loss if labels else next_token_loss
