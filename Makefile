@@ -6,6 +6,9 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 DOCKER ?= docker
 # Such as --network host, or --build-arg TORCH_INDEX=... for CPU builds of torch.
 DOCKER_FLAGS ?=
+# Another base image than the Dockerfile's, by digest. ALLOW_UNPINNED_BASE=1 takes one by its tag.
+BASE ?=
+ALLOW_UNPINNED_BASE ?=
 
 export OMP_NUM_THREADS ?= 2
 # Nothing is fetched from a model hub at run time.
@@ -39,9 +42,13 @@ lint: setup
 	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases --namespace-packages -p steadytrain
 
 images: ## The two container images, under the names that the pipeline asks for.
+	@case "$(BASE)$(filter BASE=%,$(DOCKER_FLAGS))$(if $(ALLOW_UNPINNED_BASE),@sha256:)" in "" | *@sha256:*) ;; *) \
+	  echo "BASE=$(BASE) names no digest, so that another image could take its place;" \
+	    "give NAME@sha256:DIGEST, or ALLOW_UNPINNED_BASE=1 for a trial" >&2; exit 1;; esac
 	for target in step train; do \
 	  $(DOCKER) build $(DOCKER_FLAGS) --file docker/Dockerfile --target $$target \
 	    --build-arg PIP_INDEX_URL --build-arg UV_DEFAULT_INDEX \
+	    $(if $(BASE),--build-arg BASE=$(BASE)) \
 	    --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" \
 	    --tag steadytrain/$$target:$(VERSION) . || exit 1; \
 	done

@@ -8,20 +8,21 @@ from steadytrain.components.shared.attached import (
     API_ACCESS,
     MOUNT_PATH,
     NAME,
-    SECRETS,
     STEP_LABELS,
+    STEP_SECRETS,
 )
 
 
 def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
-    """Gives a task the volume, the Secret, labels, and shared memory for ranks of one node.
+    """Gives a task the volume, its keys of the Secret, labels, and shared memory for ranks.
 
     Args:
         volume: name of the claim, or the pipeline's parameter that says it.
     """
     kubernetes.mount_pvc(task, pvc_name=volume, mount_path=MOUNT_PATH)
-    keys = {key: key for key in SECRETS}
-    kubernetes.use_secret_as_env(task, NAME, keys, optional=True)
+    keys = {key: key for key in STEP_SECRETS.get(task.name, ())}
+    if keys:
+        kubernetes.use_secret_as_env(task, NAME, keys, optional=True)
     for label, value in STEP_LABELS.items():
         kubernetes.add_pod_label(task, label, value)
     if task.name == "report":

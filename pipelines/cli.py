@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
     doctor_command,
     plan_command,
@@ -19,14 +19,17 @@ from steadytrain.pipelines import (
     schedule_commands,
     submit_command,
     trigger_commands,
+    unexpected,
 )
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
+    YEAR,
     Output,
     Overrides,
     Pipeline,
     RunName,
     Source,
+    at_most,
 )
 
 if TYPE_CHECKING:
@@ -75,8 +78,7 @@ def run(
 
     The same configuration continues the same run: what is done is not done again.
     """
-    extra = [f"{field}={value}" for field, value in (("run", name), ("output", output)) if value]
-    config = _load(source, [*overrides, *extra])
+    config = _load(source, overrides, run=name, output=output)
     if dry_run:
         from steadytrain.pipelines.outline import outline
 
@@ -84,12 +86,9 @@ def run(
         return
     from steadytrain.components.shared.progress import Progress
     from steadytrain.pipelines.local import run_locally
-    from steadytrain.pipelines.outline import ending
+    from steadytrain.pipelines.outline import tell_ending
 
-    result = run_locally(config, display=Progress())
-    typer.echo("\n".join(ending(result)))
-    if not result.succeeded:
-        raise typer.Exit(130 if result.stopped else 1)
+    tell_ending(run_locally(config, display=Progress()))
 
 
 @app.command("list")
@@ -101,26 +100,32 @@ def list_(output: Output = DEFAULT_OUTPUT) -> None:
     from steadytrain.pipelines.runs import list_runs
 
     table = Table("run", "state", "step", "started", box=None, pad_edge=False)
-    for item in list_runs(output):
+    runs = list(list_runs(output))
+    for item in runs:
         started = f"{datetime.fromtimestamp(item.started):%Y-%m-%d %H:%M}" if item.started else ""
         table.add_row(item.run_id, item.state, item.step, started)
     if not table.row_count:
         typer.echo(f"no runs in {output}")
         return
     Console().print(table)
+    for item in runs:
+        for problem in item.damage:
+            typer.echo(f"{item.run_id}: {problem}")
 
 
 @app.command()
 def stop(
     name: RunName,
     output: Output = DEFAULT_OUTPUT,
-    grace: Annotated[float, typer.Option(help="Seconds to wait for it.")] = 60,
+    grace: Annotated[
+        float, typer.Option(min=0, callback=at_most(YEAR), help="Seconds to wait for it.")
+    ] = 60,
 ) -> None:
     """Stop a run that works on this machine; it saves a checkpoint and can be continued."""
     from steadytrain.pipelines.local import stop_run
-    from steadytrain.pipelines.runs import find_run
+    from steadytrain.pipelines.runs import find_workspace
 
-    _, workspace = find_run(output, name)
+    workspace = find_workspace(output, name)
     if stop_run(workspace, grace_seconds=grace):
         typer.echo(f"stopped {name}; continue it with {_continue(name, output)}")
     else:
@@ -135,12 +140,18 @@ for command in (recovery_commands.resume, recovery_commands.explain, recovery_co
 def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     """Tell what happened in a run, and write its HTML report anew."""
     from steadytrain.components.report.step import run as write_report
+    from steadytrain.components.report.step import write_page
     from steadytrain.components.report.summary import summary
+    from steadytrain.components.shared.lock import run_lock
     from steadytrain.pipelines.runs import find_run
 
     config, workspace = find_run(output, name)
-    page = write_report(config)
-    typer.echo("\n".join([*summary(workspace), f"report: {page}"]))
+    try:
+        with run_lock(workspace):
+            write_report(config)
+    except RunBusy:
+        write_page(workspace)
+    typer.echo("\n".join([*summary(workspace), f"report: {workspace.report}"]))
 
 
 @app.command("compile")
@@ -219,18 +230,17 @@ def step(
 
 
 def main() -> None:
-    """Entry point: errors of the product's own are told without a traceback."""
-    try:
+    """Entry point: every end of the command, a stop included, has its message and its status."""
+    with unexpected.told(), stoppable():
         app()
-    except SteadytrainError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
 
 
-def _load(source: str, overrides: list[str]) -> RunConfig:
+def _load(source: str, overrides: list[str], **options: str) -> RunConfig:
+    """A configuration; `options` name fields that have an option of their own."""
     from steadytrain.components.shared.config import load
 
-    return load(source, overrides)
+    given = {field: value for field, value in options.items() if value}
+    return load(source, [*overrides, *given.items()])
 
 
 def _continue(name: str, output: Path) -> str:

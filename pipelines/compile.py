@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from steadytrain.components.shared.written import write_asked
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 
 Pipeline = Literal["finetune", "retrain"]
@@ -31,6 +32,7 @@ def compile_pipeline(
 
     Raises:
         UnsafePipeline: it would break on a server; nothing is written.
+        BadInput: the file cannot be written.
     """
     # kfp takes 1.5 s to import, and asks about a decorator's return types.
     with warnings.catch_warnings():
@@ -48,8 +50,7 @@ def compile_pipeline(
         compiler.Compiler().compile(dag, str(compiled))
         for finding in checked(compiled):
             tell(finding)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(compiled.read_bytes())
+        write_asked(path, compiled.read_bytes(), "--output")
     return path
 
 

@@ -1,12 +1,12 @@
-"""What ended runs no longer need: old checkpoints, and model versions that were passed over."""
+"""What ended runs no longer need: checkpoints, model versions passed over, prepared data."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,9 @@ from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, held, hold
-from steadytrain.pipelines.runs import find_run
+from steadytrain.pipelines.gc_data import unneeded_data
+from steadytrain.pipelines.litter import Litter
+from steadytrain.pipelines.runs import find_run, run_folders
 
 if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import Checkpoint, Lineage
@@ -27,27 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Litter:
-    """Something that can go. `take` removes it; False where it is needed again."""
-
-    what: str
-    bytes: int
-    workspace: Workspace
-    idle_seconds: float
-    take: Callable[[], bool]
-
-    def remove(self) -> bool:
-        """Removes it while nobody can work on its run; False where somebody does or has."""
-        try:
-            with run_lock(self.workspace), _untrained(self.workspace):
-                return _idle(self.workspace, self.idle_seconds) and self.take()
-        except RunBusy:
-            return False
-
-
 def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
-    """Everything that can go: first checkpoints, then versions, which need the registry.
+    """Everything that can go: checkpoints and data first, then versions, which need the registry.
 
     Args:
         idle_seconds: a run that gave a sign of life within this time is left alone.
@@ -55,25 +38,43 @@ def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
     Raises:
         TrackingError: the registry cannot be used.
     """
-    ended = [facts for facts in _runs(output) if _ended(facts.workspace, idle_seconds)]
+    ended = [facts for facts in _runs(output) if _ended(facts, idle_seconds)]
     for facts in ended:
         try:
             yield from _checkpoints(facts, idle_seconds)
         except (StorageError, BadInput) as error:
             _log.warning("checkpoints of %s stay: %s", facts.workspace.run_id, error)
+        except FileNotFoundError:
+            continue  # somebody else removes it, too
+    yield from unneeded_data(
+        output.absolute(),
+        idle_seconds=idle_seconds,
+        ended=lambda workspace: _ended(gather(workspace), idle_seconds),
+        finished=lambda workspace: _has_its_model(gather(workspace)),
+    )
     for facts in ended:
         yield from _version(facts, idle_seconds)
 
 
 def _runs(output: Path) -> Iterator[Facts]:
-    for folder in sorted((output.absolute() / "runs").glob("*")):
+    for folder in run_folders(output.absolute()):
         workspace = Workspace(output.absolute(), folder.name)
-        if workspace.config.is_file():
+        if os.path.lexists(workspace.config):
             yield gather(workspace)
 
 
-def _ended(workspace: Workspace, idle_seconds: float) -> bool:
-    at_work = holder(workspace) is not None or held(LocalStorage(workspace.lease))
+def _ended(facts: Facts, idle_seconds: float) -> bool:
+    """Whether a run is over; of a damaged one nobody knows, nor what it still needs."""
+    workspace = facts.workspace
+    try:
+        if os.path.lexists(workspace.config):
+            find_run(workspace.output, workspace.run_id)
+        at_work = holder(workspace) is not None or held(LocalStorage(workspace.lease))
+    except (StorageError, BadInput) as error:
+        facts.unreadable.append(error.message)
+    if facts.unreadable:
+        _log.warning("%s is damaged and left alone: %s", workspace.run_id, facts.unreadable[0])
+        return False
     return not at_work and _idle(workspace, idle_seconds)
 
 
@@ -84,9 +85,18 @@ def _untrained(workspace: Workspace) -> AbstractContextManager[Lease]:
     return hold(LocalStorage(workspace.lease), run_id=workspace.run_id, seconds=seconds)
 
 
+def _unattended(workspace: Workspace, idle_seconds: float, take: Callable[[], bool]) -> bool:
+    """Takes something of a run while nobody can work on it; False where somebody does or has."""
+    try:
+        with run_lock(workspace), _untrained(workspace):
+            return _idle(workspace, idle_seconds) and take()
+    except RunBusy:
+        return False
+
+
 def _idle(workspace: Workspace, seconds: float) -> bool:
     """By its events, which a run at work writes on another machine too."""
-    signs = [path.stat().st_mtime for path in workspace.events.glob("*.jsonl")]
+    signs = [path.lstat().st_mtime for path in workspace.events.glob("*.jsonl")]
     return max(signs, default=0.0) <= time.time() - seconds
 
 
@@ -103,16 +113,17 @@ def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
     for folder in _superfluous(storage, facts):
         what = f"checkpoint {folder} of {workspace.run_id}"
         take = partial(_clear, storage, folder, idle)
-        yield Litter(what, storage.weigh(folder).bytes, workspace, idle_seconds, take)
+        remove = partial(_unattended, workspace, idle_seconds, take)
+        yield Litter(what, storage.weigh(folder).bytes, remove)
 
 
 def _superfluous(storage: Storage, facts: Facts) -> list[str]:
     """Folders of checkpoints that nobody will read again, torn and damaged ones among them."""
     from steadytrain.components.train.checkpoint import Lineage
-    from steadytrain.components.train.checkpoint.checkpoint import PREFIX
+    from steadytrain.components.train.checkpoint.checkpoint import is_of_a_step
     from steadytrain.components.train.checkpoint.store import committed
 
-    folders = [name for name in storage.folders() if name.startswith(PREFIX)]
+    folders = [name for name in storage.folders() if is_of_a_step(name)]
     if _has_its_model(facts):
         return folders
     whole = committed(storage.uri)
@@ -174,4 +185,5 @@ def _version(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
     if passed.is_there:
         record = passed.record
         what = f"version {record.version} of {record.model_name}, of {workspace.run_id}"
-        yield Litter(what, passed.bytes, workspace, idle_seconds, passed.remove)
+        remove = partial(_unattended, workspace, idle_seconds, passed.remove)
+        yield Litter(what, passed.bytes, remove)

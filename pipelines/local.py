@@ -8,40 +8,53 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
+import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from steadytrain.components.shared.config import RunConfig, to_parameters
-from steadytrain.components.shared.errors import RunBusy
-from steadytrain.components.shared.events import Event, Follower, Sink
+from steadytrain.components.shared.errors import RunBusy, Stopped
+from steadytrain.components.shared.events import Follower, Sink
 from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.dag import LOCK_VARIABLE
+from steadytrain.pipelines.interrupts import Display, Interrupts
+from steadytrain.pipelines.step_processes import died
 
 _POLL_SECONDS = 0.2
+_LEAST_BYTES = 1 << 20
+"""With less on its disk, a run cannot even tell what it lacks."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
     """How a run on this machine ended.
 
+    stopped: the signal that asked for that, if one did.
     failure: the step that failed first, if one did.
-    stopped: whether the user ended it.
+    shown: whether standard output took all that there was to see.
     """
 
     workspace: Workspace
     succeeded: bool
-    stopped: bool
+    stopped: int | None
     failure: StepFailed | None
+    shown: bool = True
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 130 or 143 where it was asked to stop (see `Stopped`)."""
+        if self.stopped is not None:
+            return int(Stopped(self.stopped).code or 0)
+        return 0 if self.succeeded else 1
 
     @property
     def log(self) -> Path:
@@ -51,121 +64,143 @@ class LocalRun:
 def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
     """Compiles the DAG, executes it by kfp.local, and shows its events until it ends.
 
-    SIGINT or SIGTERM stops the step at work; the report is written all the same.
-    A second one ends every process at once.
+    A stop signal stops the step at work; no other starts, and the report is written. A second
+    one kills that step at once, a third one kills every process.
 
     Raises:
         RunBusy: another process works on this run.
         BadInput: the output cannot be written.
+        Stopped: at the third signal.
     """
-    workspace = Workspace.of(config)
-    workspace.create()
-    with run_lock(workspace):
-        follower = Follower(workspace.events)
-        follower.skip_to_end()
-        seen = _Seen(display)
-        with _child(config, workspace) as child, _stop_on_signals(child) as stopping:
-            while child.poll() is None:
-                seen.take(follower.new())
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_POLL_SECONDS)
-        seen.take(follower.new())
-        display.close()
-        return LocalRun(
-            workspace,
-            succeeded=child.returncode == 0,
-            stopped=stopping.is_set(),
-            failure=seen.failure,
-        )
+    with Interrupts() as interrupts:
+        workspace = Workspace.of(config)
+        workspace.create()
+        with run_lock(workspace) as lock:
+            follower = Follower(workspace.events)
+            follower.skip_to_end()
+            seen = _Seen(Display(display))
+            status = _execute(config, workspace, lock, interrupts, lambda: seen.take(follower))
+            seen.display.close()
+        failure = seen.failure or (_unexplained(workspace, status) if status else None)
+        shown = not seen.display.given_up
+        return LocalRun(workspace, status == 0, interrupts.number, failure, shown)
+
+
+def _unexplained(workspace: Workspace, status: int) -> StepFailed:
+    """What there is to tell of a pipeline that has told nothing: on a full disk it could not."""
+    try:
+        free = os.statvfs(workspace.output)
+    except OSError:
+        return died("pipeline", status)
+    # Not every file system counts inodes.
+    if free.f_bavail * free.f_frsize >= _LEAST_BYTES and (free.f_favail or not free.f_files):
+        return died("pipeline", status)
+    return StepFailed(
+        stage="pipeline",
+        error="Died",
+        message=f"no space left on the disk of {workspace.output}",
+        remedy="free space (and inodes) there, or give another output; the same command then "
+        "continues the run",
+    )
 
 
 class _Seen:
     """Hands events on and remembers the first failure."""
 
-    def __init__(self, display: Sink) -> None:
+    def __init__(self, display: Display) -> None:
         self.display = display
         self.failure: StepFailed | None = None
 
-    def take(self, events: list[Event]) -> None:
-        for event in events:
+    def take(self, follower: Follower) -> None:
+        for event in follower.new():
             self.display.emit(event)
             if isinstance(event, StepFailed) and self.failure is None:
                 self.failure = event
 
 
-@contextlib.contextmanager
-def _child(config: RunConfig, workspace: Workspace) -> Iterator[subprocess.Popen[bytes]]:
+def _execute(
+    config: RunConfig,
+    workspace: Workspace,
+    lock: int,
+    interrupts: Interrupts,
+    look: Callable[[], object],
+) -> int:
+    """Runs the DAG to its end; returns the exit status of its process, 1 where none began."""
+    command = _command(config, workspace)
+    if interrupts.number is not None:
+        return 1
+    with contextlib.closing(Lifeline()) as lifeline:
+        child = _start(command, workspace, lifeline, lock)
+        try:
+            with interrupts.passed_to(child, lifeline):
+                while child.poll() is None:
+                    look()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(_POLL_SECONDS)
+        finally:
+            with interrupts.held_off():
+                child.kill()
+                child.wait()
+                end_processes(workspace.folder)
+        look()
+    return child.returncode
+
+
+def _command(config: RunConfig, workspace: Workspace) -> list[str]:
     folder = workspace.logs
     folder.mkdir(parents=True, exist_ok=True)
     pipeline = compile_pipeline(folder / "pipeline.yaml", fuse=config.pipeline.fuse)
     parameters = folder / "parameters.json"
     stated = to_parameters(config, run=workspace.run_id)
     parameters.write_text(json.dumps(stated), encoding="utf-8")
-    command = [sys.executable, "-m", "steadytrain.pipelines.dag"]
-    command += [str(pipeline), str(parameters), str(workspace.folder / "kfp")]
-    with (folder / "pipeline.log").open("ab") as log:
+    program = [sys.executable, "-m", "steadytrain.pipelines.dag"]
+    return [*program, str(pipeline), str(parameters), str(workspace.folder / "kfp")]
+
+
+def _start(
+    command: list[str], workspace: Workspace, lifeline: Lifeline, lock: int
+) -> subprocess.Popen[bytes]:
+    # It and its steps hold the lock too: a run is free when the last of them has ended.
+    told = {VARIABLE: str(lifeline.descriptor), LOCK_VARIABLE: str(lock)}
+    with (workspace.logs / "pipeline.log").open("ab") as log:
         # A session of its own: Ctrl-C on the terminal reaches this process alone.
-        child = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            env={**os.environ, **told},
+            pass_fds=(lifeline.descriptor, lock),
             start_new_session=True,
         )
-        try:
-            yield child
-        finally:
-            _end(child)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Leaves nothing of the child's behind, however this process got here."""
-    if child.poll() is None:
-        below = psutil.Process(child.pid).children(recursive=True)
-        child.kill()
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        child.wait()
-
-
-@contextlib.contextmanager
-def _stop_on_signals(child: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    stopping = threading.Event()
-
-    def stop(*_: object) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        stopping.set()
-        print("stopping the step at work; once more ends everything at once", file=sys.stderr)
-        child.terminate()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
-    """Asks the process that works on a run to stop, and waits for it.
+    """Asks the process that works on a run to stop, and waits until nothing works on it.
 
     Returns:
         False where nobody works on the run.
 
     Raises:
-        RunBusy: it is still there after the grace.
+        RunBusy: whoever does cannot be reached from here, or is still there after the grace.
     """
-    pid = holder(workspace)
-    if pid is None:
+    found = holder(workspace)
+    if found is None:
         return False
-    psutil.Process(pid).terminate()
+    if found.alive() is None:
+        raise RunBusy(
+            f"run {workspace.run_id!r} is worked on by {found}, which cannot be reached from here",
+            remedy=f"run `steadytrain stop {workspace.run_id}` there, in the same container",
+        )
+    process = found.process()
+    # One that is dead has left its steps to stop by themselves.
+    if process is not None:
+        process.terminate()
     deadline = time.monotonic() + grace_seconds
-    while holder(workspace) == pid:
+    while holder(workspace) is not None:
         if time.monotonic() > deadline:
             raise RunBusy(
-                f"run {workspace.run_id!r}: process {pid} has not stopped in {grace_seconds:.0f} s",
+                f"run {workspace.run_id!r}: {found} has not stopped in {grace_seconds:.0f} s",
                 remedy="give it longer with --grace, or end the process",
             )
         time.sleep(_POLL_SECONDS)

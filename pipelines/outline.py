@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
-from steadytrain.components.shared.config import RunConfig
+import typer
+
+from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
+from steadytrain.components.shared.tracking.connect import resolve_uri, shown
+from steadytrain.components.shared.tracking.links import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.plan.batch import plan_batch
+from steadytrain.pipelines.interrupts import say, silence
 from steadytrain.pipelines.local import LocalRun
 
 
@@ -48,29 +55,52 @@ def ending(run: LocalRun) -> list[str]:
         lines += [
             f"model   {version.model_name} version {version.version} ({version.model_uri})",
             f"gate    {promoted.reason if promoted and not promoted.champion else gate.reason}",
-            f"mlflow  mlflow ui --backend-store-uri {_tracking(workspace)}",
+            f"mlflow  {_tracking(load(workspace.config), workspace, version)}",
         ]
-    elif run.stopped:
+    elif run.stopped is not None:
         lines.append("stopped; the same command continues it")
-    else:
-        lines += _failure(run)
+    elif run.failure is not None:
+        lines += _failure(run.failure, run.log)
     if workspace.report.is_file():
         lines.append(f"report  {workspace.report}")
     return lines
 
 
-def _failure(run: LocalRun) -> list[str]:
-    failure = run.failure
-    if failure is None:
-        return [f"failed without a word from any step; see {run.log}"]
+def tell_ending(run: LocalRun) -> None:
+    """Prints how a run ended, and ends the command with its exit status.
+
+    On standard error where standard output is lost.
+
+    Raises:
+        typer.Exit: the run was stopped or has failed.
+    """
+    text, shown = "\n".join(ending(run)), run.shown
+    if shown:
+        try:
+            typer.echo(text)
+        except OSError:
+            shown = False
+            silence()
+    if not shown:
+        say(text)
+    if run.exit_code:
+        raise typer.Exit(run.exit_code)
+
+
+def _failure(failure: StepFailed, log: Path) -> list[str]:
     lines = [f"failed in {failure.stage}: {failure.message}"]
     if failure.remedy:
         lines.append(f"remedy  {failure.remedy}")
-    return [*lines, f"log     {run.log}"]
+    return [*lines, f"log     {log}"]
 
 
-def _tracking(workspace: Workspace) -> str:
-    return shlex.quote(f"sqlite:///{workspace.tracking_store}")
+def _tracking(config: RunConfig, workspace: Workspace, version: RegistrationRecord) -> str:
+    """The page of the version where a server tracks, or else the command that serves the store."""
+    link = version_link(config, workspace, version.model_name, version.version)
+    if link:
+        return link["mlflow_version"]
+    uri = shown(resolve_uri(config, workspace))
+    return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
 def _promotion(workspace: Workspace) -> RegistrationRecord | None:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines.options import Overrides, Source
+from steadytrain.pipelines.options import Overrides, Source, at_most
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.train.plan.fit import Choice, Measure
     from steadytrain.components.train.plan.memory import Memory
     from steadytrain.components.train.plan.time_cost import Timing
+
+_LARGEST_MEMORY_GB = 1e6
 
 
 def plan(
@@ -42,6 +44,7 @@ def plan(
         float,
         typer.Option(
             min=0,
+            callback=at_most(_LARGEST_MEMORY_GB),
             help="Of each node's own memory, for offloading; by default the cluster's or, on its "
             "own GPU, this machine's, else not known.",
         ),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output, RunName
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, RunName, at_most
 
 
 def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
@@ -19,17 +19,14 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     """
     from steadytrain.components.shared.progress import Progress
     from steadytrain.pipelines.local import run_locally
-    from steadytrain.pipelines.outline import ending
+    from steadytrain.pipelines.outline import tell_ending
     from steadytrain.pipelines.runs import find_run, state_of
 
     config, workspace = find_run(output, name)
     if state_of(workspace).state == "finished":
         typer.echo(f"{name} is finished; `steadytrain report {name} -o {output}` tells of it")
         return
-    result = run_locally(config, display=Progress())
-    typer.echo("\n".join(ending(result)))
-    if not result.succeeded:
-        raise typer.Exit(130 if result.stopped else 1)
+    tell_ending(run_locally(config, display=Progress()))
 
 
 def explain(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
@@ -39,9 +36,9 @@ def explain(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     newest checkpoint, and where the time went. Works on a run that is still at work, too.
     """
     from steadytrain.components.report.explain import explain as explained
-    from steadytrain.pipelines.runs import find_run, state_of
+    from steadytrain.pipelines.runs import find_workspace, state_of
 
-    _, workspace = find_run(output, name)
+    workspace = find_workspace(output, name)
     running = state_of(workspace).state == "running"
     typer.echo("\n".join(explained(workspace, running=running)))
 
@@ -53,15 +50,20 @@ def gc(
     ] = False,
     idle_hours: Annotated[
         float,
-        typer.Option(min=0, help="Leave runs alone that gave a sign of life within this time."),
+        typer.Option(
+            min=0,
+            callback=at_most(YEAR / 3600),
+            help="Leave runs alone that gave a sign of life within this time.",
+        ),
     ] = 24,
 ) -> None:
-    """Remove what ended runs no longer need: old checkpoints, and model versions passed over.
+    """Remove what ended runs no longer need: checkpoints, data, model versions passed over.
 
     Of a finished run all checkpoints go, since its model is kept apart; training it further, or
     once more, then begins at step 0. Of a run that can be resumed all go but the newest verified
     one, newer ones, and the best. A model version goes where its run registered it as candidate,
-    it never was champion, and no alias names it now. Left alone: runs at work, runs with a sign
+    it never was champion, and no alias names it now. Prepared data go once every run that used
+    them is finished; a later run prepares them again. Left alone: runs at work, runs with a sign
     of life of late, also where their checkpoints lie elsewhere (recovery.checkpoints), champions
     past and present.
     """

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.config.run import RUN_NAME
+from steadytrain.components.shared.errors import BadInput, StorageError, Unreadable
+from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
 from steadytrain.components.shared.lock import holder
 from steadytrain.components.shared.storage import LocalStorage
@@ -22,56 +24,89 @@ STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "rep
 
 @dataclass(frozen=True)
 class RunState:
-    """One run in a list: its last step and how that stands."""
+    """One run in a list: its last step and how that stands.
+
+    damage: what of its files cannot be read.
+    """
 
     run_id: str
     state: str
     step: str
     started: float
+    damage: Sequence[str] = ()
 
 
 def list_runs(output: Path) -> Iterator[RunState]:
     """Every run of an output folder, by name."""
-    for folder in sorted((output / "runs").glob("*")):
-        if folder.is_dir():
-            yield state_of(Workspace(output, folder.name))
+    for folder in run_folders(output):
+        yield state_of(Workspace(output, folder.name))
+
+
+def run_folders(output: Path) -> list[Path]:
+    """The folders below `runs` that can be a run's, by name."""
+    found = sorted((output / "runs").glob("*"))
+    return [path for path in found if re.fullmatch(RUN_NAME, path.name) and path.is_dir()]
+
+
+def find_workspace(output: Path, run_id: str) -> Workspace:
+    """The workspace of a run, whatever state its files are in.
+
+    Raises:
+        BadInput: the folder holds no such run; the message names those that it holds.
+    """
+    workspace = Workspace(output.absolute(), run_id)
+    # A name that no run can have would lead to another folder.
+    if not re.fullmatch(RUN_NAME, run_id) or not workspace.folder.is_dir():
+        known = ", ".join(path.name for path in run_folders(output)) or "none"
+        raise BadInput(
+            f"run {run_id!r}: not in {output}",
+            remedy=f"the runs there: {known}; --output names another folder",
+        )
+    return workspace
 
 
 def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
     """The configuration and the workspace of a run.
 
     Raises:
-        BadInput: the folder holds no such run; the message names those that it holds.
+        BadInput: the folder holds no such run, or its configuration is missing or damaged.
     """
-    workspace = Workspace(output.absolute(), run_id)
-    if not workspace.config.is_file():
-        known = ", ".join(run.run_id for run in list_runs(output)) or "none"
+    workspace = find_workspace(output, run_id)
+    try:
+        config = load(LocalStorage(workspace.folder).read(workspace.config.name).decode() + "\n")
+    except (FileNotFoundError, Unreadable, BadInput, ValueError) as error:
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
         raise BadInput(
-            f"run {run_id!r}: not in {output}",
-            remedy=f"the runs there: {known}; --output names another folder",
-        )
-    config = load(workspace.config)
+            f"{workspace.config} {why}",
+            remedy=f"start the run again with its configuration (steadytrain run SOURCE --run "
+            f"{run_id} --output {output}), which writes the file anew, or restore it",
+        ) from error
     # The folder may have been moved since it was written.
     moved = {"output": str(workspace.output), "run": run_id}
     return config.model_copy(update=moved), workspace
 
 
 def state_of(workspace: Workspace) -> RunState:
-    """How a run stands, by its last start."""
+    """How a run stands, by its last start; "damaged" where files of it cannot be read."""
+    facts = gather(workspace)
     steps = [
         event
-        for event in read_events(workspace.events)
+        for event in facts.events
         if isinstance(event, StepStarted | StepFinished | StepFailed)
     ]
     begins = [index for index, event in enumerate(steps) if _begins_run(event)]
     last_time = steps[begins[-1] :] if begins else steps
+    damage, running = list(facts.unreadable), False
+    try:
+        running = holder(workspace) is not None or held(LocalStorage(workspace.lease))
+    except StorageError as error:
+        damage.append(error.message)
+    state = "running" if running else "damaged" if damage else outcome(facts).state
     if not last_time:
-        return RunState(workspace.run_id, "empty", "", 0.0)
+        return RunState(workspace.run_id, "damaged" if damage else "empty", "", 0.0, damage)
     failed = next((event for event in last_time if isinstance(event, StepFailed)), None)
     last = failed or last_time[-1]
-    running = holder(workspace) is not None or held(LocalStorage(workspace.lease))
-    state = "running" if running else outcome(gather(workspace)).state
-    return RunState(workspace.run_id, state, last.stage, last_time[0].time)
+    return RunState(workspace.run_id, state, last.stage, last_time[0].time, damage)
 
 
 def _begins_run(event: Event) -> bool:

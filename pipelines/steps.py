@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.workspace import Workspace
 
 
 def run_step(name: str, config: RunConfig) -> str:
@@ -16,17 +18,23 @@ def run_step(name: str, config: RunConfig) -> str:
 
     Raises:
         BadInput: no such step, or the steps before it have not run.
+        RunBusy: another process works on the run.
     """
     if name not in _STEPS:
         raise BadInput(f"step {name!r} is not known", remedy=f"one of {', '.join(_STEPS)}")
-    return _STEPS[name](config)
+    workspace = Workspace.of(config)
+    workspace.create()
+    with run_lock(workspace):
+        return _STEPS[name](config)
 
 
 def _preprocess(config: RunConfig) -> str:
     from steadytrain.components.preprocess.step import run
     from steadytrain.components.shared.begin import begin
+    from steadytrain.components.train.recovery.ownership import owned
 
-    begin(config)
+    with owned(config):
+        begin(config)
     return run(config).model_dump_json(indent=2)
 
 

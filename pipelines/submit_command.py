@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadytrain.components.shared.errors import Stopped
 from steadytrain.pipelines.options import Host, Namespace, Overrides, Pipeline, Source
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _followed(run: SubmittedRun) -> Outcome:
     try:
         with _view() as show:
             return run.wait(show)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         typer.echo("the run goes on", err=True)
         raise typer.Exit(130) from None
 

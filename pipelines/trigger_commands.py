@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines.options import Host, Namespace, Overrides, Pipeline, Source
+from steadytrain.pipelines.options import (
+    YEAR,
+    Host,
+    Namespace,
+    Overrides,
+    Pipeline,
+    Source,
+    at_most,
+)
 
 if TYPE_CHECKING:
     from steadytrain.pipelines.server.triggers import Trigger
@@ -58,10 +66,16 @@ def watch(
     experiment: Experiment = "",
     state: State = "",
     every: Annotated[
-        float, typer.Option(min=1, help="Seconds from one look at the data to the next.")
+        float,
+        typer.Option(
+            min=1, callback=at_most(YEAR), help="Seconds from one look at the data to the next."
+        ),
     ] = 60,
     quiet: Annotated[
-        float, typer.Option(min=0, help="Seconds without a change before a run is started.")
+        float,
+        typer.Option(
+            min=0, callback=at_most(YEAR), help="Seconds without a change before a run is started."
+        ),
     ] = 300,
 ) -> None:
     """Watch `data.source` (folders, s3:// prefixes), and start a run when it has changed.

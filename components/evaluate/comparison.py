@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.gate import Gate, Pair
 from steadytrain.components.evaluate.metrics import Scores
 from steadytrain.components.evaluate.scoring import Report, place, score
+from steadytrain.components.register.verdict import decided_about
 from steadytrain.components.register.versions import (
     LABELS,
     RUN,
@@ -24,6 +25,12 @@ from steadytrain.components.register.versions import (
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
+
+_OTHER_SPLIT: Final = (
+    "the model that it started from (model.base) was trained on another split, so that it may have "
+    "seen these records; give this run that one's data.split_salt, data.validation_share, "
+    "data.test_share and data.columns.group, or start from another model"
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,10 @@ class Candidate:
             report: told how many records the champion has been scored on.
         """
         values = {name: item.value for name, item in self.evaluation.metrics.items()}
-        gate = Gate(self.config.gate, self.scores.metric, resampling(self.config))
+        subject = decided_about(self.config, self.evaluation.weights_digest)
+        gate = Gate(subject, self.config.gate, self.scores.metric, resampling(self.config))
+        if set(self.evaluation.splits) - {self.data.split_digest}:
+            return gate.refuse(values, _OTHER_SPLIT, champion.number if champion else None)
         if champion is None:
             return gate.decide(values, None)
         refusal = self._unlike(champion)
@@ -97,12 +107,15 @@ class Candidate:
         candidate, weights = self.scores.parts(metric)
         other, their_weights = theirs.parts(metric)
         who = f"the champion, version {champion.number},"
+        if theirs.id != self.scores.id:
+            return f"{who} was scored on other records"
         if theirs.metric != metric or not np.array_equal(weights, their_weights):
             return f"{who} was scored on other spans"
         if not np.isfinite(other).all():
             return f"{who} gives losses that are not finite"
         return Pair(
             version=champion.number,
+            digest=champion.tags.get(WEIGHTS, ""),
             candidate=candidate,
             champion=other,
             weights=weights,

@@ -4,7 +4,7 @@ The candidate must be better than the champion by more than the margin, at the
 lower end of a paired bootstrap interval: in each resample both models are
 measured on the same examples, so that what makes an example hard for both
 cancels out. It must also hold every absolute floor, and must not be worse in a
-slice than allowed.
+slice than allowed. Where any number of this is NaN or infinite, it is not promoted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray, Resampling, replicate
 from steadytrain.components.shared.config.judging import GREATER_IS_BETTER, GateConfig
-from steadytrain.components.shared.records import GateRecord, Interval
+from steadytrain.components.shared.records import GateRecord, Interval, Subject
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class Pair:
 
     The metric of each is the sum of its numerators over the sum of the weights.
 
+    version, digest: the champion's number and the digest of its weights.
     candidate, champion, weights: (examples,). units: (examples,), what is
     resampled as a whole. slices: rows of each slice value.
     """
 
     version: str
+    digest: str
     candidate: FloatArray
     champion: FloatArray
     weights: FloatArray
@@ -40,8 +42,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Gate:
-    """The limits, and the metric that models are compared by."""
+    """The limits, the metric that models are compared by, and what the decision is about."""
 
+    subject: Subject
     limits: GateConfig
     metric: str
     how: Resampling
@@ -53,6 +56,14 @@ class Gate:
             metrics: the candidate's, for the floors.
             pair: none where there is no champion yet: the floors alone decide.
         """
+        broken = self._broken(metrics, pair)
+        if broken:
+            return self.refuse(metrics, broken, pair.version if pair else None)
+        # What overflows is found by its result, which is not finite.
+        with np.errstate(all="ignore"):
+            return self._compare(metrics, pair)
+
+    def _compare(self, metrics: Mapping[str, float], pair: Pair | None) -> GateRecord:
         objections = list(self._missed_floors(metrics))
         if pair is None:
             return self._record(
@@ -60,12 +71,15 @@ class Gate:
             )
         improvement = self._improvement(pair)
         slices = self._slice_improvements(pair)
+        champion = float(pair.champion.sum() / pair.weights.sum())
+        compared = (champion, improvement.value, improvement.low, improvement.high)
+        if not np.isfinite([*compared, *slices.values()]).all():
+            return self.refuse(metrics, "the comparison gives no finite number", pair.version)
         objections = [
             *self._too_small(pair, improvement),
             *objections,
             *self._regressions(slices),
         ]
-        champion = float(pair.champion.sum() / pair.weights.sum())
         comparison = (
             f"{_show(self.metric, metrics)} against {champion:.4g} of version {pair.version}, "
             f"{_better(improvement.value)} ({100 * self.how.confidence:g} % interval "
@@ -78,6 +92,7 @@ class Gate:
             comparison,
             champion=champion,
             champion_version=pair.version,
+            champion_weights=pair.digest,
             improvement=improvement,
             slices=slices,
         )
@@ -98,12 +113,14 @@ class Gate:
         *,
         champion: float | None = None,
         champion_version: str | None = None,
+        champion_weights: str = "",
         improvement: Interval | None = None,
         slices: Mapping[str, float] | None = None,
     ) -> GateRecord:
         verdict = "not promoted" if objections else "promoted"
         because = f", but {' and '.join(objections)}" if objections else ""
         return GateRecord(
+            subject=self.subject,
             promoted=not objections,
             reason=f"{verdict}: {comparison}{because}",
             metric=self.metric,
@@ -111,6 +128,7 @@ class Gate:
             candidate=metrics[self.metric],
             champion=champion,
             champion_version=champion_version,
+            champion_weights=champion_weights,
             improvement=improvement,
             margin=self.limits.margin,
             floors=self.limits.floors,
@@ -121,19 +139,50 @@ class Gate:
     def _sign(self) -> int:
         return 1 if GREATER_IS_BETTER[self.metric] else -1
 
+    def _broken(self, metrics: Mapping[str, float], pair: Pair | None) -> str:
+        """Which numbers nothing can be decided by; "" where all can be used."""
+        limits = [self.limits.margin, self.limits.max_slice_regression or 0.0]
+        if not np.isfinite([*limits, *self.limits.floors.values()]).all():
+            return "a limit of the gate is not finite"
+        for name in (self.metric, *self.limits.floors):
+            if name in metrics and not math.isfinite(metrics[name]):
+                return f"its {_plain(name)} is not finite"
+        if pair is None:
+            return ""
+        if not np.isfinite([pair.candidate, pair.champion, pair.weights]).all():
+            return "some scores are not finite"
+        if (pair.weights < 0).any() or not pair.weights.any():
+            return "the test examples have no weight"
+        return ""
+
     def _relative(self, pair: Pair, weights: FloatArray) -> FloatArray:
-        """Improvement over the champion (resamples,), relative to it; absolute where it is 0."""
+        """Improvement over the champion (resamples,), relative to it; absolute where it is 0.
+
+        NaN where a resample has no weight.
+        """
         total = weights @ pair.weights
         candidate = weights @ pair.candidate / total
         champion = weights @ pair.champion / total
-        return self._sign * (candidate - champion) / np.where(champion == 0, 1.0, champion)
+        # A negative champion must not turn the sign.
+        scale = np.where(champion == 0, 1.0, np.abs(champion))
+        improvement: FloatArray = self._sign * (candidate - champion) / scale
+        return improvement
 
     def _improvement(self, pair: Pair) -> Interval:
         value = self._relative(pair, np.ones((1, len(pair.weights))))[0]
         resampled = replicate(
-            lambda weights: {"improvement": self._relative(pair, weights)}, pair.units, self.how
+            lambda weights: {
+                "improvement": self._relative(pair, weights),
+                "weight": weights @ pair.weights,
+            },
+            pair.units,
+            self.how,
         )
-        return self.how.interval(float(value), resampled["improvement"])
+        # The interval leaves out what is not finite, which would be what speaks against it.
+        defined = resampled["improvement"][resampled["weight"] > 0]
+        if not np.isfinite(defined).all():
+            return Interval(value=value, low=math.nan, high=math.nan)
+        return self.how.interval(float(value), defined)
 
     def _slice_improvements(self, pair: Pair) -> dict[str, float]:
         found = {}
@@ -151,16 +200,16 @@ class Gate:
         needed = math.ceil(math.log2(2 / (1 - self.how.confidence)))
         if units < needed:
             yield f"{units} independent test examples are too few to tell ({needed} needed)"
-        elif improvement.low <= self.limits.margin:
+        elif not min(improvement.value, improvement.low) > self.limits.margin:
             yield "the interval's lower end does not exceed the margin"
 
     def _missed_floors(self, metrics: Mapping[str, float]) -> Iterator[str]:
         for name, floor in self.limits.floors.items():
             if name not in metrics:
                 yield f"{_plain(name)} has a floor of {floor:g} and is not measured here"
-            elif GREATER_IS_BETTER[name] and metrics[name] < floor:
+            elif GREATER_IS_BETTER[name] and not metrics[name] >= floor:
                 yield f"{_show(name, metrics)} is below its floor {floor:g}"
-            elif not GREATER_IS_BETTER[name] and metrics[name] > floor:
+            elif not GREATER_IS_BETTER[name] and not metrics[name] <= floor:
                 yield f"{_show(name, metrics)} is above its limit {floor:g}"
 
     def _regressions(self, slices: Mapping[str, float]) -> Iterator[str]:
@@ -168,7 +217,7 @@ class Gate:
         if allowed is None:
             return
         for name, improvement in slices.items():
-            if -improvement > allowed:
+            if not improvement >= -allowed:
                 yield f"slice {name!r} is {_better(improvement)} (limit {100 * allowed:g} %)"
 
 

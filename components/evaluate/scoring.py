@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import DataError, SteadytrainError
-from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.digest import weights_digest
+from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
+from steadytrain.components.shared.records import DataRecord, TrainRecord
 
 Report = Callable[[int], None]
 """Told how many records are scored so far."""
@@ -27,15 +29,15 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
     whatever the order, and changes little as records are added.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or the file is damaged.
     """
-    with pa.memory_map(str(data.path(data.test_records))) as source:
-        records: pa.Table = pa.ipc.open_file(source).read_all()
-    if not records.num_rows:
+    batches = [stored.checked() for stored in open_batches(data.path(data.test_records))]
+    if not sum(batch.num_rows for batch in batches):
         raise DataError(
             "the test side has no records to judge the model by",
             remedy="raise data.test_share, or give more data",
         )
+    records = pa.Table.from_batches(batches)
     limit = config.evaluation.max_examples
     if limit is None or limit >= records.num_rows:
         return records
@@ -58,13 +60,17 @@ def score(task: Any, components: Any, records: pa.Table, report: Report) -> pa.T
 
 def score_candidate(
     config: RunConfig, task: Any, folder: Path, records: pa.Table, report: Report
-) -> pa.Table:
-    """The candidate's scores, in the columns of `Task.score`.
+) -> tuple[pa.Table, list[str]]:
+    """The candidate's scores, in the columns of `Task.score`, and the splits it was trained with.
 
     Raises:
+        BadInput: its configuration does not tell the splits in a form that can be read.
         SteadytrainError: the model's losses are not finite, or nothing is scored.
     """
-    scores = score(task, place(task.load_exported(folder), config), records, report)
+    from steadytrain.components.tasks.splits import splits_of
+
+    components = place(task.load_exported(folder), config)
+    scores = score(task, components, records, report)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
         raise SteadytrainError(
@@ -77,7 +83,22 @@ def score_candidate(
             "no test record has anything to predict",
             remedy="check data.columns: a chat needs something that the assistant says",
         )
-    return scores
+    return scores, splits_of(components["model"])
+
+
+def trained_model(train: TrainRecord) -> Path:
+    """The folder of the model that a TrainRecord is about.
+
+    Raises:
+        BadInput: the weights in it are others by now.
+    """
+    folder = Path(train.model)
+    if weights_digest(folder) != train.weights_digest:
+        raise BadInput(
+            f"the weights in {folder} are not those that the training left",
+            remedy="run the step train again, and then the steps after it",
+        )
+    return folder
 
 
 def place(components: Any, config: RunConfig) -> Any:

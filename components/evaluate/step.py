@@ -7,7 +7,6 @@ anew, since there may be another champion.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,10 +22,18 @@ from steadytrain.components.evaluate.metrics import (
     per_class,
 )
 from steadytrain.components.evaluate.page import evaluation_page
-from steadytrain.components.evaluate.scoring import Report, judged_records, score_candidate
+from steadytrain.components.evaluate.scoring import (
+    Report,
+    judged_records,
+    score_candidate,
+    trained_model,
+)
+from steadytrain.components.register.verdict import decided_about
 from steadytrain.components.register.versions import Registry, Version
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import JUDGING_CODE, users_code_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -70,9 +77,8 @@ def run(
         candidate = Candidate(
             config, data, task, train.weights_digest, evaluation, records, Scores.of(table)
         )
-        registry = Registry(config, workspace)
-        champion = registry.by_alias(config.registry.champion_alias)
-        decision = _standing(candidate, champion, workspace) or candidate.against(
+        champion = Registry(config, workspace).champion()
+        decision = _standing(candidate, champion, current) or candidate.against(
             champion, scoring_progress(current, "champion", records)
         )
         decision.save(workspace.record("gate"))
@@ -80,19 +86,23 @@ def run(
         return evaluation, decision
 
 
-def _standing(
-    candidate: Candidate, champion: Version | None, workspace: Workspace
-) -> GateRecord | None:
+def _standing(candidate: Candidate, champion: Version | None, current: Stage) -> GateRecord | None:
     """The decision that made this run's model champion, where it is champion still.
 
-    A run that is started again would be judged against itself otherwise.
+    A run that is started again would be judged against itself otherwise; where the decision
+    cannot be read it is, and the champion stays.
     """
-    place = workspace.record("gate")
+    place = current.workspace.record("gate")
     if champion is None or not candidate.registered_as(champion) or not place.exists():
         return None
-    earlier = GateRecord.load(place)
-    same = earlier.candidate == candidate.evaluation.metrics[earlier.metric].value
-    return earlier if earlier.promoted and same else None
+    try:
+        earlier = GateRecord.load(place)
+    except BadInput as error:
+        message = f"{error.message.splitlines()[0]}: decided anew, the champion stays"
+        current.emit(Warned(stage=current.name, message=message))
+        return None
+    about = decided_about(candidate.config, candidate.weights_digest)
+    return earlier if earlier.promoted and earlier.subject == about else None
 
 
 def scoring_progress(current: Stage, who: str, records: pa.Table) -> Report:
@@ -106,6 +116,12 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
     data = DataRecord.load(workspace.record("preprocess"))
     train = TrainRecord.load(workspace.record("train"))
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    if evaluation.weights_digest != train.weights_digest:
+        raise BadInput(
+            f"{workspace.record('evaluate')} is the evaluation of another model than the one of "
+            f"{workspace.record('train')}",
+            remedy="run the steps evaluate and register again",
+        )
     return Candidate(
         config,
         data,
@@ -141,7 +157,7 @@ def _evaluation(
         current.reused = True
         return known, pq.read_table(known.scores)
     report = scoring_progress(current, "candidate", records)
-    table = score_candidate(config, task, Path(train.model), records, report)
+    table, splits = score_candidate(config, task, trained_model(train), records, report)
     path = current.workspace.evaluation / SCORES
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -151,6 +167,7 @@ def _evaluation(
     labels = _labels(data, classes)
     evaluation = EvaluationRecord(
         task=config.data.task,
+        weights_digest=train.weights_digest,
         examples=records.num_rows,
         metrics=measure(scores, resampling(config)),
         baselines=task.baselines(records),
@@ -159,6 +176,7 @@ def _evaluation(
         confusion=confusion(classes, len(labels)) if classes else [],
         per_class=per_class(classes, labels) if classes else {},
         scores=str(path),
+        splits=splits,
     )
     store.remember(key, evaluation, [path])
     return evaluation, table

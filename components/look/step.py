@@ -7,12 +7,11 @@ whether the new data are also of another kind: drift.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from steadytrain.components.look.drift import Move, moves
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
+from steadytrain.components.preprocess.prepared import scratch
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.register.versions import INPUTS, PROFILE, Registry, Version
 from steadytrain.components.shared.config import RunConfig
@@ -89,7 +88,6 @@ def _listed(found: tuple[Move, ...]) -> str:
 
 def _profile(config: RunConfig, inputs: Inputs) -> DataProfile:
     """What the data are like; what has to be fetched lies in the output folder meanwhile."""
-    output = Workspace.of(config).output
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".look-", dir=output) as scratch:
-        return profile_of(inputs, config.data, Path(scratch))
+    workspace = Workspace.of(config)
+    with scratch(workspace.prepared, workspace.run_id) as folder:
+        return profile_of(inputs, config.data, folder)

@@ -13,6 +13,7 @@ from steadytrain.components.shared.begin import begin
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.kubeflow.links import run_tags
 from steadytrain.components.shared.tracking import run_links
+from steadytrain.components.train.recovery.ownership import owned
 
 
 def preprocess(
@@ -25,7 +26,9 @@ def preprocess(
 ) -> None:
     """Runs the step; what it made is told in small artifacts and stays in the workspace."""
     config = from_parameters(**parameters)
-    workspace = begin(config, run_tags(str(parameters["job"])))
+    # A run that is being trained elsewhere is not begun anew beside that.
+    with owned(config):
+        workspace = begin(config, run_tags(str(parameters["job"])))
     shutil.copyfile(workspace.config, resolved.path)
     resolved.metadata.update(
         run=config.run_id, digest=config.digest(), **run_links(config, workspace)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from steadytrain.components.preprocess.card import DataCard, card_html
 from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
 from steadytrain.components.preprocess.inputs import Inputs
+from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.model import Model
 from steadytrain.components.preprocess.parallel import Workers, workers, worth_starting
 from steadytrain.components.preprocess.prepare import (
@@ -34,6 +35,7 @@ from steadytrain.components.preprocess.tokenizer import (
     copy_tokenizer,
     train_tokenizer,
 )
+from steadytrain.components.shared.arrow_files import write_batch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
@@ -56,7 +58,7 @@ def build(
     Raises:
         DataError: the data cannot be used.
     """
-    with workers(worth_starting(inputs.bytes)) as pool:
+    with workers(worth_starting(inputs.stored_bytes)) as pool:
         return _Builder(config, model, inputs, scratch, current, pool).build()
 
 
@@ -139,6 +141,14 @@ class _Builder:
                 f"the training side has {len(trained)} different labels "
                 f"({', '.join(trained)}), two are the least",
                 remedy="give data with more classes, or check data.columns.label",
+            )
+        for alike in alike_labels(reading.labels.values()):
+            self.current.emit(
+                Warned(
+                    stage=self.current.name,
+                    message=f"the labels {', '.join(map(repr, alike))} are classes of their own, "
+                    "though they differ only in case, spaces or Unicode form",
+                )
             )
         absent = sorted(set(self.data.labels or ()) - set(trained))
         if absent:
@@ -226,7 +236,7 @@ class _Builder:
                 with pa.memory_map(str(self.parts / f"test-records-{name}.arrow")) as part:
                     reader = pa.ipc.open_file(part)
                     for number in range(reader.num_record_batches):
-                        out.write_batch(reader.get_batch(number))
+                        write_batch(out, reader.get_batch(number))
 
     def _record(
         self, sides: dict[Side, SideRecord], labels: list[str], reading: Reading
@@ -255,6 +265,7 @@ class _Builder:
         card = DataCard.of(
             record,
             source=self.data.source,
+            left_out=self.inputs.left_out,
             records=reading.records,
             counts=self.counts,
             quarantine=self.quarantine.counts,

@@ -43,13 +43,17 @@ class SideCard:
 
 @dataclass(frozen=True)
 class DataCard:
-    """The whole data set. `records` is what was read, used or not."""
+    """The whole data set.
+
+    left_out: files that are no data, by what they are; records: what was read, used or not.
+    """
 
     fingerprint: str
     task: str
     source: list[str]
     sequence_length: int
     trained_tokenizer: bool
+    left_out: dict[str, int]
     records: int
     defective: int
     duplicates: dict[str, int]
@@ -62,6 +66,7 @@ class DataCard:
         record: DataRecord,
         *,
         source: list[str],
+        left_out: Mapping[str, int],
         records: int,
         counts: Mapping[Side, SideCounts],
         quarantine: Counter[str],
@@ -74,6 +79,7 @@ class DataCard:
             source=source,
             sequence_length=record.sequence_length,
             trained_tokenizer=trained_tokenizer,
+            left_out=dict(left_out),
             records=records,
             defective=sum(quarantine[reason] for reason in DEFECTS),
             duplicates={reason: quarantine[reason] for reason in _DUPLICATES},
@@ -118,6 +124,9 @@ def card_html(card: DataCard) -> str:
         style=_STYLE,
         source=html.escape(", ".join(card.source)),
         task=html.escape(card.task),
+        left_out=html.escape(
+            ", ".join(f"{count:,} {what}" for what, count in card.left_out.items()) or "none"
+        ),
         records=f"{card.records:,}",
         used=f"{sum(side.documents for side in card.sides.values()):,}",
         tokenizer="trained on the training side" if card.trained_tokenizer else "the model's own",
@@ -240,6 +249,7 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>
 <body><h1>Data card</h1>
 <dl><dt>source</dt><dd>{source}</dd><dt>task</dt><dd>{task}</dd>
+<dt>files left out</dt><dd>{left_out}</dd>
 <dt>records</dt><dd>{records} read, {used} used</dd>
 <dt>tokenizer</dt><dd>{tokenizer}</dd><dt>sequence length</dt><dd>{length} tokens</dd>
 <dt>fingerprint</dt><dd><code>{fingerprint}</code></dd></dl>

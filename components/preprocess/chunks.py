@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from steadytrain.components.preprocess.validate import Defect
+from steadytrain.components.preprocess.validate import STRICT_JSON, Defect
+
+CHUNK_BYTES: Final = 1 << 20
 
 Row = tuple[str, int, Mapping[str, Any] | Defect]
 """Source, line (or row, or 1 for a whole file), and what stands there."""
+
+_NO_VALUE = (ValueError, OverflowError, pa.ArrowException)
+"""What Arrow raises for values such as a date in the year 30,000."""
 
 
 class Chunk(Protocol):
@@ -48,7 +52,7 @@ class Lines:
         if self.plain:
             return {"text": text}
         try:
-            return as_row(json.loads(text))
+            return as_row(STRICT_JSON.decode(text))
         except (ValueError, RecursionError) as error:
             return Defect("bad_format", f"not JSON: {error}")
 
@@ -75,8 +79,19 @@ class Table:
     size: int = 0
 
     def rows(self) -> Iterator[Row]:
-        for line, row in enumerate(self.batch.to_pylist(), start=self.first):
+        try:
+            rows: Iterable[Mapping[str, Any] | Defect] = self.batch.to_pylist()
+        except _NO_VALUE:
+            rows = map(self._row, range(self.batch.num_rows))
+        for line, row in enumerate(rows, start=self.first):
             yield self.source, line, row
+
+    def _row(self, index: int) -> Mapping[str, Any] | Defect:
+        try:
+            row: Mapping[str, Any] = self.batch.slice(index, 1).to_pylist()[0]
+        except _NO_VALUE as error:
+            return Defect("bad_format", f"a value that Python does not have: {error}")
+        return row
 
 
 @dataclass
@@ -105,6 +120,6 @@ class Files:
 
 def as_row(value: Any) -> Mapping[str, Any] | Defect:
     """What a JSON value is as a row: its fields, or a defect where it has none."""
-    if isinstance(value, dict):
+    if isinstance(value, dict | Defect):
         return value
     return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields")

@@ -14,7 +14,6 @@ source  a record a file, with `text`, `path` and `package`
 from __future__ import annotations
 
 import codecs
-import contextlib
 import csv
 import io
 import json
@@ -23,15 +22,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
-from steadytrain.components.preprocess.chunks import Chunk, Files, Lines, Rows, Table, as_row
+from steadytrain.components.preprocess.apart import Apart
+from steadytrain.components.preprocess.chunks import (
+    CHUNK_BYTES,
+    Chunk,
+    Files,
+    Lines,
+    Rows,
+    as_row,
+)
+from steadytrain.components.preprocess.columnar import COLUMNAR, require_distinct
 from steadytrain.components.preprocess.sources import SourceFile, Stream
-from steadytrain.components.preprocess.validate import Defect
+from steadytrain.components.preprocess.validate import STRICT_JSON, Defect
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_ROWS: Final = 4096
 LINE_LIMIT: Final = 64 << 20
 """A longer line is skipped while it is read, so that memory stays flat."""
 
@@ -87,34 +93,24 @@ def read_files(
     Raises:
         DataError: a file is damaged as a whole.
     """
-    whole = Files([], data.max_record_bytes)
-    for file, name in files:
-        if name != "source":
-            yield from _READERS[name](file, scratch)
-            continue
-        with file.open(scratch) as stream:
-            content = stream.data.read(data.max_record_bytes + 4)
-        whole.content.append((file.name, file.path, content))
-        whole.size += file.size
-        if whole.size >= CHUNK_BYTES:
+    with Apart() as apart:
+        whole = Files([], data.max_record_bytes)
+        for file, name in files:
+            if name in COLUMNAR:
+                with file.local(scratch) as path:
+                    yield from apart.iterate(file.name, COLUMNAR[name], file.name, path)
+            elif name != "source":
+                yield from _READERS[name](file, scratch)
+            else:
+                with file.open(scratch) as stream:
+                    content = stream.data.read(data.max_record_bytes + 4)
+                whole.content.append((file.name, file.path, content))
+                whole.size += file.size
+                if whole.size >= CHUNK_BYTES or len(whole.content) >= CHUNK_ROWS:
+                    yield whole
+                    whole = Files([], data.max_record_bytes)
+        if whole.content:
             yield whole
-            whole = Files([], data.max_record_bytes)
-    if whole.content:
-        yield whole
-
-
-def tables(
-    source: str, batches: Iterable[pa.RecordBatch], row_bytes: float = 0.0
-) -> Iterator[Table]:
-    """Chunks of record batches; `row_bytes` is what a row takes in its file."""
-    first = 1
-    for batch in batches:
-        rows = max(1, min(batch.num_rows, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, rows):
-            # Copied, since a slice would take the whole batch along to another process.
-            part = batch.take(pa.array(range(start, min(start + rows, batch.num_rows))))
-            yield Table(source, first, part, int(part.num_rows * row_bytes))
-            first += part.num_rows
 
 
 def _read_lines(file: SourceFile, scratch: Path, *, plain: bool) -> Iterator[Chunk]:
@@ -127,8 +123,10 @@ def _read_lines(file: SourceFile, scratch: Path, *, plain: bool) -> Iterator[Chu
                 yield Rows(file.name, [(line, defect)], here - seen)
                 line += 1
             else:
-                yield Lines(file.name, line, block, plain, here - seen)
-                line += block.count(b"\n")
+                for part in _few_lines(block):
+                    yield Lines(file.name, line, part, plain, here - seen)
+                    line += part.count(b"\n")
+                    seen = here
             seen = here
 
 
@@ -157,6 +155,20 @@ def _whole_lines(stream: Stream) -> Iterator[bytes | None]:
         yield pending
 
 
+def _few_lines(block: bytes) -> Iterator[bytes]:
+    """A block in parts of at most CHUNK_ROWS lines, each of which takes memory of its own."""
+    start = 0
+    while start < len(block):
+        end = start
+        for _ in range(CHUNK_ROWS):
+            end = block.find(b"\n", end) + 1
+            if not end:
+                end = len(block)
+                break
+        yield block[start:end]
+        start = end
+
+
 def _read_json(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
     with file.open(scratch) as stream:
         yield from _grouped(file, stream, _json_values(file.name, stream))
@@ -165,7 +177,7 @@ def _read_json(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
 def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
     """Values of a list, or values one after the other, numbered from 1."""
     text = io.TextIOWrapper(stream.data, "utf-8-sig", errors="surrogateescape")
-    decoder, pending, number, ended = json.JSONDecoder(), "", 0, False
+    decoder, pending, number, ended = STRICT_JSON, "", 0, False
     position = 0
     while True:
         position = _SEPARATORS.match(pending, position).end()  # type: ignore[union-attr]
@@ -199,10 +211,12 @@ def _read_csv(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
 def _csv_rows(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
     text = io.TextIOWrapper(stream.data, "utf-8-sig", errors="surrogateescape", newline="")
     csv.field_size_limit(LINE_LIMIT)
-    reader = csv.reader(text, strict=True)
+    lines = _CsvLines(name, text)
+    reader = csv.reader(lines, strict=True)
     header: list[str] = []
     while True:
         line = reader.line_num + 1
+        lines.held = 0
         try:
             values = next(reader, None)
         except csv.Error as error:
@@ -219,11 +233,32 @@ def _csv_rows(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any
             continue
         if not header:
             header = values
+            require_distinct(name, header)
         elif len(values) != len(header):
             detail = f"{len(values)} fields where the header names {len(header)}"
             yield line, Defect("bad_format", detail)
         else:
             yield line, dict(zip(header, values, strict=True))
+
+
+class _CsvLines:
+    """The lines of a CSV file; a record that is too long to hold ends the reading.
+
+    held: characters read since it was last set to 0, at the start of a record.
+    """
+
+    def __init__(self, name: str, text: io.TextIOWrapper) -> None:
+        self.name, self.text, self.held = name, text, 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.text.readline(LINE_LIMIT + 1):
+            self.held += len(line)
+            if self.held > LINE_LIMIT:
+                raise DataError(
+                    f"{self.name}: a record has more than {LINE_LIMIT} characters",
+                    remedy="close its quotes, or set data.format if it is no CSV",
+                )
+            yield line
 
 
 def _grouped(
@@ -234,43 +269,10 @@ def _grouped(
     for row in rows:
         content.append(row)
         here = stream.raw.tell()
-        if here - seen >= CHUNK_BYTES or len(content) >= 10_000:
+        if here - seen >= CHUNK_BYTES or len(content) >= CHUNK_ROWS:
             yield Rows(file.name, content, here - seen)
             seen, content = here, []
     yield Rows(file.name, content, file.size - seen)
-
-
-def _read_parquet(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
-    import pyarrow.parquet as pq
-
-    with file.local(scratch) as path, _readable(file):
-        content = pq.ParquetFile(path)
-        size = file.size / max(1, content.metadata.num_rows)
-        yield from tables(file.name, content.iter_batches(batch_size=1024), size)
-
-
-def _read_arrow(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
-    with file.local(scratch) as path, _readable(file), pa.OSFile(str(path), "r") as handle:
-        with path.open("rb") as start:
-            is_file = start.read(6) == b"ARROW1"
-        if is_file:
-            reader = pa.ipc.open_file(handle)
-            batches: Iterable[Any] = map(reader.get_batch, range(reader.num_record_batches))
-        else:
-            batches = pa.ipc.open_stream(handle)
-        yield from tables(file.name, batches)
-
-
-@contextlib.contextmanager
-def _readable(file: SourceFile) -> Iterator[None]:
-    """Names the file where Arrow cannot read it."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{file.name}: the file cannot be read: {error}",
-            remedy="fetch or write it again, or set data.format",
-        ) from error
 
 
 _READERS: dict[str, Callable[[SourceFile, Path], Iterator[Chunk]]] = {
@@ -278,6 +280,4 @@ _READERS: dict[str, Callable[[SourceFile, Path], Iterator[Chunk]]] = {
     "text": lambda file, scratch: _read_lines(file, scratch, plain=True),
     "json": _read_json,
     "csv": _read_csv,
-    "parquet": _read_parquet,
-    "arrow": _read_arrow,
 }

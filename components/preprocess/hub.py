@@ -7,17 +7,25 @@ split of the product is its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+import pyarrow as pa
+
+from steadytrain.components.preprocess.apart import Apart
 from steadytrain.components.preprocess.chunks import Chunk
-from steadytrain.components.preprocess.formats import tables
+from steadytrain.components.preprocess.columnar import readable, tables
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.home import local_path
 
+_MEMORY_BYTES = 4 << 30
+"""The library holds whole row groups."""
+_ROWS = 64
 _OPTIONS = {"name", "split", "revision"}
 _SAVED = ("state.json", "dataset_dict.json")
 
@@ -26,7 +34,7 @@ def is_dataset(address: str) -> bool:
     """Whether an address is read by the `datasets` library."""
     if address.startswith("hub:"):
         return True
-    folder = Path(address).expanduser()
+    folder = local_path(address)
     return any((folder / name).is_file() for name in _SAVED)
 
 
@@ -36,16 +44,31 @@ def read_dataset(address: str) -> Iterator[Chunk]:
     Raises:
         BadInput: it cannot be loaded.
     """
-    for split, dataset in _load(address).items():
-        batches = dataset.with_format("arrow").iter(batch_size=1024)
-        yield from tables(f"{address} ({split})", _record_batches(batches))
+    with Apart(_MEMORY_BYTES) as apart:
+        yield from apart.iterate(address, _chunks, address)
+
+
+def dataset_bytes(address: str) -> int | None:
+    """Size of a data set that is on this machine, as it is stored; None of one that is not."""
+    name = _name(address)
+    if not local_path(name).exists():
+        return None
+    return sum(file.size for file in find_files(name, [], Counter()))
 
 
 def dataset_digest(address: str) -> str:
     """Digest of what an address stands for now: local files, or the hub's commit."""
-    name = _parse(address)[0] if address.startswith("hub:") else address
-    if Path(name).expanduser().exists():
-        files = find_files(name, [])
+    name = _name(address)
+    if local_path(name).exists():
+        left_out: Counter[str] = Counter()
+        files = find_files(name, [], left_out)
+        if left_out:
+            # The library would read them.
+            raise BadInput(
+                f"data.source = {address!r} holds "
+                + ", ".join(f"{count} {what}" for what, count in left_out.items()),
+                remedy="remove them, or copy what they lead to into the data set",
+            )
         return value_digest([address, *(file.digest() for file in files)])
     from huggingface_hub import HfApi
 
@@ -53,6 +76,22 @@ def dataset_digest(address: str) -> str:
         return value_digest([address, HfApi().dataset_info(name).sha])
     except Exception as error:
         raise _unreadable(address, error) from error
+
+
+def _chunks(address: str) -> Iterator[Chunk]:
+    if not address.startswith("hub:"):
+        _validate(local_path(address))
+    for split, dataset in _load(address).items():
+        batches = dataset.with_format("arrow").iter(batch_size=_ROWS)
+        yield from tables(f"{address} ({split})", _record_batches(batches))
+
+
+def _validate(folder: Path) -> None:
+    """Checks what the library saved, since it takes rows out before it checks any."""
+    for path in sorted(folder.rglob("*.arrow")):
+        with readable(str(path)), pa.memory_map(str(path)) as handle:
+            for batch in pa.ipc.open_stream(handle):
+                batch.validate(full=True)
 
 
 def _record_batches(batches: Any) -> Iterator[Any]:
@@ -65,7 +104,7 @@ def _load(address: str) -> dict[str, Any]:
 
     try:
         if not address.startswith("hub:"):
-            loaded = datasets.load_from_disk(str(Path(address).expanduser()))
+            loaded = datasets.load_from_disk(str(local_path(address)))
         else:
             name, options = _parse(address)
             loaded = datasets.load_dataset(name, streaming=True, **options)
@@ -74,6 +113,10 @@ def _load(address: str) -> dict[str, Any]:
     except Exception as error:
         raise _unreadable(address, error) from error
     return dict(loaded) if isinstance(loaded, dict) else {"all": loaded}
+
+
+def _name(address: str) -> str:
+    return _parse(address)[0] if address.startswith("hub:") else address
 
 
 def _parse(address: str) -> tuple[str, dict[str, str]]:

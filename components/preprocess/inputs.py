@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.formats import read_files, wanted
-from steadytrain.components.preprocess.hub import dataset_digest, is_dataset, read_dataset
+from steadytrain.components.preprocess.hub import (
+    dataset_bytes,
+    dataset_digest,
+    is_dataset,
+    read_dataset,
+)
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files
 from steadytrain.components.shared.config import DataConfig
@@ -18,15 +24,26 @@ from steadytrain.components.shared.digest import value_digest
 
 @dataclass(frozen=True)
 class Inputs:
-    """Files, each with its format, and data sets that the `datasets` library reads."""
+    """Files, each with its format, and data sets that the `datasets` library reads.
+
+    left_out: how many files are no data, by what they are (see `local_files.py`).
+    """
 
     files: list[tuple[SourceFile, str]]
     datasets: list[str]
+    left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def bytes(self) -> int | None:
         """Size of all input as it is stored; None where it cannot be known before."""
         return None if self.datasets else sum(file.size for file, _ in self.files)
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """The same, with the data sets that are on this machine, by their files."""
+        sizes = [*(file.size for file, _ in self.files), *map(dataset_bytes, self.datasets)]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     def digest(self) -> str:
         """Digest of the content, whatever the order of the files."""
@@ -53,10 +70,11 @@ def find_inputs(data: DataConfig) -> Inputs:
     """
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}
+    left_out: Counter[str] = Counter()
     for address in data.source:
         if is_dataset(address):
             datasets[address] = None
         else:
-            found = wanted(find_files(address, data.exclude), address, data)
+            found = wanted(find_files(address, data.exclude, left_out), address, data)
             files |= {file.name: (file, name) for file, name in found}
-    return Inputs(list(files.values()), list(datasets))
+    return Inputs(list(files.values()), list(datasets), left_out)

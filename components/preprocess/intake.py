@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unicodedata import is_normalized
 
 import numpy as np
 import pyarrow as pa
@@ -100,12 +101,21 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: Job) -> Batch:
         "sides": np.array(sides, dtype=np.uint8),
         "labels": np.array([_hash(one.label) for one in records], dtype=np.uint64),
         "variants": np.array(
-            [_hash(repr((one.label, one.group, one.slice))) for one in records], dtype=np.uint64
+            [
+                _hash(repr((one.label, one.group, one.slice, _odd_form(one.content))))
+                for one in records
+            ],
+            dtype=np.uint64,
         ),
     }
     if job.data.near_duplicate_threshold is not None:
         arrays |= _signed([one.content for one in records], job.data.near_duplicate_threshold)
     return Batch(by_part, arrays, len(good))
+
+
+def _odd_form(content: str) -> str:
+    """Tells apart what has one identity in several Unicode forms, of which one is to stay."""
+    return "" if is_normalized("NFC", content) else content
 
 
 def _signed(texts: list[str], threshold: float) -> dict[str, NDArray[Any]]:

@@ -11,12 +11,15 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.encoding import load_tokenizer
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.remote_code import check_code
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}
 """Their position table begins after the padding token's index."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_REMEDY: Final = "give the folder of a model saved by Transformers (save_pretrained)"
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -69,13 +72,26 @@ def find_model(config: RunConfig) -> Model:
     """The model of a configuration.
 
     Raises:
-        BadInput: its folder lacks configuration or weights, its tokenizer cannot be read
-            or has other tokens, or sequences are longer than it can take.
+        BadInput: it needs code that may not run, its folder lacks configuration or weights, its
+            tokenizer cannot be read or has other tokens, or sequences are longer than it can take.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
     tokenizer = resolve_model(named, config) if named else base
-    model = Model(_read_config(base) if base else config.model.config, tokenizer)
+    place = f"model.base: {base / 'config.json'}" if base else "model.config"
+    with foreign(f"{place} cannot be used", _REMEDY):
+        if base is not None:
+            check_code(base, config)
+        model = Model(_read_config(base) if base else config.model.config, tokenizer)
+        _check_length(config, model)
+    with foreign(
+        f"{'model.tokenizer' if named else place} has tokens that cannot be used", _REMEDY
+    ):
+        _check_vocabulary(config, model, base)
+    return model
+
+
+def _check_length(config: RunConfig, model: Model) -> None:
     if model.positions is not None and config.data.sequence_length > model.positions:
         raise BadInput(
             f"data.sequence_length = {config.data.sequence_length}: the model takes at most "
@@ -83,36 +99,39 @@ def find_model(config: RunConfig) -> Model:
             remedy=f"set data.sequence_length to {model.positions} or less, or take a model "
             "with more positions",
         )
-    _check_vocabulary(config, model, base)
-    return model
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(
-            f"model.base: {folder} has no config.json that can be read",
-            remedy="give the folder of a model saved by Transformers (save_pretrained)",
+            f"model.base: {folder} has no config.json that can be read", remedy=_REMEDY
         ) from error
+    if not isinstance(content, dict):
+        raise BadInput(
+            f"model.base: {folder / 'config.json'} is a {type(content).__name__}, not a mapping",
+            remedy=_REMEDY,
+        )
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise BadInput(
             f"model.base: {folder} holds no weights",
             remedy="put model.safetensors beside config.json, or train from scratch with "
             "model.config",
         )
-    return dict(content)
+    return content
 
 
 def _check_vocabulary(config: RunConfig, model: Model, base: Path | None) -> None:
     if model.tokenizer is None:
         size = config.model.vocab_size
     else:
-        tokenizer = load_tokenizer(model.tokenizer)
+        field = "model.tokenizer" if config.model.tokenizer else "model.base"
+        tokenizer = load_tokenizer(model.tokenizer, field)
         size = len(tokenizer)
         own = base if base is not None and (base / "tokenizer.json").is_file() else None
         if own is not None and own != model.tokenizer:
-            _check_same_tokens(tokenizer.get_vocab(), load_tokenizer(own).get_vocab())
+            _check_same_tokens(tokenizer.get_vocab(), load_tokenizer(own, "model.base").get_vocab())
     if model.vocab_size is not None and size > model.vocab_size:
         raise BadInput(
             f"the tokenizer has {size} tokens, the model only {model.vocab_size}: "

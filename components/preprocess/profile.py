@@ -82,7 +82,7 @@ def profile_of(inputs: Inputs, data: DataConfig, scratch: Path) -> DataProfile:
     """
     total = Tally()
     jobs = ((chunk, data) for chunk in inputs.chunks(data, scratch))
-    with workers(worth_starting(inputs.bytes)) as pool:
+    with workers(worth_starting(inputs.stored_bytes)) as pool:
         for tally in pool.map(_tally, jobs):
             total.add(tally)
     return total.profile()

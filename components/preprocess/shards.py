@@ -12,10 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.pack import best_fit
+from steadytrain.components.shared.arrow_files import write_batch
 from steadytrain.components.shared.records import Side, SideRecord
 
 SHARD_BYTES: Final = 256 << 20
 BATCH_ROWS: Final = 256
+BATCH_TOKENS: Final = 1 << 17
+"""A record batch is read and checked whole, whichever of its rows is wanted."""
 
 _PACKED_COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_ids": pa.list_(pa.int32()),
@@ -102,14 +105,15 @@ class _Shards:
         self.names: list[str] = []
         self.rows = self.tokens = self.targets = 0
         self._pending: list[list[Window]] = []
-        self._row_in_shard = self._shard_bytes = 0
+        self._pending_tokens = self._row_in_shard = self._shard_bytes = 0
         self._shard: pa.RecordBatchFileWriter | None = None
         self._index_name = f"{side}/index.arrow"
         self._index = pa.ipc.new_file(str(folder / self._index_name), INDEX)
 
     def add(self, sequence: list[Window]) -> None:
         self._pending.append(sequence)
-        if len(self._pending) == BATCH_ROWS:
+        self._pending_tokens += sum(map(len, sequence))
+        if len(self._pending) == BATCH_ROWS or self._pending_tokens >= BATCH_TOKENS:
             self._flush()
 
     def close(self, documents: int) -> SideRecord:
@@ -135,10 +139,10 @@ class _Shards:
         assert self._shard is not None
         packed = self.schema == PACKED
         batch = _packed_batch(self._pending) if packed else _class_batch(self._pending)
-        self._shard.write_batch(batch)
+        write_batch(self._shard, batch)
         self._shard_bytes += batch.nbytes
         self._write_index(packed)
-        self._pending = []
+        self._pending, self._pending_tokens = [], 0
 
     def _next_shard(self) -> None:
         if self._shard is not None:

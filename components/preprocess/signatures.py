@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Final
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ def sign(texts: Sequence[str]) -> NDArray[np.uint32]:
     """Signatures, (texts, PERMUTATIONS), of the sets of each text's five-word shingles."""
     from rensa import RMinHash
 
-    words = [_WORD.findall(text.lower()) or [text] for text in texts]
+    words = [_WORD.findall(normalize("NFC", text).lower()) or [text] for text in texts]
     shingles = [
         _shingles(np.array(row, dtype=np.uint64)) for row in RMinHash.hash_token_sets(words)
     ]

@@ -14,19 +14,23 @@ import os
 import re
 import sysconfig
 import tempfile
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from steadytrain.components.shared.digest import file_digest, value_digest
+from steadytrain.components.preprocess.local_files import Source, open_regular, require_data
+from steadytrain.components.shared.digest import stream_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.home import local_path
 from steadytrain.components.shared.model_source import package_folder
+from steadytrain.components.shared.paths import below
 from steadytrain.components.shared.storage import S3Storage
 
 _MAGIC = "*?["
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__"}
 _COMPRESSIONS = {".gz", ".zst"}
 
 
@@ -56,7 +60,7 @@ class SourceFile:
 
     name: what the user is told: the path, or the s3:// address.
     path: relative to the address that named it, with forward slashes.
-    location: the local file, or the object in S3.
+    location: the local file, where it really is (without links), or the object in S3.
     tag: what S3 says of the object's content; "" for a local file.
     listed: found in a folder, so that its suffix decides whether it is read.
     """
@@ -79,7 +83,8 @@ class SourceFile:
     def digest(self) -> str:
         """Digest of the content; of an object in S3, of what the server says about it."""
         if isinstance(self.location, Path):
-            return file_digest(self.location)
+            with open_regular(self.location) as handle:
+                return stream_digest(handle)
         return value_digest([self.name, self.size, self.tag])
 
     @contextlib.contextmanager
@@ -106,7 +111,7 @@ class SourceFile:
         from zstandard import ZstdDecompressor, ZstdError
 
         try:
-            with self._fetched(scratch) as path, path.open("rb") as raw:
+            with self._fetched(scratch) as raw:
                 suffix = PurePosixPath(self.path).suffix
                 if suffix == ".gz":
                     yield Stream(cast("BinaryIO", gzip.GzipFile(fileobj=raw)), raw)
@@ -115,68 +120,88 @@ class SourceFile:
                     yield Stream(cast("BinaryIO", reader), raw)
                 else:
                     yield Stream(raw, raw)
-        except (gzip.BadGzipFile, EOFError, ZstdError) as error:
+        except (gzip.BadGzipFile, zlib.error, EOFError, ZstdError) as error:
             raise DataError(
                 f"{self.name}: the compressed file is damaged: {error}",
                 remedy="fetch or write it again",
             ) from error
 
     @contextlib.contextmanager
-    def _fetched(self, scratch: Path) -> Iterator[Path]:
+    def _fetched(self, scratch: Path) -> Iterator[BinaryIO]:
         if isinstance(self.location, Path):
-            yield self.location
+            with open_regular(self.location) as raw:
+                yield raw
             return
         with tempfile.NamedTemporaryFile(dir=scratch) as copy:
             self.location.storage.download(self.location.key, Path(copy.name))
-            yield Path(copy.name)
+            with Path(copy.name).open("rb") as raw:
+                yield raw
 
 
-def find_files(address: str, exclude: list[str]) -> list[SourceFile]:
+def find_files(
+    address: str, exclude: list[str], left_out: Counter[str] | None = None
+) -> list[SourceFile]:
     """The files that an address names, in the order of their paths.
 
+    Args:
+        exclude: globs, relative to the address.
+        left_out: counts files that are no data (see `local_files.py`), by what they are.
+
     Raises:
-        BadInput: nothing lies there.
+        BadInput: nothing lies there that may be read.
     """
+    no_data: Counter[str] = Counter() if left_out is None else left_out
     scheme, _, rest = address.partition(":")
     if scheme == "s3":
         files = _s3_files(address)
     elif scheme == "package":
-        files = _package_files(rest)
+        files = _package_files(rest, no_data)
     else:
-        files = _local_files(address)
+        files = _local_files(address, no_data)
+    patterns = [_compiled(pattern, "data.exclude") for pattern in exclude]
     wanted = [
-        file for file in files if not any(_matches(file.path, pattern) for pattern in exclude)
+        file for file in files if not any(pattern.fullmatch(file.path) for pattern in patterns)
     ]
     if not wanted:
-        left_out = f"; all {len(files)} files are left out by data.exclude" if files else ""
+        excluded = f"; all {len(files)} files are left out by data.exclude" if files else ""
+        others = "".join(f"; {count} {what} are left out" for what, count in no_data.items())
         raise BadInput(
-            f"data.source = {address!r}: no file lies there{left_out}",
+            f"data.source = {address!r}: no file lies there{excluded}{others}",
             remedy="give a file, folder, glob, s3:// address, hub:NAME or package:NAME that exists",
         )
     return sorted(wanted, key=lambda file: file.name)
 
 
-def _local_files(address: str) -> list[SourceFile]:
-    path = Path(address).expanduser()
+def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
+    path = local_path(address)
     if path.is_dir():
-        return list(_walk(path, path))
-    if path.is_file():
-        return [_local(path, path.name)]
+        return list(_walk(path, path, left_out))
+    if path.exists():
+        require_data(path)
+        return [_local(path, path.resolve(), path.name)]
     if any(sign in address for sign in _MAGIC):
         root = _fixed_part(path)
-        found = sorted(root.glob(path.relative_to(root).as_posix()))
-        return [_local(item, item.relative_to(root).as_posix()) for item in found if item.is_file()]
+        if root.is_dir():
+            found = sorted(root.glob(path.relative_to(root).as_posix()))
+            return [
+                _local(item, real, item.relative_to(root).as_posix())
+                for item, real in Source(root, left_out).look(found)
+            ]
     return []
 
 
-def _package_files(name: str) -> list[SourceFile]:
+def _package_files(name: str, left_out: Counter[str]) -> list[SourceFile]:
     """Files of an installed package, with paths relative to its own top folder."""
     top, _, inner = name.partition("/")
     root = Path(sysconfig.get_path("stdlib")) if top == "stdlib" else package_folder(top)
-    start = root / inner
+    inner = inner.rstrip("/")
+    start = below(root, inner, origin=f"data.source = 'package:{name}'") if inner else root
     if start.is_file():
-        return [_local(start, start.relative_to(root).as_posix())]
-    return list(_walk(start, root))
+        return [
+            _local(item, real, item.relative_to(root).as_posix())
+            for item, real in Source(root, left_out).look([start])
+        ]
+    return list(_walk(start, root, left_out))
 
 
 def _s3_files(address: str) -> list[SourceFile]:
@@ -186,9 +211,10 @@ def _s3_files(address: str) -> list[SourceFile]:
     root = _fixed_part(Path(key)).as_posix() if pattern else key.rstrip("/")
     below = f"{root}/" if root not in ("", ".") else ""
     found = []
+    fits = _compiled(key, "data.source").fullmatch if pattern else None
     for item in storage.describe(below if pattern else root):
         inside = item.name.startswith(below)
-        if item.name == key or (_matches(item.name, key) if pattern else inside):
+        if item.name == key or (fits(item.name) if fits else inside):
             found.append(
                 SourceFile(
                     name=f"s3://{bucket}/{item.name}",
@@ -202,17 +228,18 @@ def _s3_files(address: str) -> list[SourceFile]:
     return found
 
 
-def _walk(folder: Path, root: Path) -> Iterator[SourceFile]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(set(folders) - _LEFT_OUT)
-        for name in names:
-            path = Path(place, name)
-            if path.is_file():
-                yield _local(path, path.relative_to(root).as_posix(), listed=True)
+def _walk(folder: Path, root: Path, left_out: Counter[str]) -> Iterator[SourceFile]:
+    for path, real in Source(root, left_out).walk(folder):
+        yield _local(path, real, path.relative_to(root).as_posix(), listed=True)
 
 
-def _local(path: Path, relative: str, *, listed: bool = False) -> SourceFile:
-    return SourceFile(str(path), relative, path.stat().st_size, path.absolute(), listed=listed)
+def _local(path: Path, real: Path, relative: str, *, listed: bool = False) -> SourceFile:
+    return SourceFile(_told(str(path)), _told(relative), real.stat().st_size, real, listed=listed)
+
+
+def _told(name: str) -> str:
+    """A name as text; bytes of it that are not UTF-8 are told by their numbers."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _fixed_part(path: Path) -> Path:
@@ -225,16 +252,27 @@ def _fixed_part(path: Path) -> Path:
     return Path(*parts)
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Whether a glob fits a whole path: `*` stays within a folder, `**` does not."""
-    return re.fullmatch(_expression(pattern), path) is not None
-
-
 @functools.cache
-def _expression(pattern: str) -> str:
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+])", pattern)
-    return "".join(
-        _WILDCARDS.get(part)
-        or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
-        for part in parts
-    )
+def _compiled(pattern: str, field: str) -> re.Pattern[str]:
+    """A glob for whole paths: `*` stays within a folder, `**` does not.
+
+    Raises:
+        BadInput: it is none; the message names the field.
+    """
+    parts = re.split(r"((?:\*\*/)+|\*{2,}|\*|\?|\[[^]]+])", pattern)
+    try:
+        return re.compile("".join(map(_expression, parts)))
+    except re.error as error:
+        raise BadInput(
+            f"{field} = {pattern!r} is no pattern: {error.msg}",
+            remedy="* stands for part of a name, ** for folders too, ? for a character, [a-z] for "
+            "one of a range",
+        ) from error
+
+
+def _expression(part: str) -> str:
+    if part.startswith("**"):
+        return _WILDCARDS["**/" if part.endswith("/") else "**"]
+    if part.startswith("[") and len(part) > 1:
+        return part.replace("[!", "[^").replace("\\", r"\\")
+    return _WILDCARDS.get(part) or re.escape(part)

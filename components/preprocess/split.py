@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Final
+from unicodedata import normalize
 
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
@@ -20,13 +21,18 @@ ID_BYTES: Final = 16
 
 
 def content_id(content: str) -> bytes:
-    """Identity of a record: the first 16 bytes of its content's SHA-256."""
-    return hashlib.sha256(content.encode()).digest()[:ID_BYTES]
+    """Identity of a record: the first 16 bytes of the SHA-256 of its content in form NFC.
+
+    Only here: what is learned from stays as it is written.
+    """
+    return hashlib.sha256(normalize("NFC", content).encode()).digest()[:ID_BYTES]
 
 
 def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
     """The side of a record, by its group where it has one, else by its identity."""
-    key = b"content\0" + identity if group is None else b"group\0" + group.encode()
+    key = (
+        b"content\0" + identity if group is None else b"group\0" + normalize("NFC", group).encode()
+    )
     digest = hashlib.sha256(data.split_salt.encode() + b"\0" + key).digest()
     position = int.from_bytes(digest[:8], "big") / 2**64
     if position < data.test_share:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model
+from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
-from steadytrain.components.shared.storage.local import copy_file, sync_folder
+from steadytrain.components.shared.storage.local import copy_file
 from steadytrain.components.shared.workspace import Workspace
 
 STEP = "preprocess"
@@ -31,8 +32,14 @@ def run(config: RunConfig) -> DataRecord:
         StorageError: the prepared data cannot be written.
     """
     with stage(config, STEP) as current:
-        record = _prepare(config, current)
-        record.save(current.workspace.record(STEP))
+        while True:
+            record = _prepare(config, current)
+            mark_used(Path(record.folder))
+            record.save(current.workspace.record(STEP))
+            # `gc` sets a folder aside before it looks for records that name it, so that one
+            # of the two sees the other: either the folder is still here, or it comes back.
+            if Path(record.folder).is_dir():
+                break
         current.summary = _summary(record)
         return record
 
@@ -47,66 +54,55 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     model, inputs = find_model(config), find_inputs(config.data)
     store = ReuseStore(current.workspace, STEP, DataRecord)
     digest = inputs.digest()
-    key = _key(config, model, digest)
+    key = _key(config, model, inputs, digest)
     found = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if found is not None:
         current.reused = True
         return found
     record = _build(config, model, inputs, current)
     record = record.model_copy(update={"inputs_digest": digest})
-    folder = current.workspace.data(record.fingerprint)
-    store.remember(key, record, sorted(path for path in folder.rglob("*") if path.is_file()))
+    files = (path for path in Path(record.folder).rglob("*") if path.is_file())
+    store.remember(key, record, sorted(files))
     return record
 
 
-def _key(config: RunConfig, model: Model, inputs_digest: str) -> str:
+def _key(config: RunConfig, model: Model, inputs: Inputs, digest: str) -> str:
     return step_key(
-        inputs_digest,
+        digest,
         config.data.model_dump(mode="json", exclude={"source"}),
         model.tokenizer_digest() or config.model.vocab_size,
+        inputs.left_out,
         rooms=DATA_CODE,
     )
 
 
 def _build(config: RunConfig, model: Model, inputs: Inputs, current: Stage) -> DataRecord:
-    """Builds beside the final place and moves the result there when it is whole."""
+    """Builds beside the final place and publishes the result there when it is whole."""
     workspace = current.workspace
-    scratch = workspace.unfinished_data
     workspace.quarantine.unlink(missing_ok=True)
-    with _cleared(workspace):
+    with _writing(workspace), scratch(workspace.prepared, workspace.run_id) as folder:
         try:
-            record = build(config, model, inputs, scratch, current)
+            record = build(config, model, inputs, folder, current)
         except DataError as error:
-            quarantine = scratch / "data" / "quarantine.jsonl"
+            quarantine = folder / "data" / "quarantine.jsonl"
             if quarantine.is_file() and quarantine.stat().st_size:
                 copy_file(quarantine, workspace.quarantine)
                 error.remedy += f"; the quarantine file is {workspace.quarantine}"
             raise
-        target = workspace.data(record.fingerprint)
-        if target.exists():
-            # Equal content, but damaged or too old to be relied on.
-            target.rename(scratch / "replaced")
-        (scratch / "data").rename(target)
-        sync_folder(target.parent)
+        target = publish(folder / "data", workspace.prepared, record.fingerprint)
         return record.model_copy(update={"folder": str(target)})
 
 
 @contextlib.contextmanager
-def _cleared(workspace: Workspace) -> Iterator[None]:
-    """An empty folder for unfinished data that is gone afterwards, however it ends."""
-    folder = workspace.unfinished_data
+def _writing(workspace: Workspace) -> Iterator[None]:
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         yield
     except OSError as error:
         raise StorageError(
-            f"cannot write the prepared data in {folder.parent}: {error.strerror or error}",
+            f"cannot write the prepared data in {workspace.prepared}: {error.strerror or error}",
             remedy="free space there (about three times the size of the data), or set "
             "another output, then start the run again",
         ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _summary(record: DataRecord) -> str:

@@ -23,7 +23,7 @@ DEFECTS: Final = {
     "empty_field": "a field holds nothing but white space",
     "bad_messages": "messages are not a chat in which the assistant says something",
     "unknown_label": "the label is not among data.labels",
-    "too_long": "is longer than data.max_record_bytes",
+    "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
     "refused_by_template": "the tokenizer's chat template refuses it",
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
@@ -33,6 +33,8 @@ SET_ASIDE: Final = {
     "leakage": "a duplicate or near duplicate of a held-out record",
     "conflicting_label": "the same content occurs with another label",
 }
+NAME_BYTES: Final = 1024
+"""A label, group or slice is a name: it is held in memory and shown in reports."""
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -42,6 +44,19 @@ class Defect(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
+
+
+def _with_each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Defect:
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    return Defect("bad_format", f"the field {twice[:80]!r} stands twice")
+
+
+STRICT_JSON: Final = json.JSONDecoder(object_pairs_hook=_with_each_field_once)
+"""In the place of an object with a field twice, of which Python would take the last, a Defect."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,6 @@ def check(row: Mapping[str, Any], data: DataConfig) -> Checked:
     part = _scalar(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
     if columns.group and group is None:
         raise Defect("missing_field", f"{columns.group} (the group) is absent or null")
-    _utf8_size("".join(filter(None, (label, group, part))))
     return Checked(content_id(content), content, label, group, part)
 
 
@@ -118,11 +132,15 @@ def _label(row: Mapping[str, Any], data: DataConfig) -> str:
 
 def _scalar(row: Mapping[str, Any], column: str) -> str | None:
     value = row.get(column)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        return str(value)
-    raise Defect("wrong_type", f"{column} is {type(value).__name__}, not text or a whole number")
+    if value is None:
+        return None
+    if not isinstance(value, str | int):
+        detail = f"{column} is {type(value).__name__}, not text or a whole number"
+        raise Defect("wrong_type", detail)
+    name = str(value)
+    if len(name) > NAME_BYTES or _utf8_size(name) > NAME_BYTES:
+        raise Defect("too_long", f"{column} has more than {NAME_BYTES} bytes")
+    return name
 
 
 def _chat(row: Mapping[str, Any], data: DataConfig) -> str:
@@ -143,8 +161,8 @@ def _chat(row: Mapping[str, Any], data: DataConfig) -> str:
 def _turns(value: Any, column: str) -> list[Any]:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except ValueError as error:
+            value = STRICT_JSON.decode(value)
+        except (ValueError, RecursionError) as error:
             raise Defect("bad_messages", f"{column} is text that is not JSON") from error
     if value is None:
         raise Defect("missing_field", f"{column} is absent or null")

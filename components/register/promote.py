@@ -1,7 +1,7 @@
 """Promotion: the alias `champion` moves to the run's version, if that is still right.
 
 MLflow sets an alias whatever it was before: it has no compare-and-swap. So a
-promotion holds a lock, under which it reads the alias again. Where another run
+promotion holds a lock, under which it reads the alias again. Where another model
 has become champion since the gate decided, the gate decides again, against that
 one; the lock is let go meanwhile, so that it is held for moments only. What was
 written is read back under the lock.
@@ -14,9 +14,10 @@ an output folder must share `registry.lock`.
 
 from __future__ import annotations
 
-from steadytrain.components.register.versions import Registry, Version
+from steadytrain.components.register.verdict import decision
+from steadytrain.components.register.versions import RUN, WEIGHTS, Registry, Version
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.stage import Stage, stage
 
@@ -27,7 +28,7 @@ def promote(config: RunConfig) -> RegistrationRecord:
     Leaves the record "promote", and "gate" where it was decided again.
 
     Raises:
-        BadInput: the steps before this one have not run.
+        BadInput: the steps before this one have not run, or on another model or configuration.
         RunBusy: the lock is held by others for too long.
         TrackingError: the registry cannot be used.
         SteadytrainError: somebody else moved the alias while it was being written.
@@ -36,9 +37,9 @@ def promote(config: RunConfig) -> RegistrationRecord:
         workspace = current.workspace
         registered = RegistrationRecord.load(workspace.record("register"))
         registry = Registry(config, workspace)
-        gate = GateRecord.load(workspace.record("gate"))
-        ours = Version(registered.version, {}, registered.model_uri)
-        while gate.promoted and not _take_alias(registry, config, ours, gate.champion_version):
+        ours = _registered(registry, registered)
+        gate = decision(config, workspace, ours.tags[WEIGHTS])
+        while gate.promoted and not _take_alias(registry, ours, gate, current):
             gate = _decide_again(registry, config, current)
         record = registered.model_copy(update={"champion": gate.promoted, "reason": gate.reason})
         record.save(workspace.record("promote"))
@@ -46,26 +47,29 @@ def promote(config: RunConfig) -> RegistrationRecord:
         return record
 
 
-def _take_alias(registry: Registry, config: RunConfig, ours: Version, beaten: str | None) -> bool:
-    """Sets the alias if it still names the version that was beaten; whether it is ours now."""
-    alias = config.registry.champion_alias
+def _registered(registry: Registry, record: RegistrationRecord) -> Version:
+    """The version that this run has registered, as the registry knows it."""
+    version = registry.numbered(record.version) if record.model_name == registry.name else None
+    if version is None or version.tags.get(RUN) != registry.run_id or WEIGHTS not in version.tags:
+        raise BadInput(
+            f"version {record.version} of {record.model_name} is not one that this run has "
+            f"registered as {registry.name}",
+            remedy="run the step register again, with this configuration",
+        )
+    return version
+
+
+def _take_alias(registry: Registry, ours: Version, gate: GateRecord, current: Stage) -> bool:
+    """Takes the alias if the model that was beaten still has it; whether it is ours now."""
     with registry.locked() as check:
-        champion = registry.by_alias(alias)
-        holder = champion.number if champion else None
-        if holder == ours.number:
+        holder = registry.champion()
+        if holder is not None and holder.number == ours.number:
             return True
-        if holder != beaten:
+        found = (holder.number, holder.tags.get(WEIGHTS, "")) if holder else (None, "")
+        if found != (gate.champion_version, gate.champion_weights):
             return False
-        check()
-        registry.set_alias(alias, ours)
-        written = registry.by_alias(alias)
-        if written is None or written.number != ours.number:
-            raise SteadytrainError(
-                f"alias {alias!r} of {registry.name} was set to version {ours.number}, but names "
-                f"{'none' if written is None else f'version {written.number}'} now",
-                remedy="somebody moved it by hand at the same moment: look which version is right, "
-                "then run the step promote again",
-            )
+        current.check()
+        registry.name_champion(ours, gate, check)
     return True
 
 
@@ -73,9 +77,8 @@ def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> Gate
     # Late: it imports torch, and is seldom needed.
     from steadytrain.components.evaluate.step import load_candidate, scoring_progress
 
-    champion = registry.by_alias(config.registry.champion_alias)
     candidate = load_candidate(config, current.workspace)
     progress = scoring_progress(current, "champion", candidate.records)
-    gate = candidate.against(champion, progress)
+    gate = candidate.against(registry.champion(), progress)
     gate.save(current.workspace.record("gate"))
     return gate

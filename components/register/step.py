@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from steadytrain.components.evaluate.scoring import judged_records
+from steadytrain.components.evaluate.scoring import judged_records, trained_model
 from steadytrain.components.register.card import model_card
+from steadytrain.components.register.verdict import decision
 from steadytrain.components.register.versions import Registry, Version, profile_tag, version_tags
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
-    GateRecord,
     RegistrationRecord,
     TrainRecord,
 )
@@ -29,7 +27,7 @@ def run(config: RunConfig) -> RegistrationRecord:
     A run that has registered these weights already keeps its version.
 
     Raises:
-        BadInput: the steps before this one have not run.
+        BadInput: the steps before this one have not run, or on another model or configuration.
         TrackingError: the registry cannot be used.
     """
     with stage(config, "register") as current:
@@ -37,18 +35,20 @@ def run(config: RunConfig) -> RegistrationRecord:
         data = DataRecord.load(workspace.record("preprocess"))
         train = TrainRecord.load(workspace.record("train"))
         evaluation = EvaluationRecord.load(workspace.record("evaluate"))
-        gate = GateRecord.load(workspace.record("gate"))
+        gate = decision(config, workspace, train.weights_digest)
         registry = Registry(config, workspace)
         tags = version_tags(config, data, train)
         version = registry.of_run(tags)
         if version is None:
             card = model_card(config, data, train, evaluation, gate, tags)
             model_uri = _log(config, workspace, data, train, tags, card)
+            current.check()
             version = _register_once(registry, model_uri, tags | profile_tag(data), card)
         else:
             current.reused = True
-        registry.set_alias(config.registry.candidate_alias, version)
-        champion = registry.by_alias(config.registry.champion_alias)
+        current.check()
+        registry.name_candidate(version)
+        champion = registry.champion()
         record = RegistrationRecord(
             model_name=registry.name,
             version=version.number,
@@ -75,7 +75,8 @@ def _log(
     task, records = open_task(config, data), judged_records(config, data)
     with mlflow.start_run(run_id=parent_run(config, workspace)):
         mlflow.log_text(card, CARD)
-        return task.log_model(Path(train.model), name=config.name, records=records, metadata=tags)
+        model = trained_model(train)
+        return task.log_model(model, name=config.name, records=records, metadata=tags)
 
 
 def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:

@@ -1,4 +1,9 @@
-"""The versions of one registered model, their tags and aliases, in MLflow's registry."""
+"""The versions of one registered model, their tags and aliases, in MLflow's registry.
+
+Nothing else sets an alias. The champion's needs a decision of the gate; which
+aliases are those of champions is written at the registered model, since another
+run may have other names for the same model.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,9 @@ from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest, value_digest
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.lease import lease
-from steadytrain.components.shared.records import DataRecord, TrainRecord
+from steadytrain.components.shared.records import DataRecord, GateRecord, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.workspace import Workspace
@@ -24,6 +30,8 @@ SPLIT, LABELS, TASK = (
 )
 RUN, WEIGHTS = "steadytrain.pipeline_run", "steadytrain.weights_digest"
 INPUTS, PROFILE = "steadytrain.inputs_digest", "steadytrain.data_profile"
+OF_CHAMPIONS = "steadytrain.champion_alias."
+"""Begins the tag of a registered model that names an alias, in lower case, of its champions."""
 
 
 def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dict[str, str]:
@@ -72,7 +80,13 @@ class Registry:
     def __init__(self, config: RunConfig, workspace: Workspace) -> None:
         self.tracking = use_tracking(config, workspace)
         self.name = config.model_name
+        self.run_id = config.run_id
+        self.aliases = config.registry
         self.lock_address = config.registry.lock or str(workspace.locks)
+
+    def champion(self) -> Version | None:
+        """The version that has the champion's alias, or None."""
+        return self.by_alias(self.aliases.champion_alias)
 
     def by_alias(self, alias: str) -> Version | None:
         """The version that an alias names, or None."""
@@ -86,6 +100,18 @@ class Registry:
                     raise
                 return None
             return self._version(found)
+
+    def numbered(self, number: str) -> Version | None:
+        """The version of a number, or None."""
+        from mlflow.exceptions import MlflowException
+
+        with self._errors():
+            try:
+                return self._version(self.tracking.client.get_model_version(self.name, number))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                return None
 
     def of_run(self, tags: Mapping[str, str]) -> Version | None:
         """The version that this run has registered of these weights, or None."""
@@ -105,8 +131,66 @@ class Registry:
             self.tracking.client.update_model_version(self.name, made.version, description)
             return self._version(made)
 
-    def set_alias(self, alias: str, version: Version) -> None:
-        """Points an alias at a version, wherever it pointed before."""
+    def name_candidate(self, version: Version) -> None:
+        """Points the candidate's alias at a version, wherever it pointed before.
+
+        Raises:
+            BadInput: the alias is one of champions, by this configuration or another one's.
+        """
+        alias = self.aliases.candidate_alias
+        with self.locked() as check:
+            with self._errors():
+                tags = self.tracking.client.get_registered_model(self.name).tags
+            reserved = {
+                "champion",
+                self.aliases.champion_alias.lower(),
+                *(tag.removeprefix(OF_CHAMPIONS) for tag in tags if tag.startswith(OF_CHAMPIONS)),
+            }
+            if alias.lower() in reserved:
+                raise BadInput(
+                    f"registry.candidate_alias = {alias!r}: this alias of {self.name} is the "
+                    "champion's, which only a promotion moves",
+                    remedy="choose another one, such as candidate",
+                )
+            check()
+            self._point(alias, version)
+
+    def name_champion(self, version: Version, gate: GateRecord, check: Callable[[], None]) -> None:
+        """Points the champion's alias at a version that the gate lets through.
+
+        Args:
+            gate: the decision, about this version.
+            check: that of the lock, which the caller holds.
+
+        Raises:
+            SteadytrainError: the gate has not let this version through, or somebody else moved
+                the alias while it was being written.
+        """
+        alias, about = self.aliases.champion_alias, gate.subject
+        told = (about.model_name, about.champion_alias, about.run_id, about.weights_digest)
+        ours = (self.name, alias, version.tags.get(RUN), version.tags.get(WEIGHTS))
+        if not gate.promoted or told != ours:
+            raise SteadytrainError(
+                f"version {version.number} of {self.name} is not what the gate let through",
+                remedy="run the steps evaluate, register and promote again",
+            )
+        check()
+        with self._errors():
+            # First: an alias that is kept for champions and unused does no harm.
+            self.tracking.client.set_registered_model_tag(
+                self.name, f"{OF_CHAMPIONS}{alias.lower()}", "true"
+            )
+        self._point(alias, version)
+        written = self.champion()
+        if written is None or written.number != version.number:
+            raise SteadytrainError(
+                f"alias {alias!r} of {self.name} was set to version {version.number}, but names "
+                f"{'none' if written is None else f'version {written.number}'} now",
+                remedy="somebody moved it by hand at the same moment: look which version is right, "
+                "then run the step promote again",
+            )
+
+    def _point(self, alias: str, version: Version) -> None:
         with self._errors():
             self.tracking.client.set_registered_model_alias(self.name, alias, version.number)
 

@@ -12,10 +12,12 @@ from steadytrain.components.report.story import Outcome, outcome
 from steadytrain.components.report.words import duration, number, percent
 from steadytrain.components.shared.telling import recovery
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.ledger import History
+from steadytrain.components.train.recovery.history import History
 
 RECOVERIES = 4
 """The newest are told; how many came before them is said."""
+DAMAGES = 3
+"""Files that cannot be read, of which this many are named; the report names all."""
 LONGEST = 300
 
 
@@ -26,6 +28,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     lines = [f"{workspace.run_id} is at work." if running else standing.sentence]
     if standing.failure and not running:
         lines.append(f"{standing.failure.error}: {standing.failure.message}")
+    lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += _training(facts)
     lines.append(f"next: {_next(workspace, standing, running=running)}")
     return [_short(line) for line in lines]

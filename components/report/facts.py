@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from steadytrain.components.shared.config.document import parse
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.events import Event, problems, read_events
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -21,8 +21,10 @@ from steadytrain.components.shared.records import (
     TrainRecord,
 )
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.regular import open_regular
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.ledger import History, Ledger
+from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import Span, last_sign_of_life, spans
 
 R = TypeVar("R", bound=Record)
@@ -75,6 +77,7 @@ class Facts:
 def gather(workspace: Workspace) -> Facts:
     """Reads the run's folder; never raises for what is in it, or is not."""
     facts = Facts(workspace, events=read_events(workspace.events))
+    facts.unreadable += problems(workspace.events)
     facts.history = _history(facts)
     facts.config_text = redact(_text(facts, workspace.config))
     facts.config = _mapping(facts, workspace.config, facts.config_text)
@@ -93,24 +96,29 @@ def gather(workspace: Workspace) -> Facts:
 def _history(facts: Facts) -> History:
     ledger = Ledger(LocalStorage(facts.workspace.ledger), run_id=facts.workspace.run_id)
     try:
-        return ledger.history()
-    except (BadInput, OSError, ValueError) as error:
-        facts.unreadable.append(f"{facts.workspace.ledger}: {error}")
+        history, lost = ledger.as_told(facts.events)
+    except (BadInput, StorageError) as error:
+        facts.unreadable.append(f"{facts.workspace.ledger}: {error.message}")
         return History()
+    facts.unreadable += lost
+    return history
 
 
 def _record(facts: Facts, step: str, kind: type[R]) -> R | None:
     path = facts.workspace.record(step)
     try:
-        return kind.load(path) if path.is_file() else None
-    except (BadInput, OSError) as error:
-        facts.unreadable.append(str(error))
+        return kind.load(path) if os.path.lexists(path) else None
+    except (BadInput, StorageError) as error:
+        facts.unreadable.append(_first_line(error.message))
         return None
 
 
 def _text(facts: Facts, path: Path) -> str:
+    if not os.path.lexists(path):
+        return ""
     try:
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        with open_regular(path) as handle:
+            return handle.read().decode("utf-8", "replace")
     except OSError as error:
         facts.unreadable.append(f"{path}: {error.strerror}")
         return ""
@@ -118,8 +126,17 @@ def _text(facts: Facts, path: Path) -> str:
 
 def _mapping(facts: Facts, path: Path, text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text) if path.suffix == ".json" and text else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        facts.unreadable.append(f"{path}: {error}")
+        content = json.loads(text) if path.suffix == ".json" and text else parse(text, "it")
+    except (ValueError, RecursionError, BadInput) as error:
+        said = error.message if isinstance(error, BadInput) else str(error)
+        facts.unreadable.append(f"{path}: {_first_line(said)}")
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    if os.path.lexists(path):
+        facts.unreadable.append(f"{path}: holds no settings")
+    return {}
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -197,10 +197,20 @@ def _environment(facts: Facts) -> list[tuple[str, str]]:
     devices = facts.of(TrainingStarted)
     if devices:
         rows += [("device", devices[-1].device), ("precision", devices[-1].precision)]
+    if rows:
+        rows.append(("code beside the model", _remote_code(facts)))
     tracked = recall(facts.workspace, RUN)
     if tracked:
         rows.append(("MLflow run", tracked))
     return rows
+
+
+def _remote_code(facts: Facts) -> str:
+    """Whether Python code of the base model's own may run, and what pins it."""
+    if facts.setting("model.trust_remote_code") is not True:
+        return "not trusted: none runs (model.trust_remote_code: false)"
+    base, revision = facts.setting("model.base"), facts.setting("model.revision")
+    return f"trusted: that of {base}, pinned by model.revision {revision}"
 
 
 def _verdict(facts: Facts) -> str:

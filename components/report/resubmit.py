@@ -17,10 +17,12 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.parameters import EACH
-from steadytrain.components.shared.errors import BadInput, ServerError
+from steadytrain.components.shared.errors import BadInput, ServerError, StorageError
 from steadytrain.components.shared.events.types import Event, Resubmitted, Warned
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
+from steadytrain.components.shared.kubeflow.listing import named, pages
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.termination import is_terminated
@@ -48,8 +50,8 @@ def resubmit(config: RunConfig, job: str) -> Event | None:
     if outcome(facts).state not in _LOST or held(LocalStorage(workspace.lease)):
         return None
     try:
-        server = connect_to_kubeflow()
-        run = server.runs.run_service_get_run(job)
+        server = patiently(connect_to_kubeflow)
+        run = patiently(lambda: server.runs.run_service_get_run(job))
         if _was_canceled(run) or is_terminated(connect()):
             return None
         return _submit(config, facts, server, run)
@@ -73,8 +75,33 @@ def _submit(config: RunConfig, facts: Facts, server: Server, run: Any) -> Event 
             f"that was done {limit} times without a new checkpoint (recovery.resubmit); mend "
             "what takes its pods away, then submit it again"
         )
-    made = server.runs.run_service_create_run(run=_same(run, config))
+    made = _create(server, _same(run, config))
     return Resubmitted(kfp_run=made.run_id, number=number, limit=limit)
+
+
+def _create(server: Server, content: Any) -> Any:
+    """Starts a run once, though the answer that it was started may be lost."""
+    asked = False
+
+    def create() -> Any:
+        nonlocal asked
+        found = _find(server, content) if asked else None
+        asked = True
+        return found or server.runs.run_service_create_run(run=content)
+
+    return patiently(create)
+
+
+def _find(server: Server, content: Any) -> Any:
+    """By its description, which names the run that it takes the place of."""
+    of = {"namespace": server.namespace} if server.namespace else {}
+    runs = pages(
+        server.runs.run_service_list_runs,
+        "runs",
+        filter=named("display_name", content.display_name),
+        **of,
+    )
+    return next((run for run in runs if run.description == content.description), None)
 
 
 def _same(run: Any, config: RunConfig) -> Any:
@@ -106,11 +133,19 @@ def _take(facts: Facts, job: str) -> int | None:
     Kept before it is submitted: an exit handler that is started twice submits once.
     """
     storage, step = LocalStorage(facts.workspace.resubmitted), facts.history.last_step
-    before = [json.loads(storage.read(name))["step"] for name in storage.list()]
+    before = [_step_of(storage, name, unreadable=step) for name in storage.list()]
     taken = json.dumps({"step": step, "time": time.time()}).encode()
     if not storage.write(f"{job}.json", taken, if_absent=True):
         return None
     return before.count(step) + 1
+
+
+def _step_of(storage: LocalStorage, name: str, *, unreadable: int) -> Any:
+    """The step that a note tells of; one that cannot be read counts as one of `unreadable`."""
+    try:
+        return json.loads(storage.read(name))["step"]
+    except (ValueError, TypeError, KeyError, RecursionError, OSError, StorageError):
+        return unreadable
 
 
 def _not_again(reason: str) -> Warned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steadytrain.components.report.facts import gather
+from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.page import render
 from steadytrain.components.report.resubmit import resubmit
 from steadytrain.components.report.spending import Spending
@@ -14,13 +14,27 @@ from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run, log_artifacts
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import remove_unfinished
+from steadytrain.components.train.lease import held
+
+
+def write_page(workspace: Workspace) -> Facts:
+    """Writes the page, and nothing else of the run: it may be another's at this moment.
+
+    Raises:
+        StorageError: the page cannot be written.
+    """
+    facts = gather(workspace)
+    LocalStorage(workspace.report.parent).write(workspace.report.name, render(facts).encode())
+    return facts
 
 
 def run(config: RunConfig, job: str = "") -> Path:
     """Looks after what a lost step has left, writes the page, and ends the run in MLflow.
 
-    Its jobs are removed, and where there was one the pipeline is submitted again.
+    Its jobs are removed, and where there was one the pipeline is submitted again. Of a run that
+    another supervisor trains, since a second pipeline was refused, only the page is written.
 
     Args:
         job: KFP's id of the run; "" where it is not a step of a pipeline.
@@ -31,15 +45,17 @@ def run(config: RunConfig, job: str = "") -> Path:
     Raises:
         StorageError: the page cannot be written.
     """
+    # Waits for the lease of a lost supervisor; whose lease is held after that trains the run.
+    problems, workspace = remove_unfinished(config, job), Workspace.of(config)
+    if held(LocalStorage(workspace.lease)):
+        write_page(workspace)
+        return workspace.report
     with stage(config, "report") as current:
-        workspace = current.workspace
-        for problem in remove_unfinished(config, job):
+        for problem in problems:
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
         if told := resubmit(config, job):
             current.emit(told)
-        facts = gather(workspace)
-        page = workspace.report
-        LocalStorage(page.parent).write(page.name, render(facts).encode())
+        facts = write_page(workspace)
         standing = outcome(facts)
         current.summary = standing.sentence
         log_artifacts(config, workspace)
@@ -51,4 +67,4 @@ def run(config: RunConfig, job: str = "") -> Path:
             spent=Spending.of(facts).metrics(),
             moment=cut[-1].end if cut else 0.0,
         )
-    return page
+    return workspace.report

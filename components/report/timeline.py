@@ -10,7 +10,7 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from steadytrain.components.report.words import duration, moment
-from steadytrain.components.train.recovery.ledger import AttemptHistory
+from steadytrain.components.train.recovery.history import AttemptHistory
 from steadytrain.components.train.recovery.times import Span
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 150, 16, 6, 26

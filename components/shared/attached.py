@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 MOUNT_PATH: Final = "/mnt/steadytrain"
@@ -10,22 +11,46 @@ MOUNT_PATH: Final = "/mnt/steadytrain"
 NAME: Final = "steadytrain"
 """Of the volume's claim, unless the run names another one, and of the Secret."""
 
-SECRETS: Final = (
+_S3 = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL",
-    "HF_TOKEN",
-    "KF_PIPELINES_ENDPOINT",
-    "KF_PIPELINES_UI_ENDPOINT",
+)
+_HUB = ("HF_TOKEN",)
+TRACKING: Final = (
     "MLFLOW_TRACKING_URI",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
-    "STEADYTRAIN_WEBHOOK_URL",
 )
-"""Keys of the Secret, and the variables that they become. Any of them, and the Secret, may lack."""
+# MLflow may keep its artifacts in S3 and leave it to its clients to write there.
+_ARTIFACTS = (*TRACKING, *_S3)
+
+STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "look": (*_ARTIFACTS, *_HUB),
+    # It stores the address of the pipeline's run with the MLflow run.
+    "preprocess": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
+    # The pods that train get what this one has.
+    "train": (*_ARTIFACTS, *_HUB),
+    "judge": _ARTIFACTS,
+    "evaluate": _ARTIFACTS,
+    "register": _ARTIFACTS,
+    "promote": _ARTIFACTS,
+    # It submits a run again that lost a step, and calls the webhook.
+    "report": (
+        *_ARTIFACTS,
+        "KF_PIPELINES_ENDPOINT",
+        "KF_PIPELINES_UI_ENDPOINT",
+        "STEADYTRAIN_WEBHOOK_URL",
+    ),
+}
+"""By step: the keys of the Secret that become its variables. Any key, and the Secret, may be
+missing. A step that is not listed gets none."""
+
+SECRETS: Final = tuple(sorted({key for keys in STEP_SECRETS.values() for key in keys}))
+"""Every key that some step gets."""
 
 STEP_LABELS: Final = {
     "app.kubernetes.io/part-of": "steadytrain",

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from steadytrain.components.shared.errors import SteadytrainError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-T = TypeVar("T")
 Manifest = dict[str, Any]
 
 POD_VARIABLE: Final = "KFP_POD_NAME"
 """By which a step of Kubeflow Pipelines knows its own pod."""
-PATIENCE_SECONDS = 180.0
-"""For an API server that does not answer, where nothing goes on without it."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = (5, 20)
-_FIRST_DELAY, _LONGEST_DELAY = 0.5, 8.0
 _NO_PERMISSION = (
     "give this pod's service account the Role of the manifests that come with steadytrain"
 )
@@ -38,11 +34,18 @@ _NO_PERMISSION_ON_ALL = (
     "it bound to your account"
 )
 _WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
+_ADMISSION = re.compile(
+    r"webhook|exceeded quota|violates PodSecurity|ValidatingAdmissionPolicy|denied the request",
+    re.IGNORECASE,
+)
+"""What a 403 says that is about the object, and not about who sent it."""
 _PASSING = {408, 429, 500, 502, 503, 504}
 
 
 class Unreachable(SteadytrainError):
     """The API server does not answer, or not now."""
+
+    passing = True
 
 
 class Refused(SteadytrainError):
@@ -55,6 +58,15 @@ class Refused(SteadytrainError):
     def __init__(self, message: str, *, status: int, reason: str, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.status, self.reason = status, reason
+
+
+class Denied(Refused):
+    """The API server does not accept who asks, or not for this (401, 403).
+
+    An API server that restarts says so too, of requests that it accepts a moment later.
+    """
+
+    denied = True
 
 
 @dataclass(frozen=True)
@@ -130,8 +142,10 @@ class Cluster:
         """Whether the cluster serves a kind."""
         try:
             found = self._call("GET", kind.root, what=kind.root)
-        except Refused:
-            return False
+        except Refused as error:
+            if error.status == 404:
+                return False
+            raise
         return any(item["name"] == kind.plural for item in found["resources"])
 
     def _path(self, kind: Kind, name: str = "") -> str:
@@ -153,7 +167,7 @@ class Cluster:
 
         Raises:
             Unreachable: no answer, or one that says to come again.
-            Refused: the server says no.
+            Denied: the server says no to who asks. Refused: it says no to what is asked.
         """
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
@@ -221,23 +235,6 @@ def own_pod_name() -> str:
     return os.environ.get(POD_VARIABLE, "") if in_pod() else ""
 
 
-def patiently(call: Callable[[], T], *, wait: Callable[[float], object] = time.sleep) -> T:
-    """Calls until the API server answers; after PATIENCE_SECONDS its silence is raised.
-
-    Args:
-        wait: between two calls.
-    """
-    delay, deadline = _FIRST_DELAY, time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return call()
-        except Unreachable:
-            if time.monotonic() >= deadline:
-                raise
-        wait(delay)
-        delay = min(2 * delay, _LONGEST_DELAY)
-
-
 def _refusal(error: Any, what: str, permission: str) -> Refused | Unreachable:
     """The server's own words, from an answer that is no success.
 
@@ -251,12 +248,13 @@ def _refusal(error: Any, what: str, permission: str) -> Refused | Unreachable:
     message, reason = told.get("message") or error.reason, told.get("reason") or error.reason
     if error.status in _PASSING:
         return Unreachable(f"the cluster's API server is in trouble: {message}", remedy=_LATER)
-    forbidden = error.status in (401, 403) and "webhook" not in message
-    return Refused(
+    denied = error.status in (401, 403) and not _ADMISSION.search(message)
+    kind = Denied if denied else Refused
+    return kind(
         f"cannot {what}: {message}",
         status=error.status,
         reason=reason,
-        remedy=permission if forbidden else "change what the message names",
+        remedy=permission if denied else "change what the message names",
     )
 
 

@@ -7,13 +7,20 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 DATA_CODE = ("preprocess", "shared")
 TRAINING_CODE = ("train", "tasks", "shared")
 JUDGING_CODE = ("evaluate", "tasks", "shared")
 """Folders of `components` that a step's outputs come from."""
+
+BASE_FILE = "base.json"
+"""Beside adapters without their base model: what that base was."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+MODEL_FILES = (*_WEIGHTS, "config.json")
+"""What a model's outputs depend on."""
 
 IMAGE_DIGEST_VARIABLE = "STEADYTRAIN_IMAGE_DIGEST"
 
@@ -21,7 +28,37 @@ IMAGE_DIGEST_VARIABLE = "STEADYTRAIN_IMAGE_DIGEST"
 def file_digest(path: Path) -> str:
     """Digest of a file's content."""
     with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        return stream_digest(handle)
+
+
+def stream_digest(handle: BinaryIO) -> str:
+    """Digest of what an open file holds from here on."""
+    return hashlib.file_digest(handle, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def weights_digest(model: Path) -> str:
+    """Digest over the weight files of an exported model, and over what they are added to."""
+    found = (path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern))
+    return value_digest({path.relative_to(model).as_posix(): file_digest(path) for path in found})
+
+
+def files_digest(folder: Path, patterns: Sequence[str]) -> str:
+    """Digest over the files right in a folder whose names fit one of the patterns.
+
+    A file is read again only if its size, times or place have changed since this process read it.
+    """
+    found = {path for pattern in patterns for path in folder.glob(pattern)}
+    return value_digest({path.name: _digest_as_of(path, _state(path)) for path in found})
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_as_of(path: Path, _state: tuple[int, ...]) -> str:
+    return file_digest(path)
 
 
 def value_digest(content: Any) -> str:

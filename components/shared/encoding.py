@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steadytrain.components.shared.bounded import bounded
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.shared.spans import content_spans
 
 Message = Mapping[str, str]
 """One turn of a chat: `role` and `content`."""
@@ -25,6 +28,11 @@ DEFAULT_CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 """For tokenizers that bring none; a turn ends with the end-of-text token."""
+
+
+_OWN_CHARACTERS = 4096
+"""What a template may add to a message."""
+_MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +47,30 @@ class Encoded:
     targets: list[int]
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder, as Transformers' fast tokenizer.
+def load_tokenizer(folder: Path, field: str = "") -> Any:
+    """The tokenizer of a folder, as Transformers' fast tokenizer. No code of the folder's runs.
+
+    Args:
+        field: of the configuration, that names the folder.
 
     Raises:
-        BadInput: the folder holds no tokenizer that can be read.
+        BadInput: the folder holds no tokenizer that can be read, or one that needs its own code.
     """
     from transformers import PreTrainedTokenizerFast
 
-    try:
+    named = f"{field}: {folder}" if field else str(folder)
+    with foreign(
+        f"{named}: no tokenizer can be read there (tokenizer.json, tokenizer_config.json)",
+        "give a folder with tokenizer.json and tokenizer_config.json (which needs no code of its "
+        "own: none is ever run for a tokenizer), or set model.tokenizer",
+    ):
         # tokenizer.json is complete in itself; AutoTokenizer would import torch for it.
         if (folder / "tokenizer.json").is_file():
             return PreTrainedTokenizerFast.from_pretrained(folder)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise BadInput(
-            f"{folder}: no tokenizer can be read there ({type(error).__name__})",
-            remedy="give a folder with tokenizer.json and tokenizer_config.json, or set "
-            "model.tokenizer",
-        ) from error
+        # Said outright: left open, Transformers would ask on stdin whether code may run.
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def encode_text(tokenizer: Any, text: str) -> Encoded:
@@ -104,10 +115,14 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Encoded:
     Targets are the tokens of what the assistant says, with what ends its turn.
 
     Raises:
-        BadInput: the template refuses these messages, or rewrites them beyond recognition.
+        BadInput: the template refuses these messages, or does not print all that they say.
     """
-    text = _render(tokenizer, messages)
-    spans = _assistant_spans(tokenizer, messages, text)
+    # Imported before anything is counted.
+    import transformers.utils.chat_template_utils  # noqa: F401
+
+    with bounded("the tokenizer's chat template"):
+        text = _render(tokenizer, messages)
+        spans = _assistant_spans(tokenizer, messages, text)
     encoded = tokenizer(
         text,
         add_special_tokens=False,
@@ -118,15 +133,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Encoded:
     )
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    targets = [0] * len(ids)
-    for start, end in spans:
-        end = _end_of_turn(text, end, ids, offsets, special)
-        for index, (low, high) in enumerate(offsets):
-            if low < end and max(high, low + 1) > start:
-                targets[index] = 1
-    if targets:
-        targets[0] = 0
-    return Encoded(ids, targets)
+    return Encoded(ids, _targets(text, spans, ids, offsets, special))
 
 
 def windows(encoded: Encoded, length: int) -> list[Encoded]:
@@ -153,15 +160,20 @@ def encode_record(tokenizer: Any, record: Mapping[str, Any]) -> Encoded:
     return encode_text(tokenizer, record["text"])
 
 
-def scored_bytes(record: Mapping[str, Any]) -> int:
-    """UTF-8 bytes of what is predicted in a raw record, the same for any tokenizer.
+def scored_text(record: Mapping[str, Any]) -> str:
+    """What is predicted in a raw record, the same for any tokenizer.
 
     Of a chat it is what the assistant says; otherwise the whole text.
     """
     if record.get("messages") is not None:
-        said = (item["content"] for item in _messages(record) if item["role"] == "assistant")
-        return sum(len(content.encode()) for content in said)
-    return len(record["text"].encode())
+        return "".join(item["content"] for item in _messages(record) if item["role"] == "assistant")
+    text: str = record["text"]
+    return text
+
+
+def scored_bytes(record: Mapping[str, Any]) -> int:
+    """UTF-8 bytes of `scored_text`."""
+    return len(scored_text(record).encode())
 
 
 def _messages(record: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -180,22 +192,32 @@ def _end_of_text(tokenizer: Any) -> int:
     return end
 
 
-def _render(tokenizer: Any, messages: Iterable[Message]) -> str:
+def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
     template = None if tokenizer.chat_template else DEFAULT_CHAT_TEMPLATE
     if template:
         _end_of_text(tokenizer)
     try:
-        return str(
+        text = str(
             tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, chat_template=template
             )
         )
+    except MemoryError:
+        raise
     except Exception as error:
         # A template may raise anything: its refusals are Jinja errors, its slips any other.
         raise BadInput(
             f"the tokenizer's chat template refuses the messages: {error}",
             remedy="check the roles and their order, or take another chat template",
         ) from error
+    said = sum(len(message["content"]) for message in messages)
+    allowed = 8 * said + _OWN_CHARACTERS * len(messages) + (1 << 20)
+    if len(text) > allowed:
+        raise BadInput(
+            f"the tokenizer's chat template makes {len(text)} characters of {said}",
+            remedy="take another chat template",
+        )
+    return text
 
 
 def _assistant_spans(
@@ -206,44 +228,57 @@ def _assistant_spans(
     The template is rendered once more with marks for the contents; what lies
     between the marks is the template's own, the rest of `text` the contents.
     """
-    marks = [f"\ue000{index}\ue001" for index in range(len(messages))]
-    marked = [{**item, "content": mark} for item, mark in zip(messages, marks, strict=True)]
-    own = re.split("|".join(marks), _render(tokenizer, marked)) if marks else [text]
-    contents = [item["content"] for item in messages]
-    if len(own) == len(contents) + 1:
-        spans = _join_spans(own, contents, text) or _match_spans(own, text)
+    marked = [{**item, "content": f"\ue000{index}\ue001"} for index, item in enumerate(messages)]
+    own = _MARK.split(_render(tokenizer, marked))
+    # A template may print them in another order, such as the system message within the last turn.
+    order = list(map(int, own[1::2]))
+    own = own[::2]
+    if sorted(order) == list(range(len(messages))):
+        contents = [messages[index]["content"] for index in order]
+        spans = content_spans(own, contents, text)
         if spans:
-            pairs = zip(messages, spans, strict=True)
-            return [span for item, span in pairs if item["role"] == "assistant"]
+            pairs = zip(order, spans, strict=True)
+            return [span for index, span in pairs if messages[index]["role"] == "assistant"]
     raise BadInput(
-        "the tokenizer's chat template rewrites the messages, so that what the assistant "
-        "says cannot be told from the rest",
-        remedy="take a chat template that prints each message's content once, in order",
+        "the tokenizer's chat template rewrites the messages or leaves part of them out, so that "
+        "not all that the assistant says could be predicted",
+        remedy="take a chat template that prints each message's content once and in full, "
+        "white space at its ends aside",
     )
 
 
-def _join_spans(own: list[str], contents: list[str], text: str) -> list[tuple[int, int]]:
-    """Spans of contents that the template prints as they are; empty where it does not."""
-    spans, position = [], 0
-    for before, content in zip(own, contents, strict=False):
-        position += len(before)
-        spans.append((position, position + len(content)))
-        position += len(content)
-    rebuilt = "".join(part for pair in zip(own, [*contents, ""], strict=True) for part in pair)
-    return spans if rebuilt == text else []
+def _targets(
+    text: str,
+    spans: list[tuple[int, int]],
+    ids: list[int],
+    offsets: list[tuple[int, int]],
+    special: set[int],
+) -> list[int]:
+    """1 for each token of a span, or of what ends its turn; spans and tokens are in order.
+
+    A span's end moves past the special token that follows it, if only white space is between.
+    """
+    targets = [0] * len(ids)
+    ends = [index for index, token in enumerate(ids) if token in special]
+    token = after = 0
+    for start, end in spans:
+        while after < len(ends) and offsets[ends[after]][0] < end:
+            after += 1
+        if after < len(ends):
+            low, high = offsets[ends[after]]
+            if _blank(text, end, low):
+                end = high
+        while token < len(ids) and max(offsets[token][1], offsets[token][0] + 1) <= start:
+            token += 1
+        index = token
+        while index < len(ids) and offsets[index][0] < end:
+            targets[index] = 1
+            index += 1
+    if targets:
+        targets[0] = 0
+    return targets
 
 
-def _match_spans(own: list[str], text: str) -> list[tuple[int, int]]:
-    """Spans of contents that the template trims or changes."""
-    match = re.fullmatch("(.*?)".join(map(re.escape, own)), text, re.DOTALL)
-    return [match.span(index) for index in range(1, len(own))] if match else []
-
-
-def _end_of_turn(
-    text: str, end: int, ids: list[int], offsets: list[tuple[int, int]], special: set[int]
-) -> int:
-    """The end of a content's span, moved past the special token that ends the turn."""
-    for token, (low, high) in zip(ids, offsets, strict=True):
-        if low >= end and token in special:
-            return high if not text[end:low].strip() else end
-    return end
+def _blank(text: str, start: int, end: int) -> bool:
+    """Whether there is nothing but white space; it stops at the first other character."""
+    return not any(not text[place].isspace() for place in range(start, end))

@@ -6,27 +6,38 @@ user can act on it without reading a traceback.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from steadytrain.components.shared.redaction import redact
+
 
 class SteadytrainError(Exception):
-    """Root of the product's errors.
+    """Root of the product's errors. Secrets in its text are replaced.
 
     Attributes:
         remedy: what the user can do about it; "" where the message says it.
         exit_code: the process's exit status when this ends the command.
+        passing: whether it may go by itself, as a connection that broke.
+        denied: whether a server did not accept who asked (401, 403).
     """
 
     exit_code = 1
+    passing = False
+    denied = False
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message, self.remedy = _printable(redact(message)), _printable(redact(remedy))
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+
+def _printable(text: str) -> str:
+    """Names of files may hold bytes that are no text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class BadInput(SteadytrainError, ValueError):
@@ -70,6 +81,10 @@ class StorageError(SteadytrainError):
     """Storage refused a read or a write, retries included."""
 
 
+class Unreadable(StorageError):
+    """What was stored cannot be read back: a broken disk, or no file where one was written."""
+
+
 class TrackingError(SteadytrainError):
     """The tracking server cannot be used."""
 
@@ -78,7 +93,6 @@ class ServerError(SteadytrainError):
     """The pipeline server cannot be used, or refused something.
 
     Attributes:
-        passing: whether it may go by itself, as a connection that broke.
         status: of the HTTP answer; 0 where there was none.
     """
 
@@ -102,10 +116,16 @@ class TrainingFailed(SteadytrainError):
 
 
 class Stopped(SystemExit):
-    """The process was asked to leave by SIGTERM; it is not a failure of the run's."""
+    """The process was asked to stop; the run has not failed and can be continued.
 
-    def __init__(self) -> None:
-        super().__init__(128 + 15)
+    Args:
+        number: of the signal. What came from the keyboard ends with status 130, the rest with 143.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        keyboard = number in (signal.SIGINT, signal.SIGQUIT)
+        super().__init__(128 + (signal.SIGINT if keyboard else signal.SIGTERM))
+        self.number = number
 
     def __str__(self) -> str:
-        return "stopped by SIGTERM"
+        return f"stopped by {signal.Signals(self.number).name}"

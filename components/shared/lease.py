@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from steadytrain.components.shared.errors import RunBusy, StorageError
+from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 
 EXPIRY_SECONDS = 120.0
@@ -48,6 +49,7 @@ def lease(
         called right before the act that the lock protects.
 
     Raises:
+        UnsafeName: the name leads out of the folder.
         RunBusy: another holds it for longer than `wait_seconds`.
         StorageError: storage refused.
     """
@@ -63,7 +65,7 @@ def lease(
 
 @contextlib.contextmanager
 def _file_lock(folder: Path, name: str, wait_seconds: float) -> Iterator[Callable[[], None]]:
-    path = folder / f"{name}.lock"
+    path = folder / checked(f"{name}.lock", origin="lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as handle:
 

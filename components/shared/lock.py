@@ -1,64 +1,81 @@
 """One command at a time works on a run on this machine.
 
-The lock is a file that the kernel holds locked (flock), so a crash lets go of
-it; what the file says about its holder only serves the message.
+The lock is a file that the kernel keeps locked (flock). A process that inherits the
+descriptor holds the lock too: it is free when all of them have ended, however they ended.
+What the file says about its holder is for messages and for `stop`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import socket
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import RunBusy
-from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.workspace import Workspace
 
-
-class _Holder(Record):
-    pid: int
-    host: str
-    since: str
+_NAME_SECONDS = 1.0
+"""A holder writes its name right after it has locked the file."""
+_UNKNOWN = Identity(pid=0, host="an unknown host", machine="", born=0.0, since="an unknown time")
 
 
 @contextlib.contextmanager
-def run_lock(workspace: Workspace) -> Iterator[None]:
+def run_lock(workspace: Workspace) -> Iterator[int]:
     """Holds a run for this process.
+
+    Yields:
+        The locked descriptor, for child processes that must hold the lock as well.
 
     Raises:
         RunBusy: another process holds it; the message says which, where, since when.
+        StorageError: its file cannot be written.
     """
-    with _open(workspace) as handle:
+    path = _path(workspace)
+    with local_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+", encoding="utf-8")
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _busy(workspace, _read(handle)) from error
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        _write(handle, _Holder(pid=os.getpid(), host=socket.gethostname(), since=now))
+            raise _busy(workspace, holder(workspace)) from error
+        handle.truncate(0)
+        handle.write(Identity.here().model_dump_json())
+        handle.flush()
         try:
-            yield
+            yield handle.fileno()
         finally:
             handle.truncate(0)
 
 
-def holder(workspace: Workspace) -> int | None:
-    """Process id of who holds a run, or None where nobody does."""
-    if not _path(workspace).is_file():
+def holder(workspace: Workspace) -> Identity | None:
+    """Who holds a run, or None if nobody does. Only reads.
+
+    Raises:
+        StorageError: the lock's file cannot be read.
+    """
+    path = _path(workspace)
+    try:
+        with local_errors("read", path):
+            handle = path.open(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
         return None
-    with _open(workspace) as handle:
-        try:
-            # A shared lock: two who only ask are not in each other's way.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+    deadline = time.monotonic() + _NAME_SECONDS
+    with handle:
+        while not _free(handle):
             found = _read(handle)
-            return found.pid if found else None
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                return _UNKNOWN
+            time.sleep(0.01)
     return None
 
 
@@ -66,30 +83,26 @@ def _path(workspace: Workspace) -> Path:
     return workspace.locks / f"{workspace.run_id}.run"
 
 
-def _open(workspace: Workspace) -> IO[str]:
-    workspace.locks.mkdir(parents=True, exist_ok=True)
-    return _path(workspace).open("a+", encoding="utf-8")
+def _free(handle: IO[str]) -> bool:
+    try:
+        # A shared lock: two processes that only ask do not block each other.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def _read(handle: IO[str]) -> _Holder | None:
+def _read(handle: IO[str]) -> Identity | None:
     handle.seek(0)
     try:
-        return _Holder.model_validate_json(handle.read())
+        return Identity.model_validate_json(handle.read())
     except ValidationError:
-        # The holder has the lock and has not written its name yet.
         return None
 
 
-def _write(handle: IO[str], content: _Holder) -> None:
-    handle.truncate(0)
-    handle.write(content.model_dump_json())
-    handle.flush()
-
-
-def _busy(workspace: Workspace, found: _Holder | None) -> RunBusy:
-    who = f"process {found.pid} on {found.host} since {found.since}" if found else "another process"
+def _busy(workspace: Workspace, found: Identity | None) -> RunBusy:
     return RunBusy(
-        f"run {workspace.run_id!r} in {workspace.output} is worked on by {who}",
+        f"run {workspace.run_id!r} in {workspace.output} is worked on by {found or _UNKNOWN}",
         remedy=f"wait for it, stop it (steadytrain stop {workspace.run_id} "
         f"--output {workspace.output}), or give this run another name (run: ...)",
     )

@@ -6,14 +6,21 @@ models:/NAME/VERSION of MLflow, package:NAME/PATH of an installed Python package
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.digest import MODEL_FILES, files_digest, value_digest
+from steadytrain.components.shared.downloads import fetched
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.home import local_path
+from steadytrain.components.shared.paths import below, check_distinct, checked
 from steadytrain.components.shared.storage import S3Storage
+from steadytrain.components.shared.storage.s3 import ObjectInfo
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -29,23 +36,44 @@ def resolve_model(address: str, config: RunConfig) -> Path:
         return _existing(package_folder(rest), address)
     if scheme in _FETCHERS:
         return _FETCHERS[scheme](address, config)
-    return _existing(Path(address).expanduser(), address)
+    return _existing(local_path(address), address)
+
+
+def content_of(address: str, config: RunConfig) -> str:
+    """What an address stands for now: equal exactly where a model's files are equal.
+
+    Nothing is fetched for it but a hub model's config.json. A local folder's weights are read.
+
+    Raises:
+        BadInput, StorageError: as `resolve_model`.
+    """
+    scheme = address.partition(":")[0]
+    if scheme == "s3":
+        return f"listing {value_digest(_version(address, _listed(address)[1]))}"
+    if scheme == "hub":
+        return f"commit {_snapshot(address, config, allow_patterns=['config.json']).name}"
+    if scheme == "models":
+        return " at ".join(_registered(address, config))
+    return f"sha256 {files_digest(resolve_model(address, config), MODEL_FILES)}"
 
 
 def package_folder(path: str) -> Path:
     """Folder of NAME or NAME/SUB/PATH of an installed Python package; not imported.
 
     Raises:
-        BadInput: no package of that name is installed.
+        BadInput: no package of that name is installed, or the path leaves it.
     """
     name, _, inner = path.partition("/")
-    spec = find_spec(name) if name.isidentifier() else None
+    # The program itself is a package without a place.
+    spec = find_spec(name) if name.isidentifier() and name != "__main__" else None
     if spec is None or not spec.submodule_search_locations:
         raise BadInput(
             f"package:{path}: no Python package {name!r} is installed",
             remedy=f"install it (pip install {name.replace('_', '-')}), or give a folder",
         )
-    return Path(next(iter(spec.submodule_search_locations))) / inner
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    inner = inner.rstrip("/")
+    return below(folder, inner, origin=f"package:{path}") if inner else folder
 
 
 def _existing(folder: Path, address: str) -> Path:
@@ -59,32 +87,48 @@ def _existing(folder: Path, address: str) -> Path:
 
 
 def _from_s3(address: str, config: RunConfig) -> Path:
+    storage, found = _listed(address)
+    origin = f"model {address!r}"
+    names = [checked(item.name, origin=origin) for item in found]
+    check_distinct(names, origin=origin)
+
+    def fetch(folder: Path) -> None:
+        for name in names:
+            storage.download(name, below(folder, name, origin=origin))
+
+    return fetched(Workspace.of(config).downloads, _version(address, found), fetch)
+
+
+def _listed(address: str) -> tuple[S3Storage, Sequence[ObjectInfo]]:
     storage = S3Storage(address)
-    names = storage.list()
-    if not names:
+    found = storage.describe()
+    if not found:
         raise BadInput(
             f"model {address!r}: nothing lies there", remedy="give the prefix of the model's files"
         )
-    target = _cache(config, address)
-    for name in names:
-        if not (target / name).is_file():
-            storage.download(name, target / name)
-    return target
+    return storage, found
+
+
+def _version(address: str, found: Sequence[ObjectInfo]) -> list[Any]:
+    return [address, *([item.name, item.size, item.tag] for item in found)]
 
 
 def _from_hub(address: str, config: RunConfig) -> Path:
+    unwanted = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*"]
+    return _snapshot(address, config, ignore_patterns=unwanted)
+
+
+def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
+    """A folder that has the commit for its name; without network the newest that was fetched."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    name = address.removeprefix("hub:")
+    # A tokenizer of another repository has commits of its own.
+    own = config.model.base in (None, address)
+    revision = config.model.revision if own else None
     try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=config.model.revision,
-                ignore_patterns=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*"],
-            )
-        )
+        name = address.removeprefix("hub:")
+        return Path(snapshot_download(name, revision=revision, **patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise BadInput(
             f"model {address!r} cannot be fetched: {type(error).__name__}",
@@ -95,40 +139,60 @@ def _from_hub(address: str, config: RunConfig) -> Path:
 
 def _from_mlflow(address: str, config: RunConfig) -> Path:
     """The files of a registered model: Transformers' model and tokenizer in one folder."""
+    uri, origin = _registered(address, config)
+    with _registry_errors(address):
+        return fetched(
+            Workspace.of(config).downloads, origin, lambda folder: _assemble(uri, folder)
+        )
+
+
+def _registered(address: str, config: RunConfig) -> tuple[str, str]:
+    """The version that an address stands for now, as models:/NAME/VERSION, and where it lies."""
     import mlflow
 
     from steadytrain.components.shared.tracking import use_tracking
 
     use_tracking(config, Workspace.of(config))
-    version = mlflow.MlflowClient().get_model_version_download_uri
+    client = mlflow.MlflowClient()
     name, _, tail = address.removeprefix("models:/").partition("@")
-    try:
+    with _registry_errors(address):
         if tail:
-            number = mlflow.MlflowClient().get_model_version_by_alias(name, tail).version
+            number = client.get_model_version_by_alias(name, tail).version
         else:
             name, _, number = name.partition("/")
-        origin = version(name, str(number))
-        target = _cache(config, origin)
-        if not (target / "config.json").is_file():
-            _assemble(Path(mlflow.artifacts.download_artifacts(f"models:/{name}/{number}")), target)
+        origin = client.get_model_version_download_uri(name, str(number))
+    return f"models:/{name}/{number}", origin
+
+
+@contextlib.contextmanager
+def _registry_errors(address: str) -> Iterator[None]:
+    import mlflow
+
+    try:
+        yield
     except mlflow.exceptions.MlflowException as error:
         raise BadInput(
             f"model {address!r} cannot be read from the registry: {error.error_code}",
             remedy="give models:/NAME@ALIAS or models:/NAME/VERSION of a version that exists",
         ) from error
-    return target
 
 
-def _assemble(logged: Path, target: Path) -> None:
-    """MLflow's transformers flavour keeps model and tokenizer apart; a base has them together."""
-    parts = [logged / "model", *sorted((logged / "components").glob("*"))]
-    for part in parts:
+def _assemble(uri: str, folder: Path) -> None:
+    """MLflow's transformers flavor keeps model and tokenizer apart; a base has them together."""
+    import mlflow
+
+    scratch = folder / ".logged"
+    scratch.mkdir()
+    logged = Path(mlflow.artifacts.download_artifacts(uri, dst_path=str(scratch)))
+    if not (logged / "model" / "config.json").is_file():
+        raise BadInput(
+            f"model {uri!r} has no model/config.json: it is not a logged Transformers model",
+            remedy="give a version that steadytrain or mlflow.transformers has logged",
+        )
+    for part in (logged / "model", *sorted((logged / "components").glob("*"))):
         if part.is_dir():
-            shutil.copytree(part, target, dirs_exist_ok=True)
-
-
-def _cache(config: RunConfig, address: str) -> Path:
-    return Workspace.of(config).downloads / value_digest(address)[:16]
+            shutil.copytree(part, folder, dirs_exist_ok=True)
+    shutil.rmtree(scratch)
 
 
 _FETCHERS = {"s3": _from_s3, "hub": _from_hub, "models": _from_mlflow}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,11 +52,18 @@ class _Work:
         return rate, left
 
 
+class _Console(Console):
+    """Rich's, which would end the process where the reader of a pipe has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Progress:
     """A sink that shows events. Feed it by a `Follower`; close it at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
-        console = console or Console()
+        console = console or _Console()
         self.view: _View = _Live(console) if console.is_terminal else _Plain(console)
         self.work: _Work | None = None
         self.started: dict[str, float] = {}

@@ -6,13 +6,15 @@ data, checkpoints, the model) stays in the workspace, and a record tells where.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from steadytrain.components.shared.decision import Decision
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, Unreadable
+from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
 
 Side = Literal["train", "validation", "test"]
@@ -21,7 +23,8 @@ Side = Literal["train", "validation", "test"]
 class Record(BaseModel):
     """A step's result."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # JSON has no NaN and no infinity; as null, a record that holds one could not be read again.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     schema_version: Literal[1] = 1
 
@@ -34,16 +37,16 @@ class Record(BaseModel):
         """Reads a record.
 
         Raises:
-            BadInput: there is none, or it is of another version.
+            BadInput: there is none, it is damaged, or it is of another version.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(LocalStorage(path.parent).read(path.name))
         except FileNotFoundError as error:
             raise BadInput(
                 f"{path} is missing: the step before this one has not finished",
                 remedy="run the steps in their order, or the whole pipeline",
             ) from error
-        except ValueError as error:
+        except (ValueError, Unreadable) as error:
             raise BadInput(
                 f"{path} cannot be read by this version: {error}",
                 remedy="run the step that writes it again",
@@ -113,8 +116,12 @@ class DataRecord(Record):
     profile: DataProfile | None = None
 
     def path(self, name: str) -> Path:
-        """Absolute path of something in the data folder."""
-        return Path(self.folder) / name
+        """Absolute path of something in the data folder.
+
+        Raises:
+            UnsafeName: the name leads out of the folder.
+        """
+        return Path(self.folder) / checked(name, origin=f"prepared data {self.folder}")
 
 
 class TrainRecord(Record):
@@ -150,13 +157,17 @@ class Interval(Record):
 class EvaluationRecord(Record):
     """The candidate on the test side.
 
+    weights_digest: the model that was scored, as in its TrainRecord.
     metrics: by name, such as loss, perplexity, bits_per_byte, accuracy, macro_f1.
     slices: by slice value, then by metric.
     scores: absolute path of the per-example scores (Parquet).
     confusion: rows are true labels, columns predictions; empty for language models.
+    splits: digests of the splits that the model, or one that it started from, was trained with, as
+        far as it tells.
     """
 
     task: str
+    weights_digest: str
     examples: int
     metrics: dict[str, Interval]
     baselines: dict[str, float] = {}
@@ -165,11 +176,33 @@ class EvaluationRecord(Record):
     confusion: list[list[int]] = []
     per_class: dict[str, dict[str, float]] = {}
     scores: str
+    splits: list[str] = []
+
+
+class Subject(Record):
+    """What a decision of the gate is about. It holds for nothing else.
+
+    weights_digest: the candidate, as in its TrainRecord.
+    rules: digest of what decides in the configuration.
+    """
+
+    run_id: str
+    model_name: str
+    champion_alias: str
+    weights_digest: str
+    rules: str
 
 
 class GateRecord(Record):
-    """The decision: promoted or not, every number, and one sentence why."""
+    """The decision: promoted or not, every number, and one sentence why.
 
+    champion_weights: digest of the champion's weights, as its version says; "" where it does not.
+
+    Raises:
+        ValueError: it says "promoted", and its own numbers do not.
+    """
+
+    subject: Subject
     promoted: bool
     reason: str
     metric: str
@@ -177,10 +210,31 @@ class GateRecord(Record):
     candidate: float
     champion: float | None = None
     champion_version: str | None = None
+    champion_weights: str = ""
     improvement: Interval | None = None
     margin: float
     floors: dict[str, float] = {}
     slices: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _a_promotion_is_justified(self) -> Self:
+        # The gate has no such bug and its file no such damage, or nothing is promoted.
+        if not self.promoted:
+            return self
+        numbers = [self.candidate, self.margin, *self.floors.values(), *self.slices.values()]
+        if self.champion_version is not None:
+            if self.champion is None or self.improvement is None:
+                raise ValueError("promoted over a champion without a comparison")
+            improvement = self.improvement
+            numbers += [self.champion, improvement.value, improvement.low, improvement.high]
+            if not min(improvement.value, improvement.low) > self.margin:
+                raise ValueError("promoted without an improvement beyond the margin")
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("promoted by numbers that are not finite")
+        sign = 1 if self.greater_is_better else -1
+        if sign * self.candidate < sign * self.floors.get(self.metric, self.candidate):
+            raise ValueError("promoted beyond its floor")
+        return self
 
 
 class RegistrationRecord(Record):

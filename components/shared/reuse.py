@@ -53,11 +53,11 @@ class ReuseStore(Generic[R]):
         self.folder = workspace.output / "reuse" / step
 
     def find(self, key: str, *, ttl_seconds: float) -> R | None:
-        """The result for a key, or None where there is none that can be relied on."""
+        """The result for a key, or None where there is none that can be read and relied on."""
         try:
             entry = _Entry.model_validate_json((self.folder / f"{key}.json").read_bytes())
             result = self.result.model_validate(entry.result)
-        except (FileNotFoundError, ValidationError):
+        except (OSError, ValidationError):
             return None
         young = time.time() - entry.created <= ttl_seconds
         if not (young or entry.run_id == self.workspace.run_id):
@@ -80,4 +80,8 @@ class ReuseStore(Generic[R]):
 
 def _intact(file: _File) -> bool:
     path = Path(file.path)
-    return path.is_file() and path.stat().st_size == file.bytes and file_digest(path) == file.digest
+    try:
+        return path.stat().st_size == file.bytes and file_digest(path) == file.digest
+    except OSError:
+        # Gone, another user's, or on a broken disk: the step does its work again.
+        return False

@@ -1,10 +1,10 @@
 """Where everything of a run lies. No other module builds these paths.
 
 <output>/
-  data/<fingerprint>/     packed data, tokenizer, data card, quarantine
+  data/<fingerprint>/     packed data, tokenizer, data card, quarantine; never changed
   reuse/<step>/<key>      which outputs may be used again
   learned/<key>.json      what fits into the memory of a device
-  mlflow.db, mlartifacts/ the default tracking store
+  mlflow.db, mlartifacts/ the default tracking store (shared/tracking/store.py)
   runs/<run>/
     config.yaml           the whole configuration
     records/<step>.json   what each step gave
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import EventStream, JsonLines
 
@@ -47,7 +48,16 @@ class Workspace:
                 f"output = {config.output!r}: this version writes its output to a folder",
                 remedy="give a folder, on a cluster that of a mounted volume",
             )
-        return cls(Path(config.output).absolute(), config.run_id)
+        try:
+            # A relative one has no place where the current folder has been removed.
+            workspace = cls(Path(config.output).absolute(), config.run_id)
+            workspace.folder.exists()
+        except OSError as error:
+            raise BadInput(
+                f"output = {shown(config.output)}: {error.strerror}",
+                remedy="give a folder that can be reached, with a shorter name or with permission",
+            ) from error
+        return workspace
 
     @property
     def folder(self) -> Path:
@@ -131,15 +141,12 @@ class Workspace:
         return self.folder / "records" / f"{step}.json"
 
     @property
-    def unfinished_data(self) -> Path:
-        """Where this run prepares data until they are whole; beside their final place."""
-        return self.output / "data" / f".partial-{self.run_id}"
+    def prepared(self) -> Path:
+        """Folders of prepared data, which runs share."""
+        return self.output / "data"
 
     def learned(self, fingerprint: str) -> Path:
         return self.output / "learned" / f"{fingerprint}.json"
-
-    def data(self, fingerprint: str) -> Path:
-        return self.output / "data" / fingerprint
 
     def create(self) -> None:
         """Makes the run's folder.

@@ -57,6 +57,15 @@ class Task(Protocol):
                 vocabulary, sequences longer than the model's positions).
         """
 
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        """Makes the model ready for `loss`, adapters included, before ranks share it.
+
+        A task of a user's own may do without.
+
+        Returns:
+            What is slower than it could be and why, a sentence each.
+        """
+
     def cost(self, row: Row) -> int:
         """Tokens (or other units of work) of a row: the unit of throughput."""
 

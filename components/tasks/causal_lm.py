@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.fused_head import asking, fuse_head
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packing import (
     IGNORED,
@@ -37,6 +38,10 @@ class CausalLanguageModel(TextTask):
         model = build(AutoModelForCausalLM, self.config, self.data, self.tokenizer)
         self.packed = keeps_documents_apart(model, len(self.tokenizer))
         return model
+
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        why = fuse_head(model)
+        return [f"the loss takes the logits of a whole micro-batch: {why}"] if why else []
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         collate = collate_packed if self.packed else collate_apart
@@ -87,7 +92,11 @@ class CausalLanguageModel(TextTask):
 def next_token_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Summed cross-entropy of a micro-batch, in nats; the one place of forward and loss."""
     inputs = {key: value for key, value in batch.items() if key != "targets"}
-    logits = model(**inputs, use_cache=False).logits
+    with asking(batch["targets"]) as asked:
+        logits: torch.Tensor = model(**inputs, use_cache=False).logits
+    if asked.loss is not None:
+        # As wrappers of the model have passed it on, with what they do in backward.
+        return logits
     return functional.cross_entropy(
         logits.flatten(0, 1).float(),
         batch["targets"].flatten(),

@@ -6,19 +6,23 @@ precision is the loop's concern.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.encoding import load_tokenizer
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
+from steadytrain.components.tasks.splits import add_split
+from steadytrain.components.tasks.weights import check_whole
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -35,14 +39,35 @@ def build(
     Raises:
         BadInput: it cannot be used with this data.
     """
-    if config.model.base is None:
-        model = _from_scratch(auto, config.model.config, tokenizer, settings)
-    else:
-        folder = resolve_model(config.model.base, config)
-        model = _loaded(auto, folder, tokenizer, settings, _precision(config))
-    _check_vocabulary(model, tokenizer)
-    _check_length(model, data.sequence_length)
+    folder = resolve_model(config.model.base, config) if config.model.base else None
+    with _foreign(folder, config):
+        if folder is None:
+            model = _from_scratch(auto, config.model.config, tokenizer, settings)
+        else:
+            how = _precision(config) | {"trust_remote_code": may_run_code(folder, config)}
+            model = _loaded(auto, folder, tokenizer, settings, how)
+        _check_vocabulary(model, tokenizer)
+        _check_length(model, data.sequence_length)
+        add_split(model, data.split_digest)
     return model
+
+
+def _foreign(folder: Path | None, config: RunConfig) -> AbstractContextManager[None]:
+    if folder is None:
+        return foreign(
+            "model.config cannot be built",
+            "change the field that is named; Transformers' documentation of "
+            f"{config.model.config.get('model_type')!r} tells its values",
+        )
+    names = ["config.json", *sorted(path.name for path in _weights(folder))[:3]]
+    return foreign(
+        f"model.base: {folder} cannot be loaded (from {', '.join(names)})",
+        "give a folder that Transformers' from_pretrained reads",
+    )
+
+
+def _weights(folder: Path) -> Iterator[Path]:
+    return (path for pattern in _WEIGHTS for path in folder.glob(pattern))
 
 
 def _from_scratch(
@@ -53,16 +78,9 @@ def _from_scratch(
     }
     filled = {"vocab_size": len(tokenizer), **special, **settings, **fields}
     _check_fields(fields)
-    try:
-        model: torch.nn.Module = auto.from_config(
-            AutoConfig.for_model(**filled), dtype=torch.float32
-        )
-    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
-        raise BadInput(
-            f"model.config cannot be built: {error.__cause__ or error}",
-            remedy="change the field that is named; Transformers' documentation of "
-            f"{fields['model_type']!r} tells its values",
-        ) from error
+    model: torch.nn.Module = auto.from_config(
+        AutoConfig.for_model(**filled), dtype=torch.float32, trust_remote_code=False
+    )
     return model
 
 
@@ -90,29 +108,31 @@ def _loaded(
     folder: Path,
     tokenizer: Any,
     settings: Mapping[str, Any],
-    precision: Mapping[str, Any],
+    how: Mapping[str, Any],
 ) -> torch.nn.Module:
-    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+    if not any(_weights(folder)):
         raise BadInput(
             f"model.base: {folder} holds no weights ({' or '.join(_WEIGHTS)})",
             remedy="give a folder with weights, or set model.config to train from scratch",
         )
     _check_tokenizer(folder, tokenizer)
+    new_head = "num_labels" in settings
     try:
         model, report = auto.from_pretrained(
             folder,
-            **precision,
+            **how,
             local_files_only=True,
-            ignore_mismatched_sizes="num_labels" in settings,
+            ignore_mismatched_sizes=new_head,
             output_loading_info=True,
             **settings,
         )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise BadInput(
-            f"model.base: {folder} cannot be loaded: {error}",
-            remedy="give a folder that Transformers' from_pretrained reads",
-        ) from error
-    _check_complete(model, report["missing_keys"], folder)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if has_code(folder) and not how["trust_remote_code"]:
+            raise needs_code(folder) from error
+        raise
+    check_whole(model, report, folder, new_head=new_head)
     loaded: torch.nn.Module = model
     return loaded
 
@@ -142,22 +162,11 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     return {"dtype": half, "quantization_config": quantization, "device_map": {"": device}}
 
 
-def _check_complete(model: Any, missing: set[str], folder: Path) -> None:
-    """A new head is expected; weights missing below it would be random without a word."""
-    prefix = f"{model.base_model_prefix}."
-    inner = sorted(name for name in missing if name.startswith(prefix) and "pooler" not in name)
-    if inner:
-        raise BadInput(
-            f"model.base: {folder} lacks {len(inner)} weights of the model, such as {inner[0]}",
-            remedy="give the whole model's folder",
-        )
-
-
 def _check_tokenizer(folder: Path, tokenizer: Any) -> None:
     """Where the base brings a tokenizer, its tokens must have the ids that the data has."""
     if not (folder / "tokenizer_config.json").is_file():
         return
-    own = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    own = load_tokenizer(folder, "model.base").get_vocab()
     used = tokenizer.get_vocab()
     wrong = [token for token, index in own.items() if used.get(token) != index]
     if wrong:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from steadytrain.components.shared.base_model import check_base, note_base
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.encoding import load_tokenizer
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.base import Components, Row
 from steadytrain.components.tasks.saving import never_wrapped
 
@@ -45,33 +47,56 @@ class TextTask:
     def build_model(self) -> torch.nn.Module:
         raise NotImplementedError
 
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        del model
+        return ()
+
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         with never_wrapped():
             model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
+        if (folder / _ADAPTERS).is_file():
+            note_base(folder, self.config)
 
     def load_exported(self, folder: Path) -> Components:
-        """The whole model, to which adapters are added, and the tokenizer."""
-        import transformers
+        """The whole model, to which adapters are added, and the tokenizer.
 
+        Raises:
+            BadInput: adapters were trained with another base than there is now.
+        """
         # An absolute folder is no name on a hub, so that MLflow looks for no model card there.
         place = folder.absolute()
         if (place / _ADAPTERS).is_file():
             from peft import PeftModel
 
+            check_base(place, self.config)
             base = type(self)(_plain(self.config), self.data).build_model()
             adapted = PeftModel.from_pretrained(base, place)
             model = adapted.merge_and_unload()
         else:
-            auto = getattr(transformers, self.auto)
-            model = auto.from_pretrained(place, dtype=torch.float32, local_files_only=True)
+            model = self._load_model(place)
         return {"model": model, "tokenizer": load_tokenizer(place)}
 
     def load_logged(self, model_uri: str) -> Components:
-        from steadytrain.components.tasks.scoring.logged import load_transformers_model
+        from steadytrain.components.tasks.scoring.logged import fetched_model
 
-        loaded: Mapping[str, Any] = load_transformers_model(model_uri)
-        return loaded
+        with fetched_model(model_uri) as (model, tokenizer):
+            return {"model": self._load_model(model), "tokenizer": load_tokenizer(tokenizer)}
+
+    def _load_model(self, folder: Path) -> torch.nn.Module:
+        """The whole model of a folder, whose own code runs only where it is the pinned base's."""
+        import transformers
+
+        code = may_run_code(folder, self.config)
+        try:
+            model: torch.nn.Module = getattr(transformers, self.auto).from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=code
+            )
+        except (ValueError, OSError) as error:
+            if has_code(folder) and not code:
+                raise needs_code(folder) from error
+            raise
+        return model
 
 
 def _plain(config: RunConfig) -> RunConfig:

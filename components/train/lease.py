@@ -14,20 +14,18 @@ never train at once.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
+import re
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
+from pydantic import ValidationError
 
-from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
-from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
+from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.storage import Storage
 from steadytrain.components.train.heartbeat import Pulse
 
@@ -38,49 +36,27 @@ _LOOKS = 20
 _POLL_SECONDS = 0.1
 
 
-class Holder(Record):
+class Holder(Identity):
     """Who holds a run, or held it.
 
-    machine: tells process ids of one machine (and one container) from those of another.
-    born: when the process began, since process ids come again.
     renewed: how often.
     until: when it ends unless it is renewed, by the holder's clock: for people alone.
     """
 
-    pid: int
-    host: str
-    machine: str
-    born: float
-    since: str
     renewed: int = 0
     until: float = 0.0
     released: bool = False
-
-    @classmethod
-    def here(cls) -> Holder:
-        """This process."""
-        return cls(
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            machine=_machine(),
-            born=psutil.Process().create_time(),
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
 
     def working(self) -> bool | None:
         """Whether it is at work on the run; None where that cannot be known from here."""
         if self.released:
             return False
-        if self.machine != _machine():
-            return None
-        try:
-            process = psutil.Process(self.pid)
-            if process.create_time() != self.born or process.status() == psutil.STATUS_ZOMBIE:
-                return False
+        working, process = self.alive(), self.process()
+        with contextlib.suppress(psutil.NoSuchProcess):
             stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-            return None if process.status() in stopped else True
-        except psutil.NoSuchProcess:
-            return False
+            if process is not None and process.status() in stopped:
+                return None
+        return working
 
 
 @dataclass(frozen=True)
@@ -91,14 +67,19 @@ class Row:
 
     def last(self) -> int:
         """The highest generation so far; 0 where there was none."""
-        names = self.storage.list("generation-")
-        return _number(names[-1]) if names else 0
+        # A folder in an object's place has taken its number.
+        names = [*self.storage.list("generation-"), *self.storage.folders()]
+        return max(map(_number, names), default=0)
 
     def holder(self, generation: int) -> Holder | None:
-        """Who took a generation, or None where its object is cleared away."""
+        """Who took a generation; None where its object is cleared away, or damaged.
+
+        A holder that lives writes it anew within a part of the lease; one that does not is
+        succeeded as one that is silent.
+        """
         try:
             return Holder.model_validate_json(self.storage.read(_name(generation)))
-        except FileNotFoundError:
+        except (FileNotFoundError, Unreadable, ValidationError):
             return None
 
     def fence(self, generation: int) -> None:
@@ -244,8 +225,9 @@ def _claim(row: Row, generation: int, mine: Holder) -> bool:
     if row.last() != generation:
         row.storage.delete(name)
         return False
-    for older in row.storage.list("generation-")[:-1]:
-        row.storage.delete(older)
+    for older in row.storage.list("generation-"):
+        if 0 < _number(older) < generation:
+            row.storage.delete(older)
     return True
 
 
@@ -270,18 +252,8 @@ def _unfit(storage: Storage, why: str) -> BadInput:
     )
 
 
-def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    space = Path("/proc/self/ns/pid")
-    if not boot.exists():
-        return socket.gethostname()
-    return f"{boot.read_text().strip()}/{space.stat().st_ino}"
-
-
 def _who(holder: Holder | None) -> str:
-    if holder is None:
-        return "another process"
-    return f"process {holder.pid} on {holder.host} since {holder.since}"
+    return str(holder or "another process")
 
 
 def _name(generation: int) -> str:
@@ -289,4 +261,6 @@ def _name(generation: int) -> str:
 
 
 def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])
+    """The generation of an object; 0 for the name of anything else."""
+    found = re.fullmatch(r"generation-(\d{8,})", name)
+    return int(found[1]) if found else 0

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import (
-    TRAINING_CODE,
-    file_digest,
-    users_code_digest,
-    value_digest,
-)
+from steadytrain.components.shared.digest import TRAINING_CODE, users_code_digest, weights_digest
 from steadytrain.components.shared.errors import BadInput, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -24,9 +21,8 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import Outcome
+from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
-
-_WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
 class Trainer(Protocol):
@@ -73,9 +69,11 @@ def run_stage(config: RunConfig, data: DataRecord | None = None) -> TrainRecord:
 
     Raises:
         TrainingFailed: with the root cause and its remedy.
-        Stopped, KeyboardInterrupt: it was asked to stop, and can be continued.
+        RunBusy: another supervisor trains this run.
+        Stopped: it was asked to stop, and can be continued.
     """
-    with stage(config, "train") as step:
+    # What another supervisor trains is its own: nothing is told of a step that may not begin.
+    with stage(config, "train", holding=owned(config)) as step:
         _trainer(config.model.framework)
         data = data or _prepared(config)
         store = ReuseStore(step.workspace, "train", TrainRecord)
@@ -135,6 +133,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             for section in sections
         ),
         users_code_digest(config.data.task),
+        base_content(config),
         rooms=TRAINING_CODE,
     )
 
@@ -157,7 +156,7 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
     if outcome.outcome == "preempted":
         raise Stopped
     if result is None or not outcome.succeeded:
-        raise KeyboardInterrupt
+        raise Stopped(signal.SIGINT)
     return TrainRecord(
         outcome=outcome.outcome,
         model=result.model,
@@ -171,16 +170,6 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
         seconds=outcome.seconds,
         decisions=list(outcome.decisions),
     )
-
-
-def weights_digest(model: Path) -> str:
-    """Digest over the weight files of an exported model."""
-    files: Mapping[str, str] = {
-        path.relative_to(model).as_posix(): file_digest(path)
-        for path in sorted(model.rglob("*"))
-        if path.suffix in _WEIGHTS
-    }
-    return value_digest(files)
 
 
 def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:

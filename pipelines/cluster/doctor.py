@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from steadytrain.pipelines.cluster.offers import (
     check_volume,
 )
 from steadytrain.pipelines.cluster.permissions import check_permissions
-from steadytrain.pipelines.cluster.trial import try_image
+from steadytrain.pipelines.cluster.trial import try_image, try_tracking_in_pod
 from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_tracking
 
 
@@ -42,18 +43,31 @@ class Questions:
 
 def examine_cluster(questions: Questions) -> Iterator[Line]:
     """A line for each thing, as it is found out."""
-    yield from _within_the_cluster(questions)
+    image_works = False
+    for line in _within_the_cluster(questions):
+        yield line
+        image_works = image_works or (line.topic == "image" and line.state == "pass")
     for topic, ask in (
         ("S3", lambda: try_storage(questions.storage)),
-        ("MLflow", try_tracking),
+        ("MLflow", lambda: _try_tracking(questions, image_works)),
         ("Kubeflow Pipelines", lambda: try_pipelines(questions.host)),
     ):
-        yield from _told(topic, ask)
+        yield from told(topic, ask)
+
+
+def _try_tracking(questions: Questions, image_works: bool) -> Line:
+    """From a pod, as the steps reach it; from here where no pod can, or the Secret names none."""
+    if image_works:
+        cluster = open_cluster(questions.namespace)
+        line = try_tracking_in_pod(cluster, questions.image, questions.image_seconds)
+        if line.state != "not asked" or not os.environ.get("MLFLOW_TRACKING_URI"):
+            return line
+    return try_tracking()
 
 
 def _within_the_cluster(questions: Questions) -> Iterator[Line]:
     connected = False
-    for line in _told("cluster", lambda: check_connection(open_cluster(questions.namespace))):
+    for line in told("cluster", lambda: check_connection(open_cluster(questions.namespace))):
         yield line
         connected = line.state == "pass"
     if not connected:
@@ -70,10 +84,10 @@ def _within_the_cluster(questions: Questions) -> Iterator[Line]:
         ("image", lambda: try_image(cluster, questions.image, questions.image_seconds)),
     )
     for topic, ask in checks:
-        yield from _told(topic, ask)
+        yield from told(topic, ask)
 
 
-def _told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:
+def told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:
     """The answer, or the error that came instead, as lines."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError

@@ -1,20 +1,28 @@
-"""A short pod of our image: can it be pulled, started, and is it this version?"""
+"""Short pods of our image: can it be pulled and started, is it this version, what does it reach?"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
+from steadytrain.components.shared.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
 
 ACCOUNT: Final = "steadytrain-trainer"
 """The account that training runs under (manifests/base/accounts.yaml)."""
 
-TOPIC: Final = "image"
+LABELS: Final = {
+    "app.kubernetes.io/part-of": "steadytrain",
+    "app.kubernetes.io/component": "doctor",
+}
+"""Of its pods; the network policies go by them."""
+
 _POLL_SECONDS = 0.5
 _HOPELESS = {
     "ErrImagePull",
@@ -27,22 +35,62 @@ _HOPELESS = {
 }
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One pod: what it runs, and what its end says.
+
+    judge: from the pod's last phase (Succeeded, Failed) and its log to the line.
+    """
+
+    topic: str
+    image: str
+    command: Sequence[str]
+    judge: Callable[[str, str], Line]
+
+
 def try_image(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
     """Runs `steadytrain --version` in a pod, and removes the pod.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
     """
+    trial = Trial(
+        topic="image",
+        image=image,
+        command=["steadytrain", "--version"],
+        judge=lambda phase, log: _judge_version(phase, log, image),
+    )
+    return _run(cluster, trial, timeout_seconds)
+
+
+def try_tracking_in_pod(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
+    """Uses the tracking server from a pod, with the address and credentials that steps get.
+
+    They come from the namespace's Secret by reference: whoever asks needs no right to read it.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer.
+    """
+    trial = Trial(
+        topic="MLflow",
+        image=image,
+        command=["python", "-m", "steadytrain.pipelines.cluster.inside"],
+        judge=lambda phase, log: _judge_tracking(phase, log, cluster.namespace),
+    )
+    return _run(cluster, trial, timeout_seconds)
+
+
+def _run(cluster: Cluster, trial: Trial, timeout_seconds: float) -> Line:
     from kubernetes import client
 
     core = client.CoreV1Api(cluster.api)
     try:
-        made = core.create_namespaced_pod(cluster.namespace, _pod(image), _request_timeout=SECONDS)
+        made = core.create_namespaced_pod(cluster.namespace, _pod(trial), _request_timeout=SECONDS)
     except client.ApiException as error:
-        return _not_made(error, cluster.namespace)
+        return _not_made(trial.topic, error, cluster.namespace)
     name = made.metadata.name
     try:
-        return _watch(core, name, cluster.namespace, image, timeout_seconds)
+        return _watch(core, name, cluster.namespace, trial, timeout_seconds)
     finally:
         with contextlib.suppress(client.ApiException):
             core.delete_namespaced_pod(
@@ -50,35 +98,39 @@ def try_image(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
             )
 
 
-def _not_made(error: Exception, namespace: str) -> Line:
+def _not_made(topic: str, error: Exception, namespace: str) -> Line:
     text = reason(error)
     if "exceeded quota" in text:
-        return failed(TOPIC, text, "end what is not needed there, or have the quota raised")
+        return failed(topic, text, "end what is not needed there, or have the quota raised")
     if "serviceaccount" in text and "not found" in text:
-        return failed(TOPIC, f"{namespace} has no account {ACCOUNT}", APPLY)
+        return failed(topic, f"{namespace} has no account {ACCOUNT}", APPLY)
     if status_of(error) == 403 and "cannot create" in text:
-        return unasked(TOPIC, text, "ask as one who may create pods there")
-    return failed(TOPIC, f"a pod is refused: {text}", "do what the message asks for")
+        return unasked(topic, text, "ask as one who may create pods there")
+    return failed(topic, f"a pod is refused: {text}", "do what the message asks for")
 
 
-def _watch(core: Any, name: str, namespace: str, image: str, timeout_seconds: float) -> Line:
+def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: float) -> Line:
     """Until the pod has ended, or cannot start; what the scheduler said of it, if it is late."""
+    topic, image = trial.topic, trial.image
     deadline = time.monotonic() + timeout_seconds
     while True:
         pod = core.read_namespaced_pod(name, namespace, _request_timeout=SECONDS)
         for why, message in _obstacles(pod):
             return failed(
-                TOPIC,
+                topic,
                 f"{image}: {why}: {message}".strip(": "),
                 "push the image to a registry that the nodes reach (make images), name it with "
                 "--image, and give the account its pull secret",
             )
         if pod.status.phase in ("Succeeded", "Failed"):
-            log = core.read_namespaced_pod_log(name, namespace, _request_timeout=SECONDS)
-            return _judge(pod.status.phase, log, image)
+            # Unread: the client would parse a log that is JSON, and give its repr as text.
+            log = core.read_namespaced_pod_log(
+                name, namespace, _request_timeout=SECONDS, _preload_content=False
+            )
+            return trial.judge(pod.status.phase, log.data.decode(errors="replace"))
         if time.monotonic() > deadline:
             return failed(
-                TOPIC,
+                topic,
                 f"{image}: the pod has not ended after {timeout_seconds:.0f} s{_unscheduled(pod)}",
                 "see what `kubectl describe nodes` says of room and taints; where the image is "
                 "large and new to the nodes, run it again",
@@ -100,34 +152,48 @@ def _unscheduled(pod: Any) -> str:
     return ""
 
 
-def _judge(phase: str, log: str, image: str) -> Line:
+def _judge_version(phase: str, log: str, image: str) -> Line:
+    topic = "image"
     told = log.strip().splitlines()[-1] if log.strip() else "nothing"
     if phase == "Failed":
         return failed(
-            TOPIC,
+            topic,
             f"{image}: `steadytrain --version` failed: {told[:200]}",
             "build the image anew (make images)",
         )
     if told != version("steadytrain"):
         return failed(
-            TOPIC,
+            topic,
             f"{image} has version {told}, here is {version('steadytrain')}",
             "install the same version on both sides",
         )
-    return passed(TOPIC, f"{image}, version {told}")
+    return passed(topic, f"{image}, version {told}")
 
 
-def _pod(image: str) -> Any:
+def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
+    topic, told = "MLflow", log.strip().splitlines()[-1] if log.strip() else "nothing"
+    if phase == "Failed":
+        return failed(topic, f"the trial pod failed: {told[:200]}", "fix the line `image` first")
+    line = Line(**json.loads(told))
+    if line.state == "not asked":
+        text = f"the Secret {NAME} of {namespace} has no MLFLOW_TRACKING_URI"
+        return unasked(topic, text, f"sh manifests/create-secret.sh {namespace}")
+    return line
+
+
+def _pod(trial: Trial) -> Any:
     from kubernetes import client
 
     container = client.V1Container(
         name="doctor",
-        image=image,
+        image=trial.image,
         image_pull_policy="IfNotPresent",
-        command=["steadytrain", "--version"],
+        command=[*trial.command],
+        env=[_from_secret(key) for key in TRACKING],
         resources=client.V1ResourceRequirements(
-            requests={"cpu": "100m", "memory": "128Mi"}, limits={"cpu": "1", "memory": "512Mi"}
+            requests={"cpu": "100m", "memory": "128Mi"}, limits={"cpu": "1", "memory": "1Gi"}
         ),
+        volume_mounts=[client.V1VolumeMount(name="tmp", mount_path="/tmp")],
         security_context=client.V1SecurityContext(
             allow_privilege_escalation=False,
             read_only_root_filesystem=True,
@@ -137,7 +203,7 @@ def _pod(image: str) -> Any:
     return client.V1Pod(
         metadata=client.V1ObjectMeta(
             generate_name="steadytrain-doctor-",
-            labels={"app.kubernetes.io/part-of": "steadytrain"},
+            labels=dict(LABELS),
             annotations={"sidecar.istio.io/inject": "false"},
         ),
         spec=client.V1PodSpec(
@@ -150,5 +216,17 @@ def _pod(image: str) -> Any:
                 seccomp_profile=client.V1SeccompProfile(type="RuntimeDefault"),
             ),
             containers=[container],
+            volumes=[
+                client.V1Volume(
+                    name="tmp", empty_dir=client.V1EmptyDirVolumeSource(size_limit="1Gi")
+                )
+            ],
         ),
     )
+
+
+def _from_secret(key: str) -> Any:
+    from kubernetes import client
+
+    reference = client.V1SecretKeySelector(name=NAME, key=key, optional=True)
+    return client.V1EnvVar(name=key, value_from=client.V1EnvVarSource(secret_key_ref=reference))

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
 
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.document import parse, read
+from steadytrain.components.shared.config.plain import find_unfit, shortened
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.pipelines.compile import Pipeline
@@ -150,18 +151,12 @@ def read_schedules(path: Path) -> ScheduleFile:
         BadInput: there is none, or it is not YAML.
         ConfigError: with every problem of it.
     """
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise BadInput(
-            f"{path}: {error.strerror}", remedy="give the path of a YAML file of schedules"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(
-            f"{path} is not valid YAML: {redact(str(error))}", remedy="mend the line that is named"
-        ) from error
+    text = read(path, str(path), "give the path of a YAML file of schedules")
+    content = parse(text, str(path))
     if not isinstance(content, dict):
         raise BadInput(f"{path} holds no mapping", remedy="begin with name: and schedules:")
+    if unfit := list(find_unfit(content)):
+        raise ConfigError(unfit)
     problems = list(find_secrets(content))
     try:
         declared = ScheduleFile.model_validate(content)
@@ -193,7 +188,7 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
     for item in error.errors(include_url=False):
         # A field of several types names the one that was tried last.
         place = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
-        value = redact(repr(item.get("input")))[:80]
+        value = shortened(redact(repr(item.get("input"))))
         message, remedy = item["msg"].removeprefix("Value error, "), "change it"
         if item["type"] == "at_odds":
             told = item["ctx"]

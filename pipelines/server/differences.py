@@ -1,12 +1,16 @@
-"""In what a schedule on the server differs from the declared one."""
+"""How a schedule on the server differs from the declared one."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
+from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.tracking.values import flatten
 from steadytrain.pipelines.server.schedules import Change, Present, Wanted
 
 _LEFT_OPEN: Final = ("pipeline_root", "service_account")
@@ -27,7 +31,7 @@ def _told_wanted(wanted: Wanted) -> dict[str, str]:
         "version": wanted.version.version_id or "to be uploaded",
         "pipeline_root": declared.pipeline_root,
         "service_account": declared.service_account,
-        **{f"parameter {key}": str(value) for key, value in wanted.parameters.items()},
+        **_parameters(wanted.parameters),
     }
 
 
@@ -44,7 +48,7 @@ def _told_present(present: Present) -> dict[str, str]:
         "version": str(item.pipeline_version_reference.pipeline_version_id),
         "pipeline_root": str((item.runtime_config and item.runtime_config.pipeline_root) or ""),
         "service_account": item.service_account or "",
-        **{f"parameter {key}": str(value) for key, value in parameters.items()},
+        **_parameters(parameters),
     }
 
 
@@ -67,6 +71,24 @@ def differences(change: Change) -> Iterator[str]:
 def _lines(before: str, after: str) -> Iterator[str]:
     changed = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
     yield from (f"  {line}" for line in changed if not line.startswith(("---", "+++", "@@")))
+
+
+def _settings(config: RunConfig) -> Iterator[str]:
+    """Each field that is not as by default, a line for each."""
+    content = config.model_dump(mode="json", exclude_defaults=True)
+    yield from (f"{field}: {value}" for field, value in flatten(content))
+
+
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
+    told = {f"parameter {key}": str(value) for key, value in parameters.items()}
+    whole = told.get("parameter config", "")
+    # A preset's name has one line; the whole configuration is all defaults but for a few.
+    if "\n" in whole:
+        # One of another version of steadytrain is shown as it is.
+        with contextlib.suppress(BadInput):
+            # The empty line makes a text of lines even of a single field.
+            told["parameter config"] = "\n".join(["", *_settings(load(whole))])
+    return told
 
 
 def _moment(moment: datetime | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server
+from steadytrain.components.shared.patience import Patience
 
 ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 """KFP's own client waits for ever for a run that was cancelled."""
@@ -17,6 +18,8 @@ ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 600.0
 """How long a server may be out of reach while a run is followed."""
+_DENIED_SECONDS = 180.0
+"""How long it may deny what it allowed before, as one does that restarts."""
 
 Steps = dict[str, "Step"]
 
@@ -50,6 +53,7 @@ def follow(
     *,
     poll_seconds: float = _POLL_SECONDS,
     patience_seconds: float = _PATIENCE_SECONDS,
+    denied_seconds: float = _DENIED_SECONDS,
 ) -> Outcome:
     """Asks for a run until it has ended.
 
@@ -58,21 +62,22 @@ def follow(
             itself, its executors and their retries; and there are the groups of steps.
         on_change: gets the steps, in the order of their starts, when a state has changed.
         patience_seconds: how long a connection that breaks is tried again.
+        denied_seconds: how long the server may deny access (401, 403).
 
     Raises:
-        ServerError: no connection for longer than that, or none that could come back.
+        ServerError: no connection or no access for longer than that, or a lasting refusal.
     """
     states: dict[str, str] = {}
-    heard = time.monotonic()
+    patience = Patience(away=patience_seconds, denied=denied_seconds)
     while True:
         try:
             run = server.runs.run_service_get_run(run_id=run_id)
         except ServerError as error:
-            if not error.passing or time.monotonic() - heard > patience_seconds:
+            if not patience.bears(error):
                 raise
             time.sleep(poll_seconds)
             continue
-        heard = time.monotonic()
+        patience.reset()
         steps = _steps(run, names)
         now = {name: step.state for name, step in steps.items()}
         if now != states:

@@ -1,8 +1,9 @@
 """A run for new data, once: whoever asks, on whichever machine, and however often.
 
 What was last started is kept in storage and read and written under a lock. The
-run's name is of the data it is for: one that was started right before a kill is
-found on the server by it, and not started again.
+run's name comes from the data it is for. The server may have several runs of that name:
+one that was started right before a kill, or that lost a step and was submitted again.
+As long as one of them is at work, nothing else is started.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.preprocess.sources import SourceFile, find_files
@@ -23,13 +25,15 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
 from steadytrain.components.shared.kubeflow.connection import Server
+from steadytrain.components.shared.kubeflow.listing import named, pages
 from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.patience import AWAY_SECONDS, FOREVER, Patience
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.server.follow import ENDED
 from steadytrain.pipelines.server.submission import Submission, start
-from steadytrain.pipelines.server.upload import named, pages, upload
+from steadytrain.pipelines.server.upload import upload
 
 _LOCK_SECONDS: Final = 30.0
 _STATE: Final = "last.json"
@@ -158,6 +162,7 @@ def watch(
         wait: waits so many seconds; True ends the watching.
     """
     seen, since, done, told = "", 0.0, "", ""
+    patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
     while True:
         now = time.monotonic()
         try:
@@ -166,12 +171,13 @@ def watch(
                 seen, since = digest, now
             if digest != done and now - since >= quiet_seconds:
                 answer = trigger(server, what)
+                patience.reset()
                 done = "" if answer.kind == "busy" else digest
                 message = str(answer)
             else:
                 message = told
         except (BadInput, RunBusy, StorageError, ServerError) as error:
-            if isinstance(error, ServerError) and not error.passing:
+            if isinstance(error, ServerError) and not patience.bears(error):
                 raise
             message = error.message
         if message != told:
@@ -198,12 +204,30 @@ def _start(server: Server, what: Trigger, run: str) -> str:
 
 
 def _run_of(server: Server, last: _Last) -> Any:
-    """The run on the server; None where it was never started, or is deleted."""
+    """The run on the server: one that is at work before any that has ended, and then the newest.
+
+    None where it was never started, or is deleted.
+    """
     of = {"namespace": server.namespace} if server.namespace else {}
-    runs: Iterator[Any] = pages(
-        server.runs.run_service_list_runs, "runs", filter=named("display_name", last.run), **of
+    # A part of the name: the server's pages call a run that people start again "Clone of ...".
+    alike: Iterator[Any] = pages(
+        server.runs.run_service_list_runs,
+        "runs",
+        filter=named("display_name", last.run, "IS_SUBSTRING"),
+        **of,
     )
-    return next(runs, None)
+    runs = [run for run in alike if _name(run) == last.run]
+    return max(runs, key=lambda run: (run.state not in ENDED, run.created_at), default=None)
+
+
+def _name(run: Any) -> str:
+    """Which run of ours a run of the server's works on."""
+    parameters = (run.runtime_config and run.runtime_config.parameters) or {}
+    content: Any = None
+    with contextlib.suppress(yaml.YAMLError):
+        content = yaml.safe_load(str(parameters.get("config", "")))
+    configured = content.get("run") if isinstance(content, dict) else None
+    return str(parameters.get("run") or configured or run.display_name)
 
 
 def _read(what: Trigger) -> _Last | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import kfp_server_api
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server
+from steadytrain.components.shared.kubeflow.listing import named, pages
 from steadytrain.pipelines.lint import read_pipeline, steps
-
-_PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -137,23 +135,6 @@ def find_or_make(find: Callable[[], Any], make: Callable[[], Any]) -> tuple[Any,
         if not found:
             raise
         return found, False
-
-
-def pages(call: Callable[..., Any], items: str, **options: Any) -> Iterator[Any]:
-    """Every item of a list call, page after page."""
-    token = ""
-    while True:
-        page = call(page_size=_PAGE, page_token=token, **options)
-        yield from getattr(page, items) or ()
-        token = page.next_page_token or ""
-        if not token:
-            return
-
-
-def named(key: str, value: str) -> str:
-    """A filter for one value of one field."""
-    predicate = {"operation": "EQUALS", "key": key, "string_value": value}
-    return json.dumps({"predicates": [predicate]})
 
 
 def _of(server: Server) -> dict[str, str]:

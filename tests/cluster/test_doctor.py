@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from support.manifests import build
+from steadytrain.components.shared.attached import NAME
+
+from support.manifests import MANIFESTS, build
 from support.namespaces import (
     TEST_IMAGE,
     apply,
@@ -21,7 +23,12 @@ from support.namespaces import (
 
 pytestmark = needs_cluster
 
-ACCOUNT = "pipeline-runner"
+ACCOUNT, TRIAL = "pipeline-runner", "app.kubernetes.io/component=doctor"
+
+
+def images():
+    name, _, tag = TEST_IMAGE.rpartition(":")
+    return [{"name": "steadytrain/train", "newName": name, "newTag": tag}]
 
 
 def doctor(namespace, *options):
@@ -75,6 +82,33 @@ def test_where_all_is_well_every_line_passes_and_no_pod_stays(ready):
     assert lines["image"]["state"] == "pass", lines["image"]
     assert not kubectl("get", "pods", "-n", ready, "-o", "name")
     assert lines["S3"]["state"] == lines["MLflow"]["state"] == "not asked"
+    assert "no MLFLOW_TRACKING_URI" in lines["MLflow"]["text"]
+    assert lines["MLflow"]["remedy"] == f"sh manifests/create-secret.sh {ready}"
+
+
+def test_mlflow_is_asked_from_a_pod_with_what_the_secret_says(tmp_path):
+    """The address is one that only pods know."""
+    with own_namespace("tracking") as namespace:
+        objects = in_namespace(build("standalone", (), tmp_path, images=images()), namespace)
+        claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
+        with volumes_for(claims, namespace):
+            apply(objects)
+            command = ["sh", MANIFESTS / "create-secret.sh", namespace]
+            subprocess.run(command, check=True, capture_output=True)
+            rollout = ("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=300s")
+            kubectl(*rollout, "-n", namespace)
+            line = doctor(namespace, "--image", TEST_IMAGE)["MLflow"]
+            assert (line["state"], line["text"]) == (
+                "pass",
+                "http://steadytrain-mlflow:5000: a run made, logged to, read and deleted",
+            )
+            wrong = '{"stringData": {"MLFLOW_TRACKING_PASSWORD": "not-the-one-it-knows"}}'
+            kubectl("patch", "secret", NAME, "-n", namespace, "-p", wrong)
+            line = doctor(namespace, "--image", TEST_IMAGE)["MLflow"]
+            assert line["state"] == "fail"
+            assert "http://steadytrain-mlflow:5000" in line["text"]
+            assert "not-the-one-it-knows" not in str(line)
+            assert not kubectl("get", "pods", "-l", TRIAL, "-n", namespace, "-o", "name")
 
 
 def test_an_image_that_cannot_be_pulled_is_told_at_once_and_leaves_no_pod(ready):

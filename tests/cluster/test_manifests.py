@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import time
 
 import pytest
 import yaml
 
-from support.manifests import COMPONENTS, OVERLAYS, build
+from steadytrain.components.shared.attached import NAME, STEP_LABELS
+
+from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build
 from support.namespaces import (
     TEST_IMAGE,
     apply,
@@ -22,6 +26,10 @@ from support.s3 import client_of, make_bucket, moto_server
 pytestmark = needs_cluster
 
 SERVER = "http://steadytrain-mlflow:5000"
+TRACKING = [
+    {"name": key, "valueFrom": {"secretKeyRef": {"name": NAME, "key": key}}}
+    for key in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+]
 LOG_A_RUN = """
 import mlflow
 mlflow.set_experiment("probe")
@@ -59,7 +67,32 @@ def stack(name, folder, *components):
 def applied(tmp_path_factory):
     with stack("manifests", tmp_path_factory.mktemp("applied")) as (namespace, objects):
         apply(objects)
+        _until_it_waits_for_the_secret(namespace)
+        create_secret(namespace)
         yield namespace
+
+
+def _until_it_waits_for_the_secret(namespace):
+    """Without it the server must not start, nor with a password of its own."""
+    waiting = "{.items[0].status.containerStatuses[0].state.waiting.reason}"
+    which = ("-l", "app.kubernetes.io/name=steadytrain-mlflow", "-n", namespace)
+    deadline = time.monotonic() + 60
+    while kubectl("get", "pods", *which, "-o", f"jsonpath={waiting}", check=False) != (
+        "CreateContainerConfigError"
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def create_secret(namespace, file=None):
+    """As the README says; a second time it must fail, and leave what is there."""
+    command = ["sh", MANIFESTS / "create-secret.sh", namespace, *([file] if file else [])]
+    subprocess.run(command, check=True, capture_output=True)
+    before = kubectl("get", "secret", NAME, "-n", namespace, "-o", "yaml")
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode != 0
+    assert "already exists" in again.stderr
+    assert kubectl("get", "secret", NAME, "-n", namespace, "-o", "yaml") == before
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +120,17 @@ def test_a_pod_of_the_namespace_logs_a_run_and_reads_it_back_after_a_restart(app
         "import mlflow; print(mlflow.search_runs(experiment_names=['probe'])['metrics.loss'][0])",
     )
     assert found.strip().endswith("1.5")
+
+
+def test_a_pod_without_the_password_gets_nothing(applied):
+    kubectl("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s", "-n", applied)
+    code = (
+        "import urllib.request, urllib.error\n"
+        "try:\n"
+        f"    urllib.request.urlopen('{SERVER}/api/2.0/mlflow/experiments/search?max_results=1')\n"
+        "except urllib.error.HTTPError as error:\n    print('refused:', error.code)"
+    )
+    assert "refused: 401" in in_a_pod(applied, "stranger", code, env=())
 
 
 def test_another_name_for_the_server_is_refused(applied):
@@ -130,8 +174,9 @@ def test_with_keys_in_a_secret_artifacts_go_to_s3(tmp_path):
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": f"http://{node}:{port}",
         }
-        literals = [f"--from-literal={key}={value}" for key, value in told.items()]
-        kubectl("create", "secret", "generic", "steadytrain", *literals, "-n", namespace)
+        file = tmp_path / "s3.env"
+        file.write_text("".join(f"{key}={value}\n" for key, value in told.items()))
+        create_secret(namespace, file)
         apply(objects)
         rollout = ("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s")
         kubectl(*rollout, "-n", namespace)
@@ -151,14 +196,14 @@ def generations(namespace):
     }
 
 
-def in_a_pod(namespace, name, code):
+def in_a_pod(namespace, name, code, env=TRACKING):
     """What a program prints in a pod of training's account, as restricted as ours are."""
     container = {
         "name": "main",
         "image": TEST_IMAGE,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-c", code],
-        "env": [{"name": "MLFLOW_TRACKING_URI", "value": SERVER}],
+        "env": [*env, {"name": "HOME", "value": "/tmp"}],
         "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -174,8 +219,8 @@ def in_a_pod(namespace, name, code):
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}}
-    apply([{**pod, "spec": spec}])
+    metadata = {"name": name, "namespace": namespace, "labels": STEP_LABELS}
+    apply([{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}])
     ended = "--for=jsonpath={.status.containerStatuses[0].state.terminated}"
     kubectl("wait", ended, f"pod/{name}", "-n", namespace, "--timeout=180s")
     return kubectl("logs", name, "-n", namespace)

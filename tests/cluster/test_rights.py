@@ -10,9 +10,10 @@ import time
 
 import pytest
 import yaml
-from kubernetes import client, config
+from kubernetes import client
 
-from steadytrain.components.shared.cluster import POD, Cluster, Refused
+from steadytrain.components.shared import patience
+from steadytrain.components.shared.cluster import POD, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch import follow
@@ -25,12 +26,25 @@ from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.pipelines.cluster.permissions import RIGHTS
 
 from support.manifests import build
-from support.namespaces import apply, in_namespace, kubectl, needs_cluster, own_namespace
+from support.namespaces import (
+    apply,
+    as_account,
+    in_namespace,
+    kubectl,
+    needs_cluster,
+    own_namespace,
+)
 
 pytestmark = needs_cluster
 
 ACCOUNT, ROLE = "pipeline-runner", "steadytrain-launcher"
 EVERY = [(right, verb) for right in RIGHTS for verb in right.verbs]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """A right that lacks here is not about to be there."""
+    monkeypatch.setattr(patience, "DENIED_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +63,7 @@ def role(tmp_path_factory):
 def account(role):
     """The cluster as the account sees it, by a token of its own."""
     namespace = role["metadata"]["namespace"]
-    settings = client.Configuration()
-    config.load_kube_config(client_configuration=settings)
-    # Nothing of whoever KUBECONFIG names may be left.
-    settings.cert_file = settings.key_file = settings.refresh_api_key_hook = None
-    token = kubectl("create", "token", ACCOUNT, "-n", namespace).strip()
-    settings.api_key = {"authorization": f"Bearer {token}"}
-    return Cluster(client.ApiClient(settings), namespace)
+    return as_account(ACCOUNT, namespace)
 
 
 @pytest.fixture

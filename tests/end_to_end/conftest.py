@@ -13,6 +13,7 @@ _LONGEST = (
     "test_presets",
     "test_strategies",
     "test_recovery",
+    "test_stop_anywhere",
     "test_stop",
     "test_bad_input",
     "test_soak",

@@ -19,11 +19,11 @@ from support.training import Bench, events_of, language_rows, losses_of, write_d
 WIDE = {
     "model_type": "llama",
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 4096,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": 512,
-    "vocab_size": 16_000,
+    "vocab_size": 64,
 }
 LARGE_BATCHES = {"max_steps": 3, "global_batch_size": 8, "logging_steps": 1}
 
@@ -47,7 +47,7 @@ def bench(tmp_path, long_data):
 
 @pytest.fixture(scope="module")
 def long_data(tmp_path_factory):
-    """Rows with which the logits of a micro-batch of 8 take some hundred megabytes."""
+    """Rows with which the activations of a micro-batch of 8 take some hundred megabytes."""
     rows = language_rows(24)
     for row in rows:
         times = 384 // len(row["input_ids"])

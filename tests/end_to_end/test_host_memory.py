@@ -24,7 +24,7 @@ from support.training import (
     write_data,
 )
 
-LENGTH, VOCABULARY = 384, 16_000
+LENGTH, INNER = 384, 4096
 LIGHT = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -127,13 +127,14 @@ def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_p
 
 @pytest.mark.soak
 def test_the_kernel_kills_a_rank_until_its_micro_batch_is_small_enough(data, train):
-    model = {**LIGHT, "vocab_size": VOCABULARY}
+    model = {**LIGHT, "intermediate_size": INNER}
     with limited_group() as group:
         half = train("half", data, group, model, max_steps=2, micro_batch_size=LARGER // 2)
         peak = group.peak
     with limited_group() as group:
-        # Twice the micro-batch needs at least one more set of logits than the smaller one has.
-        group.limit(peak + int(0.8 * LARGER / 2 * LENGTH * VOCABULARY * 4))
+        # Twice the micro-batch keeps at least four more values of each gate than the smaller one.
+        more = LARGER // 2 * LENGTH * LIGHT["num_hidden_layers"] * 4 * INNER * 4
+        group.limit(peak + int(0.8 * more))
         short = train("short", data, group, model, max_steps=2, micro_batch_size=LARGER)
 
     begun = events_of(short, AttemptStarted)

@@ -211,16 +211,15 @@ LENGTH = 160
 WIDE = {
     "model_type": "llama",
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 4096,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": LENGTH,
-    "vocab_size": 16_000,
 }
 
 
 def long_data(folder):
-    """Rows with which the logits of a micro-batch of 8 take a hundred megabytes."""
+    """Rows with which the activations of a micro-batch of 8 take a hundred megabytes."""
     rows = language_rows(60)
     for row in rows:
         times = LENGTH // len(row["input_ids"])

@@ -55,7 +55,7 @@ def ended(root, alone):
         env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     found = {

@@ -24,6 +24,7 @@ from steadytrain.components.train.checkpoint import checkpoints_of
 from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.lease import Row, hold
 from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.settings import inputs_digest
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.command import wait_for
@@ -142,6 +143,15 @@ def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(ben
             ledger.record(SupervisorStarted(generation=1, pid=1, host="gone", checkpoints=[]))
             folder = AttemptFolder(run.attempt())
             spec = AttemptSpec.load(folder.spec)
+            ledger.record(
+                AttemptStarted(
+                    attempt=spec.attempt,
+                    world_size=1,
+                    micro_batch_size=spec.micro_batch_size,
+                    gradient_accumulation_steps=spec.gradient_accumulation_steps,
+                    inputs=inputs_digest(run.config, run.data),
+                )
+            )
             spec.model_copy(update={"generation": 1, "checkpoints": []}).save(folder.spec)
             with launcher.start(folder):
                 wait_for(lambda: "late" in proxy.done)
@@ -151,7 +161,7 @@ def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(ben
         assert Supervisor(run.config, run.data, launcher, sinks=sinks).run().succeeded
         found = {item.step: item.manifest.generation for item in committed(address)}
         assert found == {4: 1, 8: 2, 12: 2}
-        told = AttemptFolder(run.workspace.attempts / "0001").log(0).read_text()
+        told = AttemptFolder(run.workspace.attempts / "0002").log(0).read_text()
         assert "step-00000008 was committed by generation 1 of the run's supervisors" in told
     undisturbed = bench("undisturbed", "causal_lm", training=training)
     assert Supervisor(undisturbed.config, undisturbed.data, ForkedLauncher()).run().succeeded

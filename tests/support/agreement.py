@@ -1,14 +1,13 @@
 """Our loop and Transformers' Trainer on the same rows, from the same weights.
 
-Run on each rank: `python agreement.py FOLDER`. For each recipe below, the losses
-of every step ours and Trainer's, are written to FOLDER/losses.json.
+`main` runs on each rank. For each recipe below, the losses of every step, ours and
+Trainer's, are written to FOLDER/losses.json.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -156,7 +155,3 @@ def main(folder: Path) -> None:
         found[accumulation] = [ours(bench, parts), by_trainer(folder, parts, initial)]
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -25,6 +25,7 @@ class ApiServer:
     calls: of each request, the method and the kind.
     refusals: answers, status and body, that the next creations of a kind get instead.
     away: whether every request gets 503.
+    denial: status and body that every request gets instead; None: nothing is denied.
     lossy: whether the next creation happens, but its answer is lost.
     """
 
@@ -32,6 +33,7 @@ class ApiServer:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.calls: list[tuple[str, str]] = []
         self.refusals: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        self.denial: tuple[int, dict[str, Any]] | None = None
         self.away = self.lossy = False
 
     def put(self, kind: str, manifest: dict[str, Any]) -> None:
@@ -49,6 +51,8 @@ class ApiServer:
         self.calls.append((method, kind))
         if self.away:
             return 503, {"message": "the server is starting", "reason": "ServiceUnavailable"}
+        if self.denial:
+            return self.denial
         if not kind:
             return 200, {"resources": [{"name": "trainjobs"}, {"name": "trainjobs/status"}]}
         if method == "GET" and not name:

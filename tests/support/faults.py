@@ -12,11 +12,14 @@ import math
 import os
 import re
 import resource
+import signal
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
@@ -35,6 +38,28 @@ class Faulty(CausalLanguageModel):
 
     def fault(self, found: LossSum) -> LossSum:
         return found
+
+
+class SlowExport(CausalLanguageModel):
+    """Takes EXPORT_SECONDS to export, and no collective may take longer than COLLECTIVE_SECONDS.
+
+    In the attempt that creates the file FAULT_FILE its process is killed in the middle of it.
+    """
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        limit = timedelta(seconds=float(os.environ["COLLECTIVE_SECONDS"]))
+        distributed_c10d._set_pg_timeout(limit)
+        return super().loss(model, batch)
+
+    def export(self, model: torch.nn.Module, target: Path) -> None:
+        end = time.monotonic() + float(os.environ["EXPORT_SECONDS"])
+        while time.monotonic() < end:
+            sum(range(10_000))
+        if file := os.environ.get("FAULT_FILE"):
+            with contextlib.suppress(FileExistsError):
+                Path(file).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        super().export(model, target)
 
 
 class NotANumber(Faulty):

@@ -13,7 +13,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.ports import free_port
-from support.training import Bench
+from support.training import TEST_ENVIRONMENT, Bench
 
 OUTLIVE_SECONDS = 8.0
 _PRELOAD = [
@@ -69,6 +69,31 @@ def peak() -> int:
     return int(found[1]) * 1024
 
 
+def on_ranks(ranks: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function of a module on each rank of a world; fails where one of them fails."""
+    import torch
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    torch.multiprocessing.start_processes(
+        _on_rank,
+        (ranks, free_port(), function, arguments),
+        nprocs=ranks,
+        start_method="forkserver",
+    )
+
+
+def _on_rank(
+    rank: int, ranks: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(value) for name, value in numbers.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **TEST_ENVIRONMENT)
+    torch.set_num_threads(1)
+    function(*arguments)
+
+
 class ForkedLauncher:
     """Starts the ranks of an attempt by forks, without torchrun.
 
@@ -102,7 +127,7 @@ class ForkedLauncher:
             self.exits.append(running.exits())
 
     def _environments(self, folder: AttemptFolder) -> list[dict[str, str]]:
-        alike = {"OMP_NUM_THREADS": "1", "STEADYTRAIN_ATTEMPT": str(folder.path)}
+        alike = {**TEST_ENVIRONMENT, "STEADYTRAIN_ATTEMPT": str(folder.path)}
         alike |= self.environment
         if self.world_size == 1:
             return [alike]
@@ -145,6 +170,11 @@ class ForkedRanks:
         for rank in self.ranks:
             if rank.exitcode is None:
                 rank.terminate()
+
+    def wait(self) -> None:
+        """Until all of them have left."""
+        while not self.poll():
+            time.sleep(0.02)
 
     def exits(self) -> Mapping[int, int]:
         return {number: self.ranks[number].exitcode or 0 for number in self.order}

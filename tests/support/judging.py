@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.records import DataRecord, SideRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 
@@ -96,7 +97,7 @@ def make_config(output: Path, run: str, **sections: Any) -> RunConfig:
 def train(config: RunConfig, skill: float, **changes: Any) -> DataRecord:
     """Leaves what the steps before the evaluation would: data, and a model of some skill."""
     workspace = Workspace.of(config)
-    folder = workspace.data("prepared")
+    folder = workspace.prepared / "prepared"
     folder.mkdir(parents=True, exist_ok=True)
     examples = changes.pop("examples", 200)
     records = pa.table(
@@ -123,10 +124,11 @@ def train(config: RunConfig, skill: float, **changes: Any) -> DataRecord:
     data.save(workspace.record("preprocess"))
     workspace.model.mkdir(parents=True, exist_ok=True)
     (workspace.model / "model.json").write_text(json.dumps({"skill": skill}))
+    (workspace.model / "model.safetensors").write_text(str(skill))
     TrainRecord(
         outcome="finished",
         model=str(workspace.model),
-        weights_digest=f"weights-{skill}",
+        weights_digest=weights_digest(workspace.model),
         metric="loss",
         best_score=1.0,
         best_step=5,

@@ -75,6 +75,10 @@ class Kfp:
     headers: list[dict[str, str]] = field(default_factory=list)
     fail_next: list[tuple[str, int]] = field(default_factory=list)
     """(method and path prefix, status): the next such request is answered so, once."""
+    lose_next: list[str] = field(default_factory=list)
+    """Method and path prefix: the next such request is carried out, but answered with 502, once."""
+    repeats: bool = False
+    """Whether each page of a list gives the token of the first one as that of the next."""
     address: str = ""
 
     def all(self, kind: str) -> list[dict[str, Any]]:
@@ -82,6 +86,12 @@ class Kfp:
 
     def writes(self) -> list[str]:
         return [f"{method} {path}" for method, path in self.requests if method != "GET"]
+
+    def lose_if_told(self, request: str) -> None:
+        for item in self.lose_next:
+            if request.startswith(item):
+                self.lose_next.remove(item)
+                raise Refused((502, 14), "Bad Gateway")
 
     # What follows answers requests.
 
@@ -175,10 +185,17 @@ class Kfp:
     def list(self, kind: str, query: dict[str, str], **fixed: str) -> dict[str, Any]:
         self.namespace_fits(query.get("namespace", ""), needed=kind not in ("versions",))
         wanted = dict(fixed)
+        parts: dict[str, str] = {}
         for predicate in json.loads(query.get("filter") or "{}").get("predicates", ()):
             key = "display_name" if predicate["key"] == "name" else predicate["key"]
-            wanted[key] = predicate["string_value"]
-        found = [item for item in self.all(kind) if wanted.items() <= item.items()]
+            of = {"EQUALS": wanted, "IS_SUBSTRING": parts}[predicate["operation"]]
+            of[key] = predicate["string_value"]
+        found = [
+            item
+            for item in self.all(kind)
+            if wanted.items() <= item.items()
+            and all(text in item[key] for key, text in parts.items())
+        ]
         try:
             begin = int(base64.b64decode(query.get("page_token") or "MA==", validate=True))
         except ValueError as error:
@@ -186,7 +203,8 @@ class Kfp:
         end = begin + min(int(query.get("page_size") or self.page_size), self.page_size)
         answer: dict[str, Any] = {LISTS[kind]: found[begin:end], "total_size": len(found)}
         if end < len(found):
-            answer["next_page_token"] = base64.b64encode(str(end).encode()).decode()
+            following = self.page_size if self.repeats else end
+            answer["next_page_token"] = base64.b64encode(str(following).encode()).decode()
         return answer
 
     def run(self, name: str) -> dict[str, Any]:
@@ -269,6 +287,7 @@ def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
             try:
                 self.refuse_if_told(url.path)
                 content, status = kfp.answer(self.command, url.path, query, body), 200
+                kfp.lose_if_told(f"{self.command} {url.path}")
             except Refused as refused:
                 status = refused.status
                 said = {"error": str(refused), "code": refused.code, "message": str(refused)}

@@ -12,11 +12,13 @@ import yaml
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
+OF_THE_CLUSTER = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+"""Kinds that lie in no namespace."""
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 
 
 def build(overlay: str, components: Sequence[str], scratch: Path, **fields: Any) -> list[Any]:
-    """The objects of an overlay with components switched on, as a user does it.
+    """The objects of an overlay with more components switched on, as a user does it.
 
     Args:
         fields: of the overlay's kustomization, in place of those that it has.
@@ -26,7 +28,8 @@ def build(overlay: str, components: Sequence[str], scratch: Path, **fields: Any)
         shutil.copytree(MANIFESTS, copy)
     file = copy / "overlays" / overlay / "kustomization.yaml"
     content = yaml.safe_load((MANIFESTS / "overlays" / overlay / file.name).read_text())
-    content["components"] = [f"../../components/{name}" for name in components]
+    switched_on = [f"../../components/{name}" for name in components]
+    content["components"] = [*dict.fromkeys([*content.get("components", []), *switched_on])]
     file.write_text(yaml.safe_dump({**content, **fields}))
     done = subprocess.run(["kubectl", "kustomize", file.parent], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

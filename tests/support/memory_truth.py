@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from steadytrain.components.train.plan.live_tensors import LiveTensors
 from steadytrain.components.train.plan.random_model import loss_of, random_model
 from steadytrain.components.train.plan.setting import Setting
 
-from support.ports import free_port
+from support.forked import on_ranks
 
 LABELS = 4
 CONFIG = {"name": "truth", "data": {"source": ["none"]}, "model": {"base": "none"}}
@@ -74,20 +73,16 @@ def measured_peak(case: Case) -> int:
 
 def measured_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[int]:
     """The same of rank 0 of several processes of this machine, by gloo."""
-    told, port = folder / "peaks.json", free_port()
-    torch.multiprocessing.spawn(_rank, (ranks, list(cases), port, told), nprocs=ranks)
+    told = folder / "peaks.json"
+    on_ranks(ranks, _rank, list(cases), told)
     peaks: list[int] = json.loads(told.read_text())
     return peaks
 
 
-def _rank(rank: int, ranks: int, cases: Sequence[Case], port: int, told: Path) -> None:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in numbers.items()})
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    torch.set_num_threads(1)
+def _rank(cases: Sequence[Case], told: Path) -> None:
     dist.init_process_group("gloo")
     peaks = [measured_peak(case) for case in cases]
-    if rank == 0:
+    if dist.get_rank() == 0:
         told.write_text(json.dumps(peaks))
     dist.destroy_process_group()
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes import config
+from kubernetes import client, config
 
+from steadytrain.components.shared.cluster import Cluster
 from steadytrain.components.shared.image import TRAIN_IMAGE
 
+from support.manifests import OF_THE_CLUSTER
 from support.shared_volume import FOLDER, default_class, on_node
 
 TEST_IMAGE = os.environ.get("STEADYTRAIN_TEST_TRAIN_IMAGE", TRAIN_IMAGE)
@@ -43,6 +45,8 @@ def own_namespace(name: str) -> Iterator[str]:
         yield namespace
     finally:
         kubectl("delete", "namespace", namespace, "--wait=false")
+        for kind in OF_THE_CLUSTER:
+            kubectl("delete", kind, _of_the_cluster(namespace), "--ignore-not-found")
 
 
 @contextlib.contextmanager
@@ -63,7 +67,20 @@ def volumes_for(claims: Sequence[Any], namespace: str) -> Iterator[None]:
 def in_namespace(objects: Sequence[Any], namespace: str) -> list[Any]:
     """Objects of the overlay `standalone`, moved to another namespace."""
     text = yaml.safe_dump_all(objects).replace("namespace: kubeflow", f"namespace: {namespace}")
-    return list(yaml.safe_load_all(text))
+    moved = list(yaml.safe_load_all(text))
+    for item in moved:
+        if item["kind"] in OF_THE_CLUSTER:
+            item["metadata"]["name"] = _of_the_cluster(namespace)
+        if item["kind"] == "ValidatingAdmissionPolicyBinding":
+            item["spec"]["policyName"] = _of_the_cluster(namespace)
+            selector = item["spec"]["matchResources"]["namespaceSelector"]
+            selector["matchLabels"] = {"kubernetes.io/metadata.name": namespace}
+    return moved
+
+
+def _of_the_cluster(namespace: str) -> str:
+    """Name of what lies in no namespace and belongs to one all the same."""
+    return f"launcher-{namespace}"
 
 
 def apply(objects: Sequence[Any]) -> None:
@@ -85,3 +102,14 @@ def _volume(claim: Any, namespace: str) -> Any:
             "storageClassName": default_class(),
         },
     }
+
+
+def as_account(name: str, namespace: str) -> Cluster:
+    """The cluster as a service account sees it, by a token of its own."""
+    settings = client.Configuration()
+    config.load_kube_config(client_configuration=settings)
+    # Nothing of whoever KUBECONFIG names may be left.
+    settings.cert_file = settings.key_file = settings.refresh_api_key_hook = None
+    token = kubectl("create", "token", name, "-n", namespace).strip()
+    settings.api_key = {"authorization": f"Bearer {token}"}
+    return Cluster(client.ApiClient(settings), namespace)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from steadytrain.components.train.agent.processes import MARK, end_processes
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.agent import AgentAttempt
+from steadytrain.components.train.launch.agent import AgentAttempt, Gone
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 
 from support.ports import free_port
@@ -34,9 +34,7 @@ class NodesLauncher:
         port = free_port()
         agents = [self._agent(folder, node, port) for node in range(self.nodes)]
         try:
-            yield AgentAttempt(
-                folder, gone=lambda node: agents[node].poll() is not None, nodes=self.nodes
-            )
+            yield AgentAttempt(folder, gone=lambda node: _gone(agents[node]), nodes=self.nodes)
         finally:
             end_processes(folder.path)
             for agent in agents:
@@ -57,3 +55,8 @@ class NodesLauncher:
             env={**os.environ, **told},
             start_new_session=True,
         )
+
+
+def _gone(agent: subprocess.Popen[bytes]) -> Gone | None:
+    status = agent.poll()
+    return None if status is None else Gone(status)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -30,15 +32,30 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store as MLflow creates it, which takes some seconds: made once, copied often."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    import_mlflow().MlflowClient(f"sqlite:///{path}").search_experiments()
+    """A store as MLflow creates it, which takes some seconds: made once, copied often.
+
+    Where the tests run in several processes, their temporary folders are side by side.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    path, making = folder / "mlflow.db", folder / "making-mlflow.db"
+    with (folder / "store.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            making.unlink(missing_ok=True)
+            import_mlflow().MlflowClient(f"sqlite:///{making}").search_experiments()
+            making.rename(path)
     return path
 
 
 @dataclass
 class Server:
-    """An MLflow server in its own process group."""
+    """An MLflow server in its own process group.
+
+    `mlflow server` is a program that imports MLflow for seconds to set these variables and start
+    uvicorn, which imports it again; tests/unit/manifests starts that.
+    """
 
     folder: Path
     port: int
@@ -49,20 +66,25 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        arguments = {
-            "--host": "127.0.0.1",
-            "--port": str(self.port),
-            "--workers": "1",
-            "--backend-store-uri": f"sqlite:///{self.folder / 'mlflow.db'}",
-            "--artifacts-destination": str(self.folder / "artifacts"),
+        arguments = {"--host": "127.0.0.1", "--port": str(self.port), "--log-level": "warning"}
+        store = f"sqlite:///{self.folder / 'mlflow.db'}"
+        settings = {
+            "_MLFLOW_SERVER_FILE_STORE": store,
+            "_MLFLOW_SERVER_REGISTRY_STORE": store,
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(self.folder / "artifacts"),
+            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+            "_MLFLOW_SGI_NAME": "uvicorn",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         }
+        program = [sys.executable, "-m", "uvicorn", "mlflow.server.fastapi_app:app"]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", *itertools.chain(*arguments.items())],
+                [*program, *itertools.chain(*arguments.items())],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
-                env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                env=os.environ | settings,
             )
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -90,3 +112,11 @@ def serving(folder: Path, store: Path) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+def cut_short(path: Path) -> None:
+    """Makes a store what is left of one when MLflow is killed while it makes it."""
+    with contextlib.closing(sqlite3.connect(path)) as store, store:
+        store.execute("DELETE FROM experiments")
+        store.execute("DROP TABLE endpoint_tags")
+        store.execute("UPDATE alembic_version SET version_num = 'bf29a5ff90ea'")

@@ -16,7 +16,8 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.ledger import History, Ledger
+from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import Span, Times, spans
 
 

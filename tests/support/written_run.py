@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from steadytrain.components.register.verdict import decided_about
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.events import Event
@@ -93,7 +94,7 @@ class Writer:
         self, *, labels: tuple[str, ...] = (), card: dict[str, Any] | None = None
     ) -> DataRecord:
         self.begin("preprocess")
-        folder = self.workspace.data("5f3a9c1be2d44a70")
+        folder = self.workspace.prepared / "5f3a9c1be2d44a70"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card or {}))
         documents = {"test": 501, "train": 8_731, "validation": 472}
@@ -224,14 +225,18 @@ class Writer:
 
     def evaluated(self, **fields: Any) -> None:
         self.begin("evaluate")
-        EvaluationRecord(task=self.config.data.task, scores="scores.parquet", **fields).save(
-            self.workspace.record("evaluate")
-        )
+        EvaluationRecord(
+            task=self.config.data.task, weights_digest="w", scores="scores.parquet", **fields
+        ).save(self.workspace.record("evaluate"))
 
     def decided(self, promoted: bool, reason: str, **fields: Any) -> None:
-        GateRecord(promoted=promoted, reason=reason, margin=0.0, **fields).save(
-            self.workspace.record("gate")
-        )
+        GateRecord(
+            subject=decided_about(self.config, "w"),
+            promoted=promoted,
+            reason=reason,
+            margin=0.0,
+            **fields,
+        ).save(self.workspace.record("gate"))
         self.finish("evaluate", 14.0, reason)
 
     def registered(self, version: str, *, champion: bool, reason: str) -> None:

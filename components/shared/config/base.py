@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+Seconds = Annotated[float, Field(le=1e9)]
+"""Up to 31 years; what the system can wait for ends at some hundred."""
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, keyword only, unknown fields refused."""
+    """A part of the configuration: immutable, keyword only, finite, unknown fields refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 def at_odds(field: str, value: object, message: str, remedy: str) -> PydanticCustomError:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.base import Seconds, Section, at_odds
 
 
 def _as_text(value: object) -> object:
@@ -62,6 +62,11 @@ class PodsConfig(Section):
     )
     gpu_resource: str = Field("nvidia.com/gpu", description="name under which nodes offer GPUs")
     shared_memory: Quantity = Field("2Gi", description="size of /dev/shm, which counts as memory")
+    temporary_storage: Quantity = Field(
+        "50Gi",
+        description="the most that each pod may write to /tmp and its logs; models from a hub are "
+        "downloaded there",
+    )
     service_account: str | None = Field(
         None, description="of the pods, which need no rights; none: the namespace's default"
     )
@@ -78,7 +83,7 @@ class PodsConfig(Section):
     volumes: list[VolumeConfig] | None = Field(
         None, description="none: those that the train step's own pod has"
     )
-    pending_timeout_seconds: float = Field(
+    pending_timeout_seconds: Seconds = Field(
         1800, gt=0, description="how long a pod may wait for a node, a quota or its image"
     )
 
@@ -138,7 +143,7 @@ class ComputeConfig(Section):
     @field_validator("strategy", mode="before")
     @classmethod
     def _none_cuts_layers(cls, value: object) -> object:
-        if value in _WITHIN_LAYERS:
+        if isinstance(value, str) and value in _WITHIN_LAYERS:
             raise at_odds(
                 "compute.strategy",
                 value,

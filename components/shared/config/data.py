@@ -33,7 +33,7 @@ class DataConfig(Section):
         description="causal_lm, supervised_finetuning, sequence_classification, "
         "or module:Class of a task of your own",
     )
-    source: Annotated[list[str], Field(min_length=1)] = Field(
+    source: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
         ...,
         description="files, folders, globs, s3:// addresses, hub:NAME of a data set, or "
         "package:NAME for the files of an installed Python package "

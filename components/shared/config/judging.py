@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import re
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.base import Section, at_odds
 
 GREATER_IS_BETTER: Final = {
     "loss": False,
@@ -79,17 +80,56 @@ class RetrainConfig(Section):
     )
 
 
+def _not_reserved(alias: str) -> str:
+    if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
+        raise ValueError("MLflow keeps `latest` and v1, v2, ... for itself")
+    return alias
+
+
+# ASCII only: some databases take é for e, and a trailing line end for nothing.
+Alias = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=100), AfterValidator(_not_reserved)
+]
+
+
 class RegistryConfig(Section):
     """Names in the MLflow registry."""
 
-    model_name: str | None = Field(None, description="registered model; none: the run's `name`")
-    candidate_alias: str = "candidate"
-    champion_alias: str = "champion"
+    # Also the name of a lock file and part of a query in MLflow.
+    model_name: str | None = Field(
+        None,
+        pattern=r"^[^\s/:\\'`\x00-\x1f.]([^/:\\'`\x00-\x1f]{0,198}[^\s/:\\'`\x00-\x1f])?$",
+        description="registered model: no / : \\ ' or `, no leading dot, no space at either end; "
+        "none: the run's `name`",
+    )
+    candidate_alias: Alias = "candidate"
+    champion_alias: Alias = "champion"
     lock: str | None = Field(
         None,
         description="folder or s3:// address of the lock that promotions of all machines share; "
         "none: the output folder",
     )
+
+    @model_validator(mode="after")
+    def _candidates_are_no_champions(self) -> Self:
+        # Some databases ignore case. The default names keep their meaning, since other runs of
+        # the same model may use them.
+        candidate, champion = self.candidate_alias, self.champion_alias
+        if candidate.lower() in {champion.lower(), "champion"}:
+            raise at_odds(
+                "registry.candidate_alias",
+                candidate,
+                "is the name of a champion, which only the gate gives",
+                "choose another one, such as candidate",
+            )
+        if champion.lower() == "candidate":
+            raise at_odds(
+                "registry.champion_alias",
+                champion,
+                "is the name of candidates, which the gate may have rejected",
+                "choose another one, such as champion",
+            )
+        return self
 
 
 class TrackingConfig(Section):
@@ -100,3 +140,15 @@ class TrackingConfig(Section):
         description="none: MLFLOW_TRACKING_URI, or SQLite in the output folder",
     )
     experiment: str = "steadytrain"
+
+    @model_validator(mode="after")
+    def _no_query(self) -> Self:
+        # MLflow puts its paths behind it, so that it serves nobody; it may be a key.
+        if self.uri and re.match(r"\s*https?:[^?#]*[?#]", self.uri, re.IGNORECASE):
+            raise at_odds(
+                "tracking.uri",
+                f"{re.split('[?#]', self.uri)[0]}?...",
+                "the address of a server has no query",
+                "leave out what begins with ? or #; a token is taken from MLFLOW_TRACKING_TOKEN",
+            )
+        return self

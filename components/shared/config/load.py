@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Final, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from steadytrain.components.shared.config.document import parse, read
+from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
-from steadytrain.components.shared.config.secrets import find_secrets, redact
+from steadytrain.components.shared.config.secrets import (
+    PLACEHOLDER,
+    find_secrets,
+    names_a_secret,
+    redact,
+)
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+
+_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""Which YAML 1.1 reads as text without a point or a sign: 3e-4."""
+_QUOTES: Final = ("'", '"', "|", ">")
+"""Begin text in YAML that says by itself where it ends."""
 
 
 def preset_names() -> list[str]:
@@ -26,12 +39,16 @@ def preset_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.is_file())
 
 
-def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
+Override = str | tuple[str, Any]
+
+
+def load(source: str | Path, overrides: Iterable[Override] | Mapping[str, Any] = ()) -> RunConfig:
     """Reads a configuration.
 
     Args:
         source: a preset's name, a file's path, or the YAML text itself.
-        overrides: "a.b=value" texts (value in YAML), or a mapping of the same.
+        overrides: "a.b=value" texts (value in YAML), pairs of a field and its value, or a
+            mapping of the same.
 
     Raises:
         BadInput: nothing of that name, or text that is not YAML.
@@ -49,6 +66,9 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: with every problem.
     """
+    if unfit := list(find_unfit(dict(content))):
+        # All else looks at values that can be shown and stored.
+        raise ConfigError(unfit)
     problems = [*_version_problems(content), *find_secrets(dict(content))]
     hidden = {problem.field for problem in problems}
     try:
@@ -110,23 +130,15 @@ def _read(source: str | Path) -> str:
         return source
     if text in preset_names():
         return (resources.files("steadytrain.pipelines") / "presets" / f"{text}.yaml").read_text()
-    path = Path(text)
-    if not path.is_file():
-        raise BadInput(
-            f"configuration {text!r}: neither a preset nor a file",
-            remedy=f"one of the presets {', '.join(preset_names())}, or the path of a YAML file",
-        )
-    return path.read_text(encoding="utf-8")
+    return read(
+        Path(text),
+        f"configuration {shown(redact(text))}, which is not the name of a preset",
+        f"give one of the presets {', '.join(preset_names())}, or the path of a YAML file",
+    )
 
 
 def _parse(text: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(
-            f"the configuration is not valid YAML: {redact(str(error))}",
-            remedy="mend the line that is named",
-        ) from error
+    content = parse(text, "the configuration")
     if not isinstance(content, dict):
         raise BadInput(
             f"the configuration is a {type(content).__name__}, not a mapping of sections",
@@ -135,29 +147,46 @@ def _parse(text: str) -> dict[str, Any]:
     return content
 
 
-def _override_items(overrides: Iterable[str] | Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    if isinstance(overrides, Mapping):
-        yield from overrides.items()
-        return
-    for item in overrides:
+def _override_items(
+    overrides: Iterable[Override] | Mapping[str, Any],
+) -> Iterable[tuple[str, Any]]:
+    for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        if isinstance(item, tuple):
+            yield item
+            continue
         field, separator, value = item.partition("=")
         if not separator or not field:
             raise BadInput(
-                f"override {redact(item)!r} is not of the form section.field=value",
+                f"override {item!r} is not of the form section.field=value",
                 remedy="for example training.learning_rate=3e-4",
             )
-        yield field.strip(), _scalar(value)
+        yield field.strip(), _value(field.strip(), value)
 
 
-def _scalar(text: str) -> Any:
-    value = yaml.safe_load(text)
-    # YAML 1.1 reads 3e-4 as text, which nobody means.
+def _value(field: str, text: str) -> Any:
+    """What an override says; of a field that holds text, the text as it is written."""
+    value = parse(text, f"the value of override {shown(redact(field))}")
     if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+        if _holds_text(field) and not text.lstrip().startswith(_QUOTES):
+            # YAML would make one line of several, and leave out what follows ` #`.
+            return text.strip()
+        # YAML 1.1 reads 3e-4 as text, which nobody means.
+        return float(value) if _NUMBER.fullmatch(value) and not _holds_text(field) else value
+    if value is None or isinstance(value, dict | list):
+        return value
+    return text.strip() if _holds_text(field) else value
+
+
+def _holds_text(field: str) -> bool:
+    """Whether a field is for text, such as a run's name, which may look like a number."""
+    section: Any = RunConfig
+    for part in field.split("."):
+        fields = getattr(section, "model_fields", {})
+        if part not in fields:
+            return False
+        section = fields[part].annotation
+    optional = isinstance(section, UnionType) and str in get_args(section)
+    return section is str or optional
 
 
 def _assign(content: dict[str, Any], field: str, value: Any) -> None:
@@ -180,7 +209,7 @@ def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         yield Problem(
             field="schema_version",
-            value=repr(version),
+            value=shown(version),
             message=f"this version of steadytrain reads schema version {SCHEMA_VERSION}",
             remedy="install a newer steadytrain"
             if newer
@@ -190,18 +219,22 @@ def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:
 
 def _explain(item: Mapping[str, Any]) -> Problem:
     location = [part for part in item["loc"] if not str(part).startswith("function-")]
-    field = ".".join(map(str, location)) or "configuration"
+    field = redact(".".join(map(str, location))) or "configuration"
     kind, message = str(item["type"]), str(item["msg"]).removeprefix("Value error, ")
-    value = redact(repr(item.get("input")))
+    named = any(names_a_secret(str(part)) for part in location)
+    # Redacted before it is cut, so that no half of a secret stays.
+    value = PLACEHOLDER if named else shortened(redact(repr(item.get("input"))))
     if kind == "at_odds":
         told = item["ctx"]
-        return Problem(told["field"], redact(told["value"]), told["message"], told["remedy"])
+        value = shortened(redact(told["value"]))
+        return Problem(told["field"], value, told["message"], told["remedy"])
     if kind == "missing":
         return Problem(field, "(missing)", "is required", f"set {field}")
     if kind == "extra_forbidden":
         return Problem(field, value, "no such field", _suggest(location))
-    shown = value if len(value) <= 80 else f"{value[:77]}..."
-    return Problem(field, shown, message, f"change {field}; `steadytrain schema` tells its values")
+    if kind == "string_type" and isinstance(item.get("input"), int | float):
+        return Problem(field, value, message, f"put it in quotes: {field.split('.')[-1]}: '...'")
+    return Problem(field, value, message, f"change {field}; `steadytrain schema` tells its values")
 
 
 def _suggest(location: list[Any]) -> str:

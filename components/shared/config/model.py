@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
 
@@ -50,18 +52,39 @@ class ModelConfig(Section):
     framework: str = Field("pytorch", description="which trainer trains it")
     base: str | None = Field(
         None,
+        min_length=1,
         description="a folder, s3:// address, hub:NAME, models:/NAME@ALIAS of MLflow, or "
         "package:NAME/PATH; none: from scratch, by `config`",
     )
-    revision: str | None = Field(None, description="branch, tag or commit of a hub model")
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        description="branch, tag or commit of a hub model; with trust_remote_code what pins its "
+        "code: the commit of a hub model, or the sha256:... of the code that the error names",
+    )
+    trust_remote_code: bool = Field(
+        False,
+        description="whether Python code beside the base model may run; only what `revision` pins",
+    )
     config: dict[str, Any] = Field(
         default={}, description="Transformers' configuration, model_type included, from scratch"
     )
     tokenizer: str | None = Field(
-        None, description="an address as for `base`; none: the base model's, or a trained one"
+        None,
+        min_length=1,
+        description="an address as for `base`; none: the base model's, or a trained one",
     )
     vocab_size: int = Field(8192, ge=300, description="of a tokenizer trained from scratch")
     adapter: AdapterConfig = AdapterConfig()
+
+    @field_validator("config")
+    @classmethod
+    def _plain(cls, config: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(config, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"is not plain JSON: {error}") from None
+        return config
 
     @model_validator(mode="after")
     def _has_a_start(self) -> ModelConfig:
@@ -78,5 +101,25 @@ class ModelConfig(Section):
                 self.config,
                 "it excludes model.base, which brings a configuration of its own",
                 "leave out one of the two",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _code_is_pinned(self) -> ModelConfig:
+        if not self.trust_remote_code:
+            return self
+        if self.base is None:
+            raise at_odds(
+                "model.trust_remote_code",
+                value=True,
+                message="there is no model.base whose code could run",
+                remedy="leave it out",
+            )
+        if self.base.startswith("hub:") and not re.fullmatch("[0-9a-f]{40}", self.revision or ""):
+            raise at_odds(
+                "model.revision",
+                self.revision,
+                "with model.trust_remote_code it must pin the code, and a branch or tag can move",
+                "give the commit (40 hexadecimal digits) whose code you have read",
             )
         return self

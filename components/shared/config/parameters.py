@@ -77,4 +77,5 @@ def from_parameters(
         given["data.source"] = str(given["data.source"]).split(",")
     if "model.base" in given:
         given["model.config"] = {}
-    return load(config, {**given, **overrides})
+    stated: dict[str, Any] = {**given, **overrides}
+    return load(config, stated)

@@ -25,6 +25,8 @@ from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
 
 SCHEMA_VERSION: Final = 1
+RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
+"""What a run may be called: also the name of its folder, of jobs, and of labels in a cluster."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "run": True,
@@ -51,7 +53,7 @@ class RunConfig(Section):
     )
     run: str | None = Field(
         None,
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$",
+        pattern=RUN_NAME,
         description="identity of this run; none: the name and a digest of the configuration, "
         "so that the same configuration continues the same run",
     )

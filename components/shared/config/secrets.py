@@ -1,8 +1,4 @@
-"""Finding secrets where none belongs: configuration, parameters, logs.
-
-A secret is recognised by its own published prefix or by a password inside an
-address, so that ordinary text is left alone.
-"""
+"""Secrets in a configuration, where none belongs: it becomes parameters, logs and artifacts."""
 
 from __future__ import annotations
 
@@ -11,53 +7,62 @@ from collections.abc import Iterator
 from typing import Any
 
 from steadytrain.components.shared.errors import Problem
-
-_VALUE = re.compile(
-    r"""
-    \bhf_[A-Za-z0-9]{30,}                      # Hugging Face token
-    | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b            # AWS access key id
-    | \bgh[pousr]_[A-Za-z0-9]{30,}             # GitHub token
-    | \bsk-[A-Za-z0-9_-]{20,}                  # API key of several services
-    | \bxox[abpr]-[A-Za-z0-9-]{10,}            # Slack token
-    | \bhooks\.slack\.com/services/\S+          # Slack webhook
-    | \beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.  # JSON web token
-    | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----
-    | (?<=://)[^/\s:@]*:[^/\s@]+(?=@)          # user:password@ in an address
-    """,
-    re.VERBOSE,
+from steadytrain.components.shared.redaction import (
+    PLACEHOLDER,
+    holds_a_secret,
+    names_a_secret,
+    redact,
 )
-_KEY = re.compile(
-    r"(?:^|_)(?:password|passwd|secret|secret_key|api_key|apikey|access_key|"
-    r"private_key|auth_token|access_token|hf_token|token|credentials?)$",
-    re.IGNORECASE,
-)
-PLACEHOLDER = "[redacted]"
 
+__all__ = ["PLACEHOLDER", "find_secrets", "names_a_secret", "redact"]
 
-def redact(text: str) -> str:
-    """`text` with everything in it that looks like a secret replaced."""
-    return _VALUE.sub(PLACEHOLDER, text)
-
-
-def names_a_secret(key: str) -> bool:
-    """Whether a field or parameter of this name holds a secret."""
-    return bool(_KEY.search(key))
+_SHORT_NAME = re.compile(r"(?:^|[_.-])(?:pass|pw|auth)$", re.IGNORECASE)
+"""Names of secrets in a mapping; in a text they are words."""
+_ADDRESS = re.compile(r"\s*[A-Za-z][\w+.-]*:\s*[/\\]\s*[/\\]")
+_COPIED = re.compile(r"[\w.-]+:[^\s/@]+@[\w.-]+[:/]\S*")
+"""user:password@host:path, as of scp."""
 
 
 def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
     """Each place of a nested configuration that holds a secret; its value is not repeated."""
     if isinstance(content, dict):
         for key, value in content.items():
-            inner = f"{field}.{key}" if field else str(key)
-            if names_a_secret(str(key)) and isinstance(value, str) and value:
+            name = str(key)
+            inner = f"{field}.{redact(name)}" if field else redact(name)
+            # Kubernetes writes variables as {name: HF_TOKEN, value: ...}.
+            of = str(content.get("name", "")) if key == "value" else name
+            if _is_secret_value(of, value) or holds_a_secret(name):
                 yield _problem(inner)
             else:
                 yield from find_secrets(value, inner)
-    elif isinstance(content, list):
+    elif isinstance(content, list | tuple | set):
+        before = ""
         for index, value in enumerate(content):
-            yield from find_secrets(value, f"{field}[{index}]")
-    elif isinstance(content, str) and _VALUE.search(content):
+            inner = f"{field}[{index}]"
+            if before.startswith("--") and _is_secret_value(before, value):
+                yield _problem(inner)
+            else:
+                yield from find_secrets(value, inner)
+            before = value if isinstance(value, str) else ""
+    elif isinstance(content, bytes):
+        yield from find_secrets(content.decode("latin-1"), field)
+    elif isinstance(content, str) and any(map(holds_a_secret, (content, _tight(content)))):
         yield _problem(field)
+
+
+def _is_secret_value(name: str, value: Any) -> bool:
+    """Whether this is the value of a secret, such as a number; a truth value only tells of one."""
+    if not value or isinstance(value, bool):
+        return False
+    short = bool(_SHORT_NAME.search(name)) and not isinstance(value, dict | list)
+    return names_a_secret(name) or short
+
+
+def _tight(text: str) -> str:
+    """An address as lenient drivers read it: without white space and backslashes, as one of ssh."""
+    if _ADDRESS.match(text):
+        return "".join(text.split()).replace("\\", "/")
+    return f"ssh://{text}" if _COPIED.fullmatch(text) else text
 
 
 def _problem(field: str) -> Problem:
@@ -65,6 +70,6 @@ def _problem(field: str) -> Problem:
         field=field,
         value=PLACEHOLDER,
         message="holds a secret, which would end up in parameters, logs and artifacts",
-        remedy="take it out and give it by environment (HF_TOKEN, AWS_*, MLFLOW_TRACKING_*) "
-        "or by a Kubernetes Secret; if it was real, revoke it",
+        remedy="remove it and set it in the environment (HF_TOKEN, AWS_*, MLFLOW_TRACKING_*) "
+        "or in a Kubernetes Secret; if it was real, revoke it",
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.base import Seconds, Section, at_odds
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
 
@@ -92,7 +92,7 @@ class TrainingConfig(Section):
 class RecoveryConfig(Section):
     """What happens when something breaks, and what is used again."""
 
-    reuse_ttl_seconds: float = Field(
+    reuse_ttl_seconds: Seconds = Field(
         3600, ge=0, description="age up to which another run's step outputs are used again"
     )
     checkpoints: str | None = Field(
@@ -101,10 +101,10 @@ class RecoveryConfig(Section):
         description="folder or s3:// address below which the run's checkpoints lie; none: the "
         "run's folder",
     )
-    seconds_between_failures: float = Field(
+    seconds_between_failures: Seconds = Field(
         14_400, gt=0, description="to expect on average, until the run has had failures of its own"
     )
-    stop_grace_seconds: float = Field(
+    stop_grace_seconds: Seconds = Field(
         20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"
     )
     max_failures_per_class: int = Field(
@@ -113,10 +113,10 @@ class RecoveryConfig(Section):
     max_preemptions: int | None = Field(
         None, ge=1, description="the same for preemptions; none: max_failures_per_class"
     )
-    backoff_seconds: float = Field(
+    backoff_seconds: Seconds = Field(
         2, ge=0, description="wait before the first retry; doubles with each in a row"
     )
-    backoff_max_seconds: float = Field(60, ge=0, description="longest such wait")
+    backoff_max_seconds: Seconds = Field(60, ge=0, description="longest such wait")
     jitter: bool = Field(True, description="takes up to a quarter off each such wait")
     breaker_failures: int = Field(
         3,
@@ -124,7 +124,7 @@ class RecoveryConfig(Section):
         description="of any class but preemption, in a row without a new checkpoint, "
         "before the circuit breaker opens",
     )
-    breaker_reset_seconds: float = Field(
+    breaker_reset_seconds: Seconds = Field(
         120, ge=0, description="how long it stays open before one last try"
     )
     resubmit: int = Field(
@@ -145,16 +145,16 @@ class RecoveryConfig(Section):
         description="fewest nodes to go on with where others stay away; none: all of them. The "
         "global batch stays as it is",
     )
-    hang_timeout_seconds: float = Field(
+    hang_timeout_seconds: Seconds = Field(
         600,
         gt=0,
         description="a rank that makes no progress for so long hangs, and all are started "
         "again; must be longer than the longest batch or save",
     )
-    start_timeout_seconds: float = Field(
+    start_timeout_seconds: Seconds = Field(
         1800, gt=0, description="the same before a rank's first step, and after its last one"
     )
-    lease_seconds: float = Field(
+    lease_seconds: Seconds = Field(
         60,
         gt=0,
         description="a supervisor or an agent that gives no sign of life for so long counts as "

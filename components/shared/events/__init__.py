@@ -5,9 +5,19 @@ from steadytrain.components.shared.events.stream import (
     Follower,
     JsonLines,
     Sink,
+    problems,
     read_events,
     unread,
 )
 from steadytrain.components.shared.events.types import Event
 
-__all__ = ["Event", "EventStream", "Follower", "JsonLines", "Sink", "read_events", "unread"]
+__all__ = [
+    "Event",
+    "EventStream",
+    "Follower",
+    "JsonLines",
+    "Sink",
+    "problems",
+    "read_events",
+    "unread",
+]

@@ -6,13 +6,20 @@ MLflow, the report) reads it, so that no reader can slow or stop the writer.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import heapq
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from steadytrain.components.shared.events.types import Event, from_json, to_json
+from steadytrain.components.shared.events.types import Event, Warned, from_json, to_json
+from steadytrain.components.shared.storage.regular import open_regular, set_aside
+
+MAX_WAITING = 10_000
+"""Events that wait for a disk that refuses them: about 5 MB."""
 
 
 class Sink(Protocol):
@@ -41,22 +48,64 @@ class EventStream:
 
 
 class JsonLines:
-    """Appends each event to a file as a line of JSON, whole lines only."""
+    """Appends each event to a file as a line of JSON, whole lines only.
+
+    A full or failing disk stops nobody: events wait in memory until a write succeeds, the oldest
+    are dropped beyond MAX_WAITING, and a warning in the file then says what happened.
+    """
 
     def __init__(self, path: Path, *, job_id: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.job_id = job_id
-        self.handle = path.open("ab")
-        if _torn(path):
-            # A writer died in the middle of a line: what follows must not be lost with it.
-            self.handle.write(b"\n")
+        moved = [
+            (place, set_aside(place))
+            for place, fits in ((path.parent, Path.is_dir), (path, Path.is_file))
+            if os.path.lexists(place) and not fits(place)
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a buffer, which would write again at exit what is counted as refused here.
+        self.handle = path.open("ab", buffering=0)
+        # Where a writer died in the middle of a line, what follows must not be lost with it.
+        self._torn = _torn(path)
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
+        self._dropped, self._refusal = 0, ""
+        for place, now in moved:
+            message = f"{place} was not what a run keeps there; it was moved to {now}"
+            self.emit(Warned(stage=path.stem, message=message))
 
     def emit(self, event: Event) -> None:
-        self.handle.write(f"{to_json(event, job_id=self.job_id)}\n".encode())
-        self.handle.flush()
+        self._dropped += len(self._waiting) == MAX_WAITING
+        self._waiting.append(self._line(event))
+        try:
+            while self._waiting:
+                self._write(self._waiting[0])
+                self._waiting.popleft()
+            if self._refusal:
+                self._write(self._line(self._warning()))
+        except OSError as error:
+            self._refusal = error.strerror or repr(error)
+        else:
+            self._dropped, self._refusal = 0, ""
 
     def close(self) -> None:
         self.handle.close()
+
+    def _line(self, event: Event) -> bytes:
+        return f"{to_json(event, job_id=self.job_id)}\n".encode()
+
+    def _write(self, line: bytes) -> None:
+        """Writes a whole line; a part of one that was refused is ended before the next."""
+        text = b"\n" + line if self._torn else line
+        written = self.handle.write(text)
+        self._torn = written != len(text) and (self._torn or written > 0)
+        if written != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _warning(self) -> Warned:
+        place = Path(self.handle.name)
+        lost = f"; {self._dropped} of them are lost" if self._dropped else ""
+        return Warned(
+            stage=place.stem, message=f"events came late to {place}: {self._refusal}{lost}"
+        )
 
 
 class Follower:
@@ -69,7 +118,8 @@ class Follower:
     def skip_to_end(self) -> None:
         """Leaves out what is there already."""
         for path in self.folder.glob("*.jsonl"):
-            self.offsets[path.name] = path.stat().st_size
+            with contextlib.suppress(OSError):
+                self.offsets[path.name] = path.stat().st_size
 
     def new(self) -> list[Event]:
         """Events appended since the last call, in the order of their times."""
@@ -104,8 +154,11 @@ def read_events(folder: Path) -> list[Event]:
 
 
 def _tail(path: Path, offset: int) -> Iterator[Placed]:
-    """Whole lines; one that a kill has torn, or of a newer version, is left out."""
-    with path.open("rb") as handle:
+    """Whole lines; one that a kill has torn, or of a newer version, is left out.
+
+    Of a file that cannot be read, none: `problems` tells why.
+    """
+    with contextlib.suppress(OSError), open_regular(path) as handle:
         handle.seek(offset)
         for line in handle:
             if not line.endswith(b"\n"):
@@ -113,9 +166,26 @@ def _tail(path: Path, offset: int) -> Iterator[Placed]:
             offset += len(line)
             try:
                 event = from_json(line.decode("utf-8", "replace"))
-            except (ValueError, TypeError):
+            except ValueError:
                 continue
             yield Placed(event, path.name, offset)
+
+
+def problems(folder: Path) -> list[str]:
+    """Files of a folder that tell nothing, each with the reason."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        return [f"{folder}: not a folder"]
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            with open_regular(path) as handle:
+                size = handle.seek(0, os.SEEK_END)
+        except OSError as error:
+            found.append(f"{path}: {error.strerror}")
+        else:
+            if size and next(_tail(path, 0), None) is None:
+                found.append(f"{path}: no event in it")
+    return found
 
 
 def _torn(path: Path) -> bool:

@@ -6,10 +6,13 @@ Times are seconds since the epoch, sizes bytes, durations seconds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter
 
 Level = Literal["info", "warn", "error", "fatal"]
 AttemptOutcome = Literal["finished", "early_stopped", "pruned", "preempted", "failed", "stopped"]
@@ -122,6 +125,7 @@ class AttemptEnded(Event):
     Where its supervisor died, a later one tells of it, with the time of the last sign of life.
 
     still_since: the last sign of progress of a rank that hung; 0 where none did.
+    failed_step, unexplained, memory_needed: what else a decision goes by, as in a Failure.
     """
 
     name: ClassVar[str] = "attempt_ended"
@@ -132,6 +136,9 @@ class AttemptEnded(Event):
     message: str = ""
     remedy: str = ""
     still_since: float = 0.0
+    failed_step: int = 0
+    unexplained: bool = False
+    memory_needed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +308,8 @@ class Resubmitted(Event):
 # Made once, and fields as they are: this runs between two steps of the training.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
+_LATEST = 253_402_300_800.0
+"""The year 10,000, which no calendar function goes beyond."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
 
 
@@ -315,11 +324,24 @@ def from_json(line: str) -> Event:
     """The event of a line.
 
     Raises:
-        ValueError: the line is torn, or names no known event.
+        ValueError: the line is torn, names no known event, or has a field of another type.
     """
-    content = json.loads(line)
-    kind = _TYPES.get(content.pop("event", ""))
-    if kind is None:
+    try:
+        content = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("brackets within brackets, and no event") from error
+    name = content.pop("event", "") if isinstance(content, dict) else ""
+    if not isinstance(name, str) or name not in _TYPES:
         raise ValueError(f"no known event in {line[:80]!r}")
-    known = {item.name for item in dataclasses.fields(kind)}
-    return kind(**{key: value for key, value in content.items() if key in known})
+    validator, known = _validator(name)
+    event = validator.validate_python({key: content[key] for key in known if key in content})
+    if not 0 <= event.time < _LATEST:
+        raise ValueError(f"an event at no time that can be: {event.time}")
+    return event
+
+
+@functools.cache
+def _validator(name: str) -> tuple[TypeAdapter[Event], tuple[str, ...]]:
+    """What checks the fields of an event, and their names."""
+    kind = _TYPES[name]
+    return TypeAdapter(kind), tuple(item.name for item in dataclasses.fields(kind))

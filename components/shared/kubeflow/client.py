@@ -198,7 +198,7 @@ def _refusal(host: str, error: kfp_server_api.ApiException) -> ServerError:
         message = f"{host} fails: {said or error.reason} ({status})"
         remedy = "look at the log of the ml-pipeline pod; repeat it when the server is well"
     failed = _error(message, remedy, passing=status in (429, 502, 503, 504))
-    failed.status = status
+    failed.status, failed.denied = status, status in (401, 403)
     return failed
 
 

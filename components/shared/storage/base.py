@@ -48,8 +48,12 @@ class Storage(Protocol):
             False where `if_absent` was given and the object was there already.
         """
 
-    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Writes an object too large to be held at once, whole or not at all."""
+    def write_stream(self, name: str, parts: Iterable[Buffer], *, size: int = 0) -> None:
+        """Writes an object too large to be held at once, whole or not at all.
+
+        Args:
+            size: bytes of all parts, to within a tenth; needed above 75 GB.
+        """
 
     def read_stream(self, name: str) -> Iterator[bytes]:
         """The object's content, some megabytes at a time; raises as `read` does."""

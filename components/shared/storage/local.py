@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.errors import StorageError, Unreadable
+from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
+from steadytrain.components.shared.storage.regular import UNREADABLE, open_regular
 
 _TEMPORARY = ".partial-"
 
 
 class LocalStorage:
-    """Objects are files below a folder."""
+    """Objects are files below a folder.
+
+    Every method raises UnsafeName where a name leads out of the folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -27,12 +33,12 @@ class LocalStorage:
         return str(self.folder)
 
     def read(self, name: str) -> bytes:
-        path = self.folder / name
-        with local_errors("read", path):
-            return path.read_bytes()
+        path = self._path(name)
+        with local_errors("read", path), open_regular(path) as handle:
+            return handle.read()
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        target = self.folder / name
+        target = self._path(name)
         with local_errors("write", target), _temporary(target) as (handle, path):
             handle.write(content)
             _sync(handle)
@@ -47,8 +53,8 @@ class LocalStorage:
             sync_folder(target.parent)
         return True
 
-    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
-        target = self.folder / name
+    def write_stream(self, name: str, parts: Iterable[Buffer], *, size: int = 0) -> None:  # noqa: ARG002
+        target = self._path(name)
         with local_errors("write", target), _temporary(target) as (handle, path):
             for part in parts:
                 handle.write(part)
@@ -57,13 +63,13 @@ class LocalStorage:
             sync_folder(target.parent)
 
     def read_stream(self, name: str) -> Iterator[bytes]:
-        path = self.folder / name
-        with local_errors("read", path), path.open("rb") as handle:
+        path = self._path(name)
+        with local_errors("read", path), open_regular(path) as handle:
             while part := handle.read(CHUNK_BYTES):
                 yield part
 
     def exists(self, name: str) -> bool:
-        return (self.folder / name).is_file()
+        return self._path(name).is_file()
 
     def list(self, prefix: str = "") -> list[str]:
         names = (path.relative_to(self.folder).as_posix() for path in self._files())
@@ -75,33 +81,38 @@ class LocalStorage:
         return []
 
     def weigh(self, folder: str = "") -> Weight:
-        with local_errors("list", self.folder / folder):
-            found = [path.stat() for path in (self.folder / folder).rglob("*") if path.is_file()]
+        place = self._path(folder) if folder else self.folder
+        with local_errors("list", place):
+            found = [path.stat() for path in place.rglob("*") if path.is_file()]
         return Weight(
             sum(item.st_size for item in found), max((item.st_mtime for item in found), default=0.0)
         )
 
     def delete(self, name: str) -> None:
-        path = self.folder / name
+        path = self._path(name)
         with local_errors("delete", path), contextlib.suppress(FileNotFoundError):
             path.unlink()
             sync_folder(path.parent)
 
     def clear(self, folder: str) -> None:
-        with local_errors("delete", self.folder / folder), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.folder / folder)
+        place = self._path(folder)
+        with local_errors("delete", place), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(place)
 
     def download(self, name: str, path: Path) -> None:
-        copy_file(self.folder / name, path)
+        copy_file(self._path(name), path)
 
     def upload(self, path: Path, name: str) -> None:
-        copy_file(path, self.folder / name)
+        copy_file(path, self._path(name))
 
     def require_conditional_writes(self) -> None:
         """A link is made or not, in every folder."""
 
     def sub(self, prefix: str) -> LocalStorage:
-        return LocalStorage(self.folder / prefix)
+        return LocalStorage(self._path(prefix))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / checked(name, origin=self.uri)
 
     def _files(self) -> Iterator[Path]:
         """Every object; a folder that cannot be read is an error, and not an empty one."""
@@ -158,12 +169,28 @@ def _unless_gone(error: OSError) -> None:
 
 @contextlib.contextmanager
 def local_errors(what: str, path: Path) -> Iterator[None]:
-    """Turns what the system raises into StorageError, but for FileNotFoundError."""
+    """Turns what the system raises into StorageError, but for FileNotFoundError.
+
+    Raises:
+        Unreadable: for reads that would fail again.
+    """
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno in UNREADABLE and what == "read":
+            raise Unreadable(
+                f"cannot read {path}: {error.strerror}",
+                remedy="restore it from a backup, or move it away, and check the disk; then start "
+                "the run again: it continues from what is done",
+            ) from error
+        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+            raise StorageError(
+                f"cannot {what} {path}: {error.strerror}",
+                remedy="move away what is in its place, then start the run again: it continues "
+                "from what is done",
+            ) from error
         raise StorageError(
             f"cannot {what} {path}: {error.strerror or error}",
             remedy="free space or give permission there, then start the run again: "
@@ -174,8 +201,9 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
     _make_folder(target.parent)
-    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=target.parent)
-    path = Path(name)
+    path = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    # Not by `tempfile`, whose files nobody else may read: the umask tells who shares a folder.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as handle:
             yield handle, path

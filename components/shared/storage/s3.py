@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
 
 if TYPE_CHECKING:
+    from boto3.s3.transfer import TransferConfig
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
@@ -31,6 +31,12 @@ CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 ATTEMPTS = 6
 """Of a request, the first one counted in; also of a body that breaks off."""
 FIRST_DELAY_SECONDS = 0.5
+
+PARTS = 9_000
+"""Of an object at most; S3 takes 10,000, and the rest is for a size that is not exact."""
+LARGEST_PART = 5 << 30
+"""Of S3 itself."""
+READ_AHEAD_BYTES = 512 << 20
 
 _WRITER = "steadytrain-writer"
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
@@ -66,10 +72,11 @@ class S3Storage:
     _conditional: ClassVar[set[tuple[str, str]]] = set()
 
     def __init__(self, uri: str, client: S3Client | None = None) -> None:
-        parts = urlsplit(uri)
-        if not parts.netloc:
+        # Not by urlsplit: in a key, `?` and `#` are letters like any other.
+        self.bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        if not self.bucket:
             raise BadInput(f"address {uri!r} names no bucket", remedy="s3://BUCKET/PREFIX")
-        self.bucket, self.prefix = parts.netloc, parts.path.strip("/")
+        self.prefix = prefix.strip("/")
         if client is not None:
             self.client = client
 
@@ -102,7 +109,7 @@ class S3Storage:
             self.client.put_object(Bucket=self.bucket, Key=self._key(name), Body=content)
             return True
 
-    def write_stream(self, name: str, parts: Iterable[Buffer]) -> None:
+    def write_stream(self, name: str, parts: Iterable[Buffer], *, size: int = 0) -> None:
         """As the protocol has it; the server checks each part against its SHA-256."""
         with self._named(name):
             self.client.upload_fileobj(
@@ -110,6 +117,7 @@ class S3Storage:
                 self.bucket,
                 self._key(name),
                 {"ChecksumAlgorithm": "SHA256"},
+                Config=_transfer(size),
             )
 
     def read_stream(self, name: str) -> Iterator[bytes]:
@@ -162,7 +170,8 @@ class S3Storage:
                 item["LastModified"].timestamp(),
             )
             for item in found
-            if not item["Key"].endswith("/")
+            # A folder's own entry is none; nor is a key that was not asked for.
+            if item["Key"].startswith(self._key(prefix)) and not item["Key"].endswith("/")
         )
         return sorted(objects, key=lambda item: item.name)
 
@@ -305,6 +314,23 @@ class S3Storage:
         except BotoCoreError as error:
             code = "AccessDenied" if isinstance(error, NoCredentialsError) else ""
             raise StorageError(f"{place}: {error}", remedy=_remedy(code)) from error
+
+
+def part_bytes(size: int) -> int:
+    """Bytes of the parts in which an object of about `size` bytes goes up."""
+    needed = -(-size // PARTS)
+    return min(max(CHUNK_BYTES, needed), LARGEST_PART)
+
+
+def _transfer(size: int) -> TransferConfig:
+    """How boto3 sends a stream whose size it cannot find out: without this, 10,000 x 8 MiB."""
+    from boto3.s3.transfer import TransferConfig
+
+    part = part_bytes(size)
+    config = TransferConfig(multipart_threshold=part, multipart_chunksize=part)
+    # It reads ahead by this many parts, which would be gigabytes of large ones.
+    config.max_in_memory_upload_chunks = max(2, min(10, READ_AHEAD_BYTES // part))
+    return config
 
 
 def _delays() -> Sequence[float]:

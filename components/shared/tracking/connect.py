@@ -9,16 +9,23 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, TrackingError
+from steadytrain.components.shared.redaction import (
+    PLACEHOLDER,
+    login_of,
+    redact,
+    secrets_of_address,
+)
+from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
 from steadytrain.components.shared.workspace import Workspace
 
 CHECK_SECONDS = 30.0
-"""Longest wait of the check; a new SQLite store takes some seconds to create."""
+"""Longest wait of the check, once a SQLite store is there."""
 
 _QUIET = {
     "GIT_PYTHON_REFRESH": "quiet",
@@ -32,12 +39,18 @@ _BRISK = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
+_PART = 3
+"""Characters of a password's shortest part that is looked for in what a driver says."""
 # How requests tells the root of a failed connection, at the end of a long line.
 _CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
 _REMEDY = (
     "start the server or mend its address (tracking.uri or MLFLOW_TRACKING_URI) and its "
     "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, "
     "the run tracks into its output folder"
+)
+_FILE_REMEDY = (
+    "see that the file can be read and written; where it is damaged, restore it from a backup, or "
+    "move it away: a new one is made then, without the runs and model versions tracked so far"
 )
 
 
@@ -53,26 +66,21 @@ class Tracking:
 def resolve_uri(config: RunConfig, workspace: Workspace) -> str:
     """Address of the tracking store: configured, by environment, or SQLite in the output."""
     stated = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return stated or f"sqlite:///{workspace.tracking_store}"
+    return stated or sqlite_uri(workspace.tracking_store)
 
 
 def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
-    """Opens the run's store, and creates the experiment where there is none yet.
+    """Opens the run's store, and creates it and the experiment where there is none yet.
 
     A run given by MLFLOW_RUN_ID brings its own experiment.
 
     Raises:
         BadInput: MLFLOW_RUN_ID is no run of this store.
         TrackingError: the store cannot be used.
+        StorageError: there is none, and it cannot be written.
     """
     uri = resolve_uri(config, workspace)
-    if uri.startswith("sqlite:") and find_spec("sqlalchemy") is None:
-        raise TrackingError(
-            f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed, which "
-            "the image of the steps that do not train leaves out",
-            remedy="give the address of an MLflow server: tracking.uri or MLFLOW_TRACKING_URI, "
-            "which on a cluster the Secret holds",
-        )
+    _make_ready(uri, workspace)
     with tracking_errors(uri):
         client = import_mlflow().MlflowClient(uri, _registry_uri(uri))
         given = os.environ.get("MLFLOW_RUN_ID")
@@ -81,6 +89,22 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
         else:
             experiment_id = _experiment(client, config.tracking.experiment, uri, workspace)
     return Tracking(uri, client, experiment_id)
+
+
+def _make_ready(uri: str, workspace: Workspace) -> None:
+    """Loads what a store needs, and makes a SQLite store that is not there yet."""
+    if uri.startswith("sqlite") and find_spec("sqlalchemy") is None:
+        raise TrackingError(
+            f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed, which "
+            "the image of the steps that do not train leaves out",
+            remedy="give the address of an MLflow server: tracking.uri or MLFLOW_TRACKING_URI, "
+            "which on a cluster the Secret holds",
+        )
+    with tracking_errors(uri):
+        import_mlflow()
+        if _is_database(uri):
+            import_module("mlflow.store.tracking.sqlalchemy_store")
+        ensure_store(uri, workspace)
 
 
 def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
@@ -107,8 +131,8 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
         TrackingError: the store is down, hangs, refuses, or is something else.
     """
     uri = resolve_uri(config, workspace)
-    with tracking_errors(uri):
-        import_mlflow()
+    # However long that takes on this machine, it says nothing of a server.
+    _make_ready(uri, workspace)
     with brisk():
         failure = within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
     if isinstance(failure, TimeoutError):
@@ -172,18 +196,23 @@ def tracking_errors(uri: str) -> Iterator[None]:
     except Exception as error:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: {_reason(error, uri)}",
-            remedy=_REMEDY,
+            remedy=_FILE_REMEDY if uri.startswith("sqlite") else _REMEDY,
         ) from None  # what it came from may hold the address, password and all
 
 
 def shown(uri: str) -> str:
     """An address as it may be printed: without user, password and query."""
-    return re.sub(r"(?<=://)[^/]*@", "", re.split("[?#]", uri)[0])
+    login = login_of(uri)
+    # The login first: a password may have a ? or a #.
+    return re.split("[?#]", uri.replace(f"{login}@", "", 1) if login else uri)[0]
 
 
 def _reason(error: Exception, uri: str) -> str:
     """One line; of a request that failed, only its cause."""
-    text = redact(str(error).replace(uri, shown(uri)))
+    text = str(error).replace(uri, shown(uri))
+    for part in sorted(secrets_of_address(uri), key=len, reverse=True):
+        text = text.replace(part, PLACEHOLDER) if len(part) >= _PART else text
+    text = redact(text)
     cause = _CAUSE.search(text)
     if cause:
         return cause[1].partition(": ")[2] or cause[1]
@@ -203,6 +232,16 @@ def _environment_kept() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _served(uri: str) -> bool:
+    """Whether a server is asked; else this process opens the database itself."""
+    return uri.startswith(("http://", "https://", "databricks"))
+
+
+def _is_database(uri: str) -> bool:
+    """Whether MLflow takes SQLAlchemy for it, which the light image lacks; a folder needs none."""
+    return "://" in uri and not uri.startswith("file:") and not _served(uri)
 
 
 def _registry_uri(uri: str) -> str:
@@ -227,8 +266,7 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     if found is None:
         # A server has its own place for artifacts; MLflow's default for a database
         # is a folder below wherever the program happens to be started.
-        served = uri.startswith(("http://", "https://", "databricks"))
-        place = None if served else workspace.tracking_artifacts.as_uri()
+        place = None if _served(uri) else workspace.tracking_artifacts.as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=place))
         except import_mlflow().MlflowException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from steadytrain.components.shared.decision import Decision
@@ -19,6 +20,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.paths import below
 from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.notes import attempt_note
@@ -87,10 +89,14 @@ class Delivery:
     def end_open_attempts(self) -> None:
         """Ends the runs of attempts whose supervisor could not say how they ended."""
         with tracking_errors(self.tracking.uri):
-            for path in sorted((self.workspace.tracking / self.parent).glob("attempt-*")):
+            for path in sorted(self._notes().glob("attempt-*")):
                 run_id = path.read_text()
                 if self.client.get_run(run_id).info.status == "RUNNING":
                     self.client.set_terminated(run_id, "KILLED")
+
+    def _notes(self) -> Path:
+        """The folder of the notes for this MLflow run, whose id a server has given."""
+        return below(self.workspace.tracking, self.parent, origin="MLflow run")
 
     def _send_attempt(self, attempt: int, events: Sequence[_AttemptEvent]) -> None:
         from mlflow.entities import Metric, Param

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ TURN_SECONDS = 30.0
 """Longest wait for another process of this run that tells MLflow something."""
 
 _IDENTITY = "identity"
+_FORM = re.compile("[0-9a-f]{32}")
 
 
 def attempt_note(parent: str, attempt: int) -> str:
@@ -29,6 +31,9 @@ def attempt_note(parent: str, attempt: int) -> str:
 def identity(workspace: Workspace) -> str:
     """What tells this run from others of its name, in other folders."""
     LocalStorage(workspace.tracking).write(_IDENTITY, uuid.uuid4().hex.encode(), if_absent=True)
+    if not _FORM.fullmatch(recall(workspace, _IDENTITY)):
+        # What is damaged may be equal in other runs, whose runs in MLflow would pass for ours.
+        remember(workspace, _IDENTITY, uuid.uuid4().hex)
     return recall(workspace, _IDENTITY)
 
 
@@ -38,10 +43,10 @@ def remember(workspace: Workspace, name: str, text: str) -> None:
 
 
 def recall(workspace: Workspace, name: str) -> str:
-    """What was kept; "" where there is nothing."""
+    """What was kept; "" where there is nothing, or nothing that can be read."""
     try:
         return LocalStorage(workspace.tracking).read(name).decode()
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):
         return ""
 
 

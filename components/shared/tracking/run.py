@@ -66,7 +66,9 @@ def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) ->
             remember(workspace, RUN, run_id)
         else:
             run_id = settled_run(tracking, workspace, RUN, run_name=config.run_id)
-        _describe(tracking.client, run_id, config)
+        # MLflow's store fails where two processes write the same new parameter.
+        with exclusive(workspace, "describing"):
+            _describe(tracking.client, run_id, config)
     return run_id
 
 

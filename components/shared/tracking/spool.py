@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from steadytrain.components.shared.events import Event, unread
 from steadytrain.components.shared.tracking.notes import exclusive, recall, remember
 from steadytrain.components.shared.workspace import Workspace
 
+_OFFSETS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 BATCH_EVENTS = 1000
 """Events held in memory at a time, however many wait."""
 
@@ -36,7 +40,7 @@ class Spool:
             TrackingError: another stays in the block for long.
         """
         with exclusive(self.workspace, "telling"):
-            told: dict[str, int] = json.loads(recall(self.workspace, self.note) or "{}")
+            told = self._told()
             offsets, events = dict(told), list[Event]()
             for item in unread(self.workspace.events, told):
                 offsets[item.file] = item.offset
@@ -47,3 +51,10 @@ class Spool:
             yield events
             if offsets != told:
                 remember(self.workspace, self.note, json.dumps(offsets))
+
+    def _told(self) -> dict[str, int]:
+        """How far each file was told; from the beginning again where the note is damaged."""
+        try:
+            return _OFFSETS.validate_json(recall(self.workspace, self.note) or "{}")
+        except ValueError:
+            return {}

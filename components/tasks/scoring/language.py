@@ -2,13 +2,15 @@
 
 Only the text is scored: the end token that encoding appends is the product's
 own, and costs a model nothing. So the summed loss of two models with different
-tokenizers is over identical bytes, and can be compared byte by byte.
+tokenizers is over identical bytes, and can be compared byte by byte. What a
+tokenizer loses of the text is added at 8 bits a byte (see lost_text.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from steadytrain.components.shared.encoding import (
 )
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.lost_text import lost_nats
 from steadytrain.components.tasks.scoring.shards import read_batches
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
 
@@ -37,6 +40,8 @@ def score_language(
     components: Components, records: pa.Table, *, batch_size: int, max_length: int
 ) -> pa.Table:
     """Scores each record: every token of its text once, given those before it.
+
+    The loss of a text that its tokens do not tell whole has the price of the rest in it.
 
     A text longer than the model's context is cut into windows that share one token.
 
@@ -55,8 +60,9 @@ def score_language(
     loss: list[float] = []
     targets: list[int] = []
     for block in _blocks(records):
-        encoded = _encode(tokenizer, block)
-        loss += _losses(model, encoded, batch_size=batch_size, length=length, fill=fill)
+        encoded = scored_documents(tokenizer, block)
+        found = _losses(model, encoded, batch_size=batch_size, length=length, fill=fill)
+        loss += map(add, found, _lost(tokenizer, block, encoded))
         targets += [sum(document.targets) for document in encoded]
     sizes = [scored_bytes(record) for block in _blocks(records) for record in block]
     return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
@@ -75,7 +81,9 @@ def language_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
     surprise = -np.log(counts / counts.sum())
     loss, targets, size = 0.0, 0, 0
     for block in _blocks(records):
-        for document in _encode(tokenizer, block):
+        encoded = scored_documents(tokenizer, block)
+        loss += sum(_lost(tokenizer, block, encoded))
+        for document in encoded:
             scored = np.asarray(document.input_ids)[np.asarray(document.targets, dtype=bool)]
             loss += float(surprise[scored].sum())
             targets += len(scored)
@@ -95,13 +103,20 @@ def _blocks(records: pa.Table) -> Iterator[list[dict[str, Any]]]:
         yield batch.to_pylist()
 
 
-def _encode(tokenizer: Any, block: Sequence[Mapping[str, Any]]) -> list[Encoded]:
+def scored_documents(tokenizer: Any, block: Sequence[Mapping[str, Any]]) -> list[Encoded]:
     """The documents with targets on what is scored only."""
     if all(record.get("messages") is None for record in block):
         encoded = encode_texts(tokenizer, [record["text"] for record in block])
         return [Encoded(item.input_ids, [*item.targets[:-1], 0]) for item in encoded]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     return [_without_turn_ends(encode_record(tokenizer, record), special) for record in block]
+
+
+def _lost(
+    tokenizer: Any, block: Sequence[Mapping[str, Any]], encoded: Sequence[Encoded]
+) -> Iterator[float]:
+    pairs = zip(block, encoded, strict=True)
+    return (lost_nats(tokenizer, record, document) for record, document in pairs)
 
 
 def _without_turn_ends(encoded: Encoded, special: set[int]) -> Encoded:

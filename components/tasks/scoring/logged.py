@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
 
@@ -57,15 +60,28 @@ def log_transformers_model(
     return str(logged.model_uri)
 
 
-def load_transformers_model(model_uri: str) -> dict[str, Any]:
-    """The "model" and "tokenizer" of a logged or registered model."""
-    import mlflow
-    import torch
+@contextlib.contextmanager
+def fetched_model(model_uri: str) -> Iterator[tuple[Path, Path]]:
+    """The folders of the model and the tokenizer of a logged or registered model.
 
-    components = mlflow.transformers.load_model(
-        model_uri, return_type="components", dtype=torch.float32
-    )
-    return {"model": components["model"], "tokenizer": components["tokenizer"]}
+    MLflow only fetches the files. Its own `load_model` would import what the files name: code
+    beside the model (always with trust_remote_code), the flavor's code paths, a loader module.
+
+    Raises:
+        BadInput: it was not logged by `log_transformers_model`.
+    """
+    import mlflow
+
+    with tempfile.TemporaryDirectory(prefix="steadytrain-model-") as scratch:
+        folder = Path(mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch))
+        model, tokenizer = folder / "model", folder / "components" / "tokenizer"
+        if not (model / "config.json").is_file() or not tokenizer.is_dir():
+            raise BadInput(
+                f"{model_uri} has no model/config.json and components/tokenizer: it was not "
+                "logged by steadytrain",
+                remedy="register a model that steadytrain has trained",
+            )
+        yield model, tokenizer
 
 
 @contextlib.contextmanager

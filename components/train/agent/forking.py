@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from steadytrain.components.shared.stopping import STOP_SIGNALS
+
 _CUDA_NOT_INITIALIZED = 3  # CUresult, cuda.h
 _context = multiprocessing.get_context("fork")
 _possible = False
@@ -89,7 +91,7 @@ def _become(main: Callable[[], int], environment: Mapping[str, str], log: Path |
 
 
 def _forget_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 

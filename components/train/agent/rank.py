@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.attempt import AttemptFolder
 
@@ -36,9 +36,9 @@ def _run(program: Sequence[str]) -> int:
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
-    except Exception:
+    except Exception as error:
         # Here, or it is in the log of whoever has forked this process.
-        traceback.print_exc()
+        print(traceback_of(error), end="", file=sys.stderr)
         return 1
     return 0
 

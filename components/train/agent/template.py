@@ -7,6 +7,7 @@ with the agent's arguments, environment and log; its process id is the answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -22,7 +23,9 @@ from steadytrain.components.train.agent.__main__ import main as agent
 def main(modules: Sequence[str]) -> int:
     """Imports, then forks an agent for each request until the input ends."""
     die_with_parent()
-    forking.prepare(modules)
+    # What an import prints is no answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        forking.prepare(modules)
     for line in sys.stdin:
         request = json.loads(line)
         become = partial(_become, request["arguments"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
 
-from steadytrain.components.shared.errors import BadInput, SteadytrainError, StorageError
+from steadytrain.components.shared.errors import BadInput, SteadytrainError, Unreadable
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
+    FILE_NAME,
     FIRST_MANIFEST,
     READABLE,
     Manifest,
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint.region import Regions
 
 PREFIX = "step-"
-_BROKEN_DISK = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
+
+
+def is_of_a_step(folder: str) -> bool:
+    """Whether a folder's name is that of a checkpoint; others are none of ours."""
+    return re.fullmatch(rf"{PREFIX}[0-9]{{8,}}", folder) is not None
 
 
 class CheckpointDamaged(SteadytrainError):
@@ -99,6 +104,8 @@ class Checkpoint:
         name, whole, _ = rest.partition("\n") if rest else (FIRST_MANIFEST, "\n", "")
         if not whole:
             raise self._damaged(COMMIT, "is cut off")
+        if not re.fullmatch(FILE_NAME, name):
+            raise self._damaged(COMMIT, f"names {name!r}, which is no file of this folder")
         content = self._read(name)
         if hashlib.sha256(content).hexdigest() != digest:
             raise self._damaged(name, "its digest is not the committed one")
@@ -208,7 +215,9 @@ class Checkpoint:
 
     def _verified(self, name: str) -> Iterator[bytes]:
         """The file's content; raises at its end where it is not what was written."""
-        entry = next(entry for entry in self.manifest.files if entry.name == name)
+        entry = next((entry for entry in self.manifest.files if entry.name == name), None)
+        if entry is None:
+            raise self._damaged(name, "is not in the manifest's list of files")
         sha, size = hashlib.sha256(), 0
         for part in self._stream(name):
             sha.update(part)
@@ -225,15 +234,10 @@ class Checkpoint:
     def _stream(self, name: str) -> Iterator[bytes]:
         try:
             yield from self.storage.read_stream(name)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except FileNotFoundError as error:
             raise self._damaged(name, "is missing") from error
-        except OSError as error:
-            if error.errno in _BROKEN_DISK:
-                raise self._damaged(name, f"cannot be read ({error.strerror})") from error
-            raise StorageError(
-                f"checkpoint file {self.address}/{name} cannot be read: {error.strerror}",
-                remedy="give read permission there, or mend the disk; nothing is lost",
-            ) from error
+        except Unreadable as error:
+            raise self._damaged(name, f"cannot be read ({error.message})") from error
 
     def _damaged(self, name: str, what: str) -> CheckpointDamaged:
         return CheckpointDamaged(

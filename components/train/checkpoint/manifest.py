@@ -16,9 +16,9 @@ anew by each attempt: what a killed one left is never taken for a part of anothe
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 COMMIT, DAMAGED = "COMMIT", "DAMAGED"
 SCHEMA_VERSION: Final = 3
@@ -28,6 +28,11 @@ FIRST_MANIFEST = "manifest.json"
 """Name of the manifest in schema version 1, whose COMMIT held a digest only."""
 
 
+FILE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+FileName = Annotated[str, Field(pattern=FILE_NAME)]
+"""A file of the checkpoint's own folder, never a path."""
+
+
 class _Plain(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +40,7 @@ class _Plain(BaseModel):
 class Slice(_Plain):
     """A part of a tensor: in `file`, beginning at `offsets`, of `shape`."""
 
-    file: str
+    file: FileName
     offsets: list[int]
     shape: list[int]
 
@@ -52,7 +57,7 @@ class TensorEntry(_Plain):
 class FileEntry(_Plain):
     """A file as it was written."""
 
-    name: str
+    name: FileName
     bytes: int
     digest: str
 
@@ -81,13 +86,13 @@ class Manifest(_Plain):
 
     schema_version: Literal[2, 3] = SCHEMA_VERSION
     generation: int = 0
-    name: str
+    name: FileName
     step: int
     world_size: int
     tensors: list[TensorEntry]
     files: list[FileEntry]
-    state: str
-    ranks: list[str]
+    state: FileName
+    ranks: list[FileName]
 
     @property
     def bytes(self) -> int:

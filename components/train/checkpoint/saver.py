@@ -7,17 +7,19 @@ there they tell each other at their next step, so that all of them leave togethe
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import SteadytrainError, StorageError
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.snapshot import (
     HostMemory,
@@ -28,6 +30,7 @@ from steadytrain.components.train.checkpoint.snapshot import (
 from steadytrain.components.train.checkpoint.store import OTHER_RANKS_SECONDS, CheckpointStore
 
 _WAIT_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 Gather = Callable[[list[Any]], list[Any]]
 
 
@@ -92,6 +95,7 @@ class Saver:
         gather: the items of all ranks' lists, in one list, on each rank.
         on_saved: called on rank 0, from another thread, after a checkpoint is committed.
         on_wait: called each second while training waits for a write.
+        on_warning: called on rank 0, from any thread, with what stops nothing.
         snapshot: whether training goes on with a copy in host memory; otherwise nothing is
             copied, and it waits until the tensors are written from where they are.
     """
@@ -105,13 +109,16 @@ class Saver:
         gather: Gather,
         on_saved: Callable[[Saved], None],
         on_wait: Callable[[], None] = lambda: None,
+        on_warning: Callable[[str], None] = _log.warning,
         snapshot: bool = True,
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.gather, self.on_saved, self.on_wait = gather, on_saved, on_wait
+        self.on_warning, self._warned = on_warning, False
         self.snapshot, self.memory = snapshot, HostMemory()
         if rank == 0:
-            store.begin()
+            with self._tidying():
+                store.begin()
         self._name: str = gather([uuid.uuid4().hex[:12]])[0]
         self._save: _Save | None = None
         self._last_step: int | None = None
@@ -233,7 +240,22 @@ class Saver:
                 waited_seconds=waited,
             )
         )
-        self.store.retain(manifest, save.best_step)
+        with self._tidying():
+            self.store.retain(manifest, save.best_step)
+
+    @contextlib.contextmanager
+    def _tidying(self) -> Iterator[None]:
+        """What cannot be removed takes room, and nothing else: the checkpoint is committed."""
+        try:
+            yield
+        except StorageError as error:
+            if not self._warned:
+                self._warned = True
+                self.on_warning(
+                    f"old checkpoints in {self.store.storage.uri} stay, and take more and more "
+                    f"room: {error.message}; allow this run to delete there, or remove them "
+                    "from time to time (steadytrain gc)"
+                )
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

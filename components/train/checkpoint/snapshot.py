@@ -44,6 +44,10 @@ class Snapshot:
     pieces: Sequence[Piece]
     memory: torch.Tensor | None = None
 
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
     def content(self) -> Iterator[Buffer]:
         """The bytes of all pieces, some megabytes at a time."""
         own = (_flat(piece.values) for piece in self.pieces)

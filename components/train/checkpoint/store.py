@@ -17,6 +17,7 @@ from steadytrain.components.train.checkpoint.checkpoint import (
     PREFIX,
     Checkpoint,
     CheckpointDamaged,
+    is_of_a_step,
 )
 from steadytrain.components.train.checkpoint.lineage import Lineage
 from steadytrain.components.train.checkpoint.manifest import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 OTHER_RANKS_SECONDS = 900.0
 """How long rank 0 waits for what the others write, once its own is written."""
-
 _POLL_SECONDS = (0.01, 1.0)
 _log = logging.getLogger(__name__)
 
@@ -106,15 +106,18 @@ class CheckpointStore:
         return _checkpoint(self.storage, f"{PREFIX}{step:08d}")
 
     def has(self, step: int) -> bool:
-        """Whether a step has a checkpoint that counts; one that does not is set aside."""
+        """Whether a step needs no save, as it has a checkpoint that counts.
+
+        One that does not count is set aside. Where it cannot be removed, there is no room for
+        another of its step: training goes on to the next.
+        """
         checkpoint = self.path(step)
         if not checkpoint.is_committed():
             return False
         try:
             self.lineage.check(checkpoint)
         except CheckpointDamaged as error:
-            _set_aside(checkpoint, error)
-            return False
+            return not _set_aside(checkpoint, error)
         return True
 
     def load(self, step: int, part: str) -> dict[str, torch.Tensor]:
@@ -168,11 +171,12 @@ class CheckpointStore:
             name = f"{save}-rank-{rank:04d}.{snapshot.part}.safetensors"
             content = Digested(encode(snapshot))
             try:
-                storage.write_stream(name, content)
+                storage.write_stream(name, content, size=snapshot.bytes)
             except StorageError:
                 # A full disk gets back what there is.
-                for entry in files:
-                    storage.delete(entry.name)
+                with contextlib.suppress(StorageError):
+                    for entry in files:
+                        storage.delete(entry.name)
                 raise
             files.append(content.entry(name))
             tensors += entries(snapshot, name)
@@ -263,7 +267,7 @@ class CheckpointStore:
         return [
             folder
             for folder in self.storage.folders()
-            if folder.startswith(PREFIX) and folder not in marked
+            if is_of_a_step(folder) and folder not in marked
         ]
 
     def _counts(self, checkpoint: Checkpoint) -> bool:
@@ -277,7 +281,11 @@ class CheckpointStore:
 
 def _committed(storage: Storage) -> list[Checkpoint]:
     folders = (name.partition("/") for name in storage.list(PREFIX))
-    return [_checkpoint(storage, folder) for folder, _, name in folders if name == COMMIT]
+    return [
+        _checkpoint(storage, folder)
+        for folder, _, name in folders
+        if name == COMMIT and is_of_a_step(folder)
+    ]
 
 
 def _checkpoint(storage: Storage, name: str) -> Checkpoint:
@@ -285,10 +293,19 @@ def _checkpoint(storage: Storage, name: str) -> Checkpoint:
     return Checkpoint(own.uri, own)
 
 
-def _set_aside(checkpoint: Checkpoint, why: CheckpointDamaged) -> None:
+def _set_aside(checkpoint: Checkpoint, why: CheckpointDamaged) -> bool:
+    """Takes the commit away; False where storage lets nobody do so, and it has to be passed over.
+
+    What breaks reads often breaks writes as well, and must not keep the run from an older one.
+    """
     _log.warning("%s", why)
-    checkpoint.storage.write(DAMAGED, f"{time.time():.0f} {why.message}\n".encode())
-    checkpoint.storage.delete(COMMIT)
+    try:
+        checkpoint.storage.write(DAMAGED, f"{time.time():.0f} {why.message}\n".encode())
+        checkpoint.storage.delete(COMMIT)
+    except StorageError as error:
+        _log.warning("checkpoint %s is passed over, but not set aside: %s", checkpoint, error)
+        return False
+    return True
 
 
 def _rank_record(save: str, rank: int) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from steadytrain.components.shared.config import load
+from steadytrain.components.shared.config import RecoveryConfig, load
+from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.ranks import OUTLIVE_SECONDS
 from steadytrain.components.train.attempt import (
@@ -18,9 +20,21 @@ from steadytrain.components.train.attempt import (
     RankError,
 )
 from steadytrain.components.train.heartbeat import Beat, Pulse
+from steadytrain.components.train.recovery.failures import CRASHES
+from steadytrain.components.train.recovery.output import Output, tail
 
 _SLACK_SECONDS = 10.0
 """What an agent may take beyond the grace to end its ranks and tell of it."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """An agent that has ended.
+
+    status: its exit status (negative: a signal); None where nobody here knows it.
+    """
+
+    status: int | None = None
 
 
 class AgentAttempt:
@@ -30,17 +44,34 @@ class AgentAttempt:
     given a few seconds to follow, since none of them can go on alone.
 
     Args:
-        gone: whether the agent of a node is known to have ended; all else is in the folder.
+        gone: how the agent of a node has ended, as far as is known; None: it has not. All else
+            is in the folder.
+        begun: whether what is to run a node's agent is there.
+        pending_seconds: how long that may take; an agent then has the time of a start
+            (recovery.start_timeout_seconds) for its first sign of life.
         nodes: how many there are, with an agent each.
     """
 
     def __init__(
-        self, folder: AttemptFolder, gone: Callable[[int], bool], *, nodes: int = 1
+        self,
+        folder: AttemptFolder,
+        gone: Callable[[int], Gone | None],
+        *,
+        begun: Callable[[int], bool] = lambda _: True,
+        pending_seconds: float = 0.0,
+        nodes: int = 1,
     ) -> None:
         self.folder = folder
         recovery = load(Path(AttemptSpec.load(folder.spec).config)).recovery
         self._nodes = [
-            _Node(number, folder.node(number), partial(gone, number), recovery.lease_seconds)
+            _Node(
+                number,
+                folder.node(number),
+                partial(gone, number),
+                partial(begun, number),
+                recovery,
+                pending_seconds,
+            )
             for number in range(nodes)
         ]
         self._deadline = self._others_deadline = float("inf")
@@ -82,10 +113,16 @@ class _Node:
     """One agent. Without a sign of life for the time of a lease it is lost."""
 
     def __init__(
-        self, number: int, folder: NodeFolder, gone: Callable[[], bool], lease_seconds: float
+        self,
+        number: int,
+        folder: NodeFolder,
+        gone: Callable[[], Gone | None],
+        begun: Callable[[], bool],
+        recovery: RecoveryConfig,
+        pending_seconds: float,
     ) -> None:
-        self.number, self.folder, self.gone = number, folder, gone
-        self.lease_seconds = lease_seconds
+        self.number, self.folder, self.gone, self.begun = number, folder, gone, begun
+        self.recovery, self.pending_seconds = recovery, pending_seconds
         self.exits: Exits | None = None
         self.lost = False
         self._pulse = Pulse()
@@ -107,25 +144,52 @@ class _Node:
         if self.folder.exits.is_file():
             self.exits = Exits.load(self.folder.exits)
             return True
-        beat = Beat.read(self.folder.heartbeat)
-        silence = self._pulse.silence(beat) if beat else 0.0
+        beat, begun = Beat.read(self.folder.heartbeat), self.begun()
+        silence = self._pulse.silence((beat, begun))
         if gone:
-            self._lose(f"ended without a word; see {self.folder.log}")
-        elif silence > self.lease_seconds:
-            self._lose(f"gave no sign of life for {silence:.0f} s")
+            self._lose(*self._end(gone))
+        elif beat is None and silence > self._start_seconds(begun=begun):
+            self._lose("Hang", self._silent_start(silence), still_since=time.time() - silence)
+        elif beat is not None and silence > self.recovery.lease_seconds:
+            self._lose("NodeLost", f"gave no sign of life for {silence:.0f} s")
         elif overdue:
-            self._lose("did not take the ranks down when it was asked to")
+            self._lose("NodeLost", "did not take the ranks down when it was asked to")
         return self.lost
 
-    def _lose(self, what: str) -> None:
+    def _start_seconds(self, *, begun: bool) -> float:
+        started = self.recovery.start_timeout_seconds
+        return started if begun else self.pending_seconds + started
+
+    def _silent_start(self, silence: float) -> str:
+        told = tail(self.folder.log).rstrip().rpartition("\n")[2]
+        return (
+            f"gave no sign of life for {silence:.0f} s since it was to start "
+            f"(recovery.start_timeout_seconds); its log, {self.folder.log}, "
+            + (f"ends with: {told}" if told else "is empty")
+        )
+
+    def _end(self, gone: Gone) -> tuple[str, str, str]:
+        """Class of error, words, and traceback for an agent that has ended without a word."""
+        output, status = Output.of(tail(self.folder.log)), gone.status
+        uncaught = status == 1 or (status is None and not output.after.strip())
+        if output.traceback and uncaught:
+            kind, _, message = output.error.partition(": ")
+            return kind, f"failed: {message or kind}; see {self.folder.log}", output.traceback
+        kind = "Crashed" if status is not None and -status in CRASHES else "NodeLost"
+        how = "" if status is None else f", exit status {status}"
+        last = f": {output.last_line}" if output.last_line else ""
+        return kind, f"ended without a word{how}{last}; see {self.folder.log}", ""
+
+    def _lose(self, kind: str, what: str, traceback: str = "", *, still_since: float = 0.0) -> None:
         self.lost = True
         if self.folder.error.is_file():
             return  # the launcher, or the agent, knew more
         RankError(
             rank=0,
             time=time.time(),
-            kind="NodeLost",
-            message=f"the agent of node {self.number} {what}",
-            traceback="",
+            kind=kind,
+            message=redact(f"the agent of node {self.number} {what}"),
+            traceback=redact(traceback),
             step=0,
+            still_since=still_since,
         ).save(self.folder.error)

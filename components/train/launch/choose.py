@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from steadytrain.components.shared.cluster import (
-    Cluster,
-    connect,
-    own_pod_name,
-    patiently,
-)
+from steadytrain.components.shared.cluster import Cluster, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.launch.kinds import offered
 from steadytrain.components.train.launch.pods import PodsLauncher

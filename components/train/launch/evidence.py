@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.train.recovery.failures import CRASHES
 
 PULL_SECONDS = 120.0
 """For a registry that does not answer to do so; what it denies is told at once."""
@@ -33,8 +34,17 @@ _NO_IMAGE = (
 )
 _WRONG_POD = "change what the message names, in compute.pods or in the namespace's policy"
 _REFUSED_START = {"StartError", "ContainerCannotRun"}
+_DISK_REMEDY = (
+    "raise compute.pods.temporary_storage, or put the base model on the volume: models from a hub "
+    "are downloaded to /tmp"
+)
+_OWN_DISK = re.compile(
+    r"EmptyDir volume .* exceeds the limit|ephemeral(?: local)? storage .*limit", re.IGNORECASE
+)
+"""What the kubelet says of a pod that has written more than it may; a new one would do so too."""
 _KILLED = (137, 143)
 """Exit status after SIGKILL and SIGTERM."""
+_CRASHED = {128 + number for number in CRASHES}
 _NOT_CREATED = {"FailedCreate", "FailedCreatePod"}
 """As the job controller of Kubernetes says it, and the training operator."""
 _OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
@@ -69,6 +79,9 @@ def lost(pod: Manifest) -> Evidence | None:
     ended = _terminated(pod)
     if ended and ended.get("reason") == "OOMKilled":
         return _evidence("OOMKilled", f"pod {name} ran out of its memory limit{_limit(pod)}", ended)
+    if status.get("reason") == "Evicted" and _wrote_too_much(status.get("message", "")):
+        told = f"pod {name} was evicted: {status['message'].strip()}"
+        return Evidence("StorageError", told, time.time(), _DISK_REMEDY)
     taken = _taken(status)
     if taken:
         return _evidence(*taken, ended, name)
@@ -145,6 +158,10 @@ def node_of(pod: Manifest) -> int:
     return int(metadata["labels"]["training.kubeflow.org/replica-index"])
 
 
+def _wrote_too_much(message: str) -> bool:
+    return _OWN_DISK.search(message) is not None and "shared-memory" not in message
+
+
 def _taken(status: Manifest) -> tuple[str, str] | None:
     """Whether a pod was taken from its node, kind and words."""
     reason, message = status.get("reason", ""), status.get("message", "")
@@ -174,6 +191,8 @@ def _terminated(pod: Manifest) -> Manifest | None:
 def _kind_of_end(ended: Manifest) -> str:
     if ended.get("reason") in _REFUSED_START:
         return "BadPod"
+    if ended["exitCode"] in _CRASHED:
+        return "Crashed"
     # Killed from outside; nothing tells by whom.
     return "NodeLost" if ended["exitCode"] in _KILLED else "AgentEnded"
 

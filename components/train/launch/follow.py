@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,11 @@ from steadytrain.components.shared.cluster import (
     Manifest,
     Refused,
     Unreachable,
+)
+from steadytrain.components.shared.patience import (
+    AWAY_SECONDS,
+    FOREVER,
+    Patience,
     patiently,
 )
 from steadytrain.components.train.attempt import AttemptFolder, RankError
@@ -43,8 +47,9 @@ _TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
 class JobFollower(threading.Thread):
     """Makes a job and looks after its pods until it is told to end.
 
-    What the ranks do the attempt's folder tells, so a training that runs needs no API
-    server: while there is none, nothing is concluded.
+    The attempt's folder tells what the ranks do, so a training that runs needs no API
+    server: while there is none, nothing is concluded, and a server that denies what it allowed
+    before is given time to recover.
 
     Args:
         tell: gets a line for people, when what the pods wait for changes.
@@ -62,14 +67,14 @@ class JobFollower(threading.Thread):
         self._seen: dict[int, Manifest] = {}
         self._since = time.monotonic()
         self._told, self._cleared = "", False
+        self._patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
 
     def run(self) -> None:
         try:
             self.make()
             self._since = time.monotonic()
             while not self.ending.is_set():
-                with contextlib.suppress(Unreachable):
-                    self.look()
+                self._look_if_possible()
                 self.ending.wait(LOOK_SECONDS)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
@@ -77,6 +82,14 @@ class JobFollower(threading.Thread):
         except Exception as error:
             # Nobody would look any more, and a pod that never comes be waited for for ever.
             self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
+
+    def _look_if_possible(self) -> None:
+        try:
+            self.look()
+            self._patience.reset()
+        except (Refused, Unreachable) as error:
+            if not self._patience.bears(error):
+                raise
 
     def make(self) -> None:
         """Makes the job, as soon as the cluster can."""

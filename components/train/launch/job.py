@@ -111,7 +111,7 @@ class Job:
                     "name": _SHARED_MEMORY,
                     "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory},
                 },
-                {"name": _TEMPORARY, "emptyDir": {}},
+                {"name": _TEMPORARY, "emptyDir": {"sizeLimit": pods.temporary_storage}},
                 *self._volumes(),
             ],
             "nodeSelector": pods.node_selector | spot.node_selector,
@@ -155,10 +155,14 @@ class Job:
         Cores are not: a limit would slow a start that has the node to itself.
         """
         pods, gpus = self.pods, self.compute.gpus_of_a_node
-        limits = {"memory": pods.memory}
+        reserved = {"memory": pods.memory}
         if gpus:
-            limits[pods.gpu_resource] = str(gpus)
-        return {"requests": {"cpu": pods.cpu, **limits}, "limits": limits}
+            reserved[pods.gpu_resource] = str(gpus)
+        # A bound, and nothing that a node must have free: without a request of its own the
+        # limit would be requested.
+        disk = {"ephemeral-storage": pods.temporary_storage}
+        no_disk = {"ephemeral-storage": "0"}
+        return {"requests": {"cpu": pods.cpu, **reserved, **no_disk}, "limits": reserved | disk}
 
     def _volumes(self) -> list[Manifest]:
         if self.pods.volumes is None:

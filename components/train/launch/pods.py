@@ -14,7 +14,7 @@ from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.agent import AgentAttempt
+from steadytrain.components.train.launch.agent import AgentAttempt, Gone
 from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
@@ -171,7 +171,13 @@ class JobAttempt(AgentAttempt):
     """The ranks of an attempt in pods; rank 0's log goes to this process's output."""
 
     def __init__(self, folder: AttemptFolder, follower: JobFollower) -> None:
-        super().__init__(folder, gone=self._is_gone, nodes=follower.job.compute.nodes)
+        super().__init__(
+            folder,
+            gone=self._gone,
+            begun=lambda node: node in follower.started,
+            pending_seconds=follower.job.pods.pending_timeout_seconds,
+            nodes=follower.job.compute.nodes,
+        )
         self.follower = follower
         self._asked = False
         self._log_offset = 0
@@ -194,6 +200,7 @@ class JobAttempt(AgentAttempt):
                 sys.stdout.write(new.decode("utf-8", "replace"))
                 sys.stdout.flush()
 
-    def _is_gone(self, node: int) -> bool:
+    def _gone(self, node: int) -> Gone | None:
         """One that has not begun when all are asked to leave need not be waited for."""
-        return node in self.follower.gone or (self._asked and node not in self.follower.started)
+        never = self._asked and node not in self.follower.started
+        return Gone() if never or node in self.follower.gone else None

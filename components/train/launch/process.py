@@ -19,7 +19,7 @@ from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.agent import AgentAttempt
+from steadytrain.components.train.launch.agent import AgentAttempt, Gone
 from steadytrain.components.train.plan.device import device_name
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
@@ -143,10 +143,13 @@ class Template:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
-    def agent_gone(self) -> bool:
-        """Whether the agent has ended, or will never be there."""
+    def agent_gone(self) -> Gone | None:
+        """How the agent has ended, or that it will never be there; None: neither."""
         agent = self._answer()
-        return not self.alive if agent is None else not alive(agent)
+        if agent is not None:
+            return None if alive(agent) else Gone()
+        status = self._process.poll()
+        return None if status is None else Gone(status)
 
     def end_agent(self, folder: Path) -> None:
         """Leaves no process of an attempt's folder behind."""
@@ -167,7 +170,8 @@ class Template:
         assert output is not None
         if self._agent is None and select.select([output], [], [], 0)[0]:
             line = output.readline()
-            if line:
+            # Libraries that are not Python's may print while they are imported.
+            if line.strip().isdigit():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._agent = psutil.Process(int(line))
         return self._agent

@@ -21,9 +21,9 @@ from steadytrain.components.shared.cluster import (
     Unreachable,
     connect,
     own_pod_name,
-    patiently,
 )
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.kinds import offered

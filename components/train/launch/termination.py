@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from steadytrain.components.shared.cluster import Cluster, Kind, patiently
+from steadytrain.components.shared.cluster import Cluster, Kind
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.train.launch.own_pod import own_pod
 
 WORKFLOW: Final = Kind("Workflow", "workflows", "argoproj.io", "v1alpha1")

@@ -18,16 +18,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.base import Row
 
 
 class Rows(Sequence[Row]):
-    """Rows of memory-mapped Arrow files, by global index. Lists come as NumPy arrays."""
+    """Rows of memory-mapped Arrow files, by global index. Lists come as NumPy arrays.
+
+    Each record batch is checked before its first row is given out.
+    """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self.batches = [batch for file in files for batch in _record_batches(file)]
+        self._stored = [stored for file in files for stored in open_batches(file)]
+        self.batches = [stored.batch for stored in self._stored]
         self.ends = list(accumulate(batch.num_rows for batch in self.batches))
+        self._checked = [False] * len(self.batches)
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -37,6 +43,9 @@ class Rows(Sequence[Row]):
             raise IndexError(index)
         number = bisect_right(self.ends, index)
         batch = self.batches[number]
+        if not self._checked[number]:
+            self._stored[number].checked()
+            self._checked[number] = True
         inner = index - (self.ends[number] - batch.num_rows)
         return {name: _value(batch.column(name)[inner]) for name in batch.schema.names}
 
@@ -91,16 +100,6 @@ def micro_batches(
         part.append(row)
     if part:
         yield part
-
-
-def _record_batches(file: Path) -> list[pa.RecordBatch]:
-    try:
-        reader = pa.ipc.open_file(pa.memory_map(str(file)))
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(
-            f"{file} is not a whole Arrow file: {error}", remedy="run preprocess again"
-        ) from error
-    return [reader.get_batch(index) for index in range(reader.num_record_batches)]
 
 
 def _value(scalar: pa.Scalar[Any]) -> Any:

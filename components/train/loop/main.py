@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
@@ -54,6 +54,7 @@ class Rank:
         from steadytrain.components.train.checkpoint import Checkpoint, Lineage, open_store
         from steadytrain.components.train.checkpoint.cadence import Cadence
         from steadytrain.components.train.lease import Row
+        from steadytrain.components.train.loop.export_wait import beating, wait_for_file
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -93,10 +94,14 @@ class Rank:
             # After the state is loaded, which has rates of its own.
             set_rate(parts.scheduler, rate)
         outcome = self.training.run()
-        parts.beat(FINISHING)
+        beat = partial(parts.beat, FINISHING)
+        beat()
         if self.number == 0:
             fence()
-            self._finish(self.training, outcome, workspace.model)
+            with beating(beat):
+                self._finish(self.training, outcome, workspace.model)
+        else:
+            wait_for_file(self.folder.result, beat)
         # Together, since torchrun ends the others once one rank has left with a status.
         parts.accelerator.wait_for_everyone()
         parts.accelerator.end_training()
@@ -130,7 +135,7 @@ class Rank:
             time=time.time(),
             kind=type(error).__name__,
             message=redact(str(error)),
-            traceback=redact("".join(traceback.format_exception(error))),
+            traceback=traceback_of(error),
             step=step,
             memory_needed=self._least_memory(),
         ).save(self.folder.error(self.number))
@@ -151,7 +156,7 @@ def main(folder: str) -> int:
     try:
         outcome = rank.run()
     except Exception as error:
-        traceback.print_exc()
+        print(traceback_of(error), end="", file=sys.stderr)
         rank.report(error)
         return 1
     # Python puts the default handler back while it ends, and torchrun passes SIGTERM on a

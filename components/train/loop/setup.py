@@ -39,6 +39,7 @@ class Parts:
     recipe: what decides what is learned, each with its reason.
     steps: optimizer steps of the whole training.
     sequence_length: longest row in tokens; 0 where the data do not say.
+    remarks: what the task does slower than it could, and why.
     """
 
     config: RunConfig
@@ -55,6 +56,7 @@ class Parts:
     steps: int
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
+    remarks: Sequence[str] = ()
     heartbeat: Heartbeat | None = None
 
     def beat(self, phase: str, step: int | None = None) -> None:
@@ -113,6 +115,7 @@ def set_up(
     rows = _rows(data, "train")
     order = RowOrder(len(rows), training.seed)
     module = build_module(config, task)
+    remarks = task.ready(module) if hasattr(task, "ready") else ()
     parameters = sum(item.numel() for item in module.parameters())
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})
@@ -140,6 +143,7 @@ def set_up(
         steps=steps,
         skipped_batches=skipped_batches,
         sequence_length=data.sequence_length,
+        remarks=remarks,
     )
 
 

@@ -74,6 +74,7 @@ class Training:
             gather=gather_object,
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
+            on_warning=reporter.warn,
             snapshot=snapshot,
         )
 
@@ -97,6 +98,8 @@ class Training:
     def _train(self) -> AttemptOutcome:
         training, progress = self.parts.config.training, self.progress
         self.reporter.started(self.parts, progress)
+        for remark in self.parts.remarks:
+            self.reporter.warn(remark)
         while progress.step < self.parts.steps:
             if progress.out_of_patience(training):
                 self.save()

@@ -42,13 +42,13 @@ def layer_memory(shape: Shape, setting: Setting) -> LayerMemory:
     scores, scores_backward = _scores(shape, setting)
     attention = hidden * _read(shape, setting) + _inputs(shape, setting, before) + scores
     forward = _feed_forward(shape, setting) + _inputs(shape, setting, after)
-    stream = _stream(setting)
+    between = stream(setting)
     # What enters an adapter is cast to its 32 bits, and dropped out in them.
     wide = FP32 if setting.adapter.freezes else setting.width
     # Gradients of the stream itself and of what entered the half.
-    passing = 3 * hidden * stream
+    passing = 3 * hidden * between
     return LayerMemory(
-        entry=tokens * hidden * stream,
+        entry=tokens * hidden * between,
         attention=tokens * (attention + _dropped(shape, setting)),
         feed_forward=tokens * (forward + _dropped(shape, setting)),
         attention_backward=tokens * (scores_backward + passing),
@@ -60,22 +60,28 @@ def entry_memory(shape: Shape, setting: Setting) -> int:
     """Bytes that the embeddings keep beside the first layer's input."""
     if not shape.hidden_dropout:
         return 0
-    stream = _stream(setting)
-    kept = stream if shape.family == "bert" else 0
-    return setting.tokens * shape.hidden * (kept + _mask_width(setting, stream))
+    width = stream(setting)
+    kept = width if shape.family == "bert" else 0
+    return setting.tokens * shape.hidden * (kept + _mask_width(setting, width))
 
 
 def exit_memory(shape: Shape, setting: Setting) -> int:
-    """Bytes that the last norm keeps, and the head's input."""
-    stream = _stream(setting)
+    """Bytes that the last norm keeps, and the gradient of the head's input, which the loss has."""
+    width = stream(setting)
     if shape.family == "bert":
-        return setting.tokens * shape.hidden * (stream if shape.labels else 4 * stream)
-    normed = stream if shape.family != "gpt2" and not setting.adapter.freezes else 0
-    enters = setting.width if not setting.adapter.freezes else 0
-    return setting.tokens * shape.hidden * (_read(shape, setting) + normed + enters)
+        kept = width if shape.labels else 3 * width
+    else:
+        normed = width if shape.family != "gpt2" and not setting.adapter.freezes else 0
+        kept = _read(shape, setting) + normed
+    return setting.tokens * shape.hidden * kept + gradient_memory(shape, setting)
 
 
-def _stream(setting: Setting) -> int:
+def gradient_memory(shape: Shape, setting: Setting) -> int:
+    """Bytes of the gradient of what enters a language model's head."""
+    return 0 if shape.labels else setting.tokens * shape.hidden * stream(setting)
+
+
+def stream(setting: Setting) -> int:
     """Bytes of a value between layers: those of the embeddings, which autocast leaves alone."""
     return FP32 if setting.casts_weights else setting.width
 
@@ -83,7 +89,7 @@ def _stream(setting: Setting) -> int:
 def _read(shape: Shape, setting: Setting) -> int:
     """Bytes a value that a norm keeps of what it reads: Llama's and its like compute in 32 bits."""
     as_it_comes = shape.family in ("gpt2", "bert") and not setting.adapter.freezes
-    return _stream(setting) if as_it_comes else FP32
+    return stream(setting) if as_it_comes else FP32
 
 
 def _halves(shape: Shape) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
@@ -104,7 +110,7 @@ def _inputs(shape: Shape, setting: Setting, readers: Sequence[Matrix]) -> int:
     if setting.adapter.freezes:
         adapted = shape.adapted(setting.adapter.targets)
         return sum(_adapter(matrix, setting) for matrix in adapted if _same_half(matrix, readers))
-    normed = hidden * _stream(setting) if shape.family not in ("gpt2", "bert") else 0
+    normed = hidden * stream(setting) if shape.family not in ("gpt2", "bert") else 0
     return normed + hidden * (2 * len(readers) if setting.casts_weights else setting.width)
 
 
@@ -143,18 +149,18 @@ def _scores(shape: Shape, setting: Setting) -> tuple[int, int]:
 def _feed_forward(shape: Shape, setting: Setting) -> int:
     """Bytes a token, the stream after attention included."""
     inner, width = shape.intermediate, setting.width
-    stream = shape.hidden * _read(shape, setting)
+    read = shape.hidden * _read(shape, setting)
     # The last product is kept by the matrix that reads it, unless that is frozen.
     last = 0 if setting.adapter.freezes else inner * width
     if shape.family == "bert":
-        return stream + inner * width + last
+        return read + inner * width + last
     if shape.family == "gpt2":
         # GELU by tanh is four operators; CUDA's autocast takes the power in 32 bits, and what
         # follows (PyTorch's documentation, "CUDA Ops that can autocast to float32").
         wide = FP32 if setting.cuda else width
         cast = inner * FP32 if setting.cuda and setting.casts_weights else 0
-        return stream + inner * (2 * width + 2 * wide) + cast + last
-    return stream + 3 * inner * width + last
+        return read + inner * (2 * width + 2 * wide) + cast + last
+    return read + 3 * inner * width + last
 
 
 def _gates(shape: Shape) -> int:

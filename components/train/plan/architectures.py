@@ -12,7 +12,10 @@ from typing import Any, Final
 import yaml
 
 from steadytrain.components.shared.config import ModelConfig
+from steadytrain.components.shared.config.document import read
+from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.home import local_path
 
 _ELSEWHERE: Final = ("s3:", "models:")
 
@@ -39,7 +42,7 @@ def architecture_of(model: ModelConfig) -> Mapping[str, Any]:
         from steadytrain.components.shared.model_source import package_folder
 
         return _of_folder(package_folder(model.base.removeprefix("package:")))
-    return _of_folder(Path(model.base).expanduser())
+    return _of_folder(local_path(model.base))
 
 
 def known_models() -> Mapping[str, Mapping[str, Any]]:
@@ -65,13 +68,17 @@ def _of_hub(name: str) -> Mapping[str, Any]:
 
 def _of_folder(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
+    what = f"model.base: {path}"
+    remedy = "give a model's folder with its config.json, or hub:NAME of a well-known model"
+    text = read(path, what, remedy)
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"model.base: {path} cannot be read: {error}",
-            remedy="give a model's folder with its config.json, or hub:NAME of a well-known model",
-        ) from error
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{what} is not valid JSON", remedy=remedy) from error
+    if not isinstance(content, dict):
+        raise BadInput(f"{what} is a {type(content).__name__}, not a mapping", remedy=remedy)
+    if unfit := next(find_unfit(content), None):
+        raise BadInput(f"{what}: {unfit.field}: {unfit.message}", remedy=remedy)
     return content
 
 

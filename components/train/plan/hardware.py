@@ -13,6 +13,8 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.document import parse, read
+from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
 
 GIB: Final = 2**30
@@ -129,18 +131,17 @@ def _plain(name: str) -> str:
 
 
 def _read_prices(path: Path) -> Mapping[str, Prices]:
+    what = f"--prices {path}"
+    content = parse(read(path, what, "give a YAML file of prices"), what)
+    if unfit := next(find_unfit(content), None):
+        raise BadInput(f"{what}: {unfit.field}: {unfit.message}", remedy=unfit.remedy)
     try:
-        return _PRICES.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
+        return _PRICES.validate_python(content)
+    except ValidationError as error:
+        told = error.errors()[0]
+        where = ".".join(map(str, told["loc"]))
         raise BadInput(
-            f"--prices {path}: {error.strerror}", remedy="give a YAML file that can be read"
-        ) from error
-    except (yaml.YAMLError, ValidationError) as error:
-        told = error.errors()[0] if isinstance(error, ValidationError) else None
-        where = ".".join(map(str, told["loc"])) if told else "the file"
-        message = told["msg"] if told else "is not valid YAML"
-        raise BadInput(
-            f"--prices {path}: {where}: {message}",
+            f"{what}: {where}: {told['msg']}",
             remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, a GPU a "
             "line",
         ) from error

@@ -13,6 +13,7 @@ import yaml
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.image import TRAIN_IMAGE
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.written import write_asked
 from steadytrain.components.train.launch.naming import job_name, run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pods import agent_command
@@ -31,6 +32,9 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
     accelerate.yaml: for `accelerate launch` of a program of one's own.
     deepspeed.json: with a strategy of DeepSpeed's.
     trainjob.yaml: the first attempt as the product would ask Kubeflow Trainer for it.
+
+    Raises:
+        BadInput: one cannot be written.
     """
     config = filled(plan)
     texts = {
@@ -40,9 +44,8 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
     }
     if plan.choice.setting.deepspeed:
         texts["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_asked(folder / name, text.encode(), "--write")
     return [folder / name for name in texts]
 
 

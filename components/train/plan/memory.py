@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from steadytrain.components.tasks.chunks import chunk_rows, product_rows
 from steadytrain.components.train.plan.activations import (
     LayerMemory,
     entry_memory,
     exit_memory,
+    gradient_memory,
     layer_memory,
+    stream,
 )
 from steadytrain.components.train.plan.setting import FP32, Setting
 from steadytrain.components.train.plan.shape import Shape
@@ -88,25 +91,17 @@ class _Step:
         self.before = self.held.gradients - self.held.bucket if self.held.waits else 0
         # Autocast's copies of weights outlive the forward pass where backward needs them.
         self.copies = 0 if setting.recompute else self.held.copies
-        self.logit = setting.tokens * (0 if shape.labels else shape.vocabulary)
 
     def moments(self) -> Iterator[Memory]:
         """In their order."""
         held, layer = self.held, self.layer
         kept = self.outside + self.shape.layers * self.stored
-        kept += exit_memory(self.shape, self.setting) + held.head_copy
-        width = self.setting.width
-        rising = 2 * FP32 if width == FP32 else width + FP32
-        yield self._moment("the end of forward", kept + held.copies, self.before, rising)
-        # Softmax, its gradient and the logits', in 32 bits.
-        yield self._moment("the loss", kept + self.copies, self.before, 3 * FP32)
-        # Under autocast it comes in 16 bits, and is cast.
-        gradient = held.head_gradient * (1.5 if self.setting.casts_weights else 1)
+        kept += exit_memory(self.shape, self.setting)
+        yield from self._losses(kept)
         yield self._moment(
             "the head's backward",
             kept + self.copies + layer.entry,
-            self.before + int(gradient),
-            FP32,
+            self.before + held.head_gradient,
         )
         yield from self._layers()
         # A tied table's two gradients and their sum, beside what has accumulated.
@@ -115,6 +110,25 @@ class _Step:
             "the embeddings' backward", layer.entry, held.gradients + tables * held.head_gradient
         )
         yield self._moment("the update", held.update, held.gradients)
+
+    def _losses(self, kept: int) -> Iterator[Memory]:
+        """Of a chunk of rows, with the gradients that the forward pass computes of it."""
+        held, shape, setting = self.held, self.shape, self.setting
+        if shape.labels:
+            yield self._moment("the end of forward", kept + held.copies, self.before)
+            return
+        # The head's input, what of it has a target, and that one's gradient.
+        rows = setting.tokens * shape.hidden * (stream(setting) + 2 * setting.width)
+        rows -= gradient_memory(shape, setting)
+        chunk = min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.vocabulary
+        kept += held.copies + held.head_copy + rows
+        gradients = self.before + held.head_sum
+        # Logits as they come, and the same in 32 bits; of the gradient what the product takes.
+        wide = chunk * (FP32 if setting.width == FP32 else setting.width + FP32)
+        yield self._moment("the loss", kept, gradients, wide)
+        part = 2 * product_rows(shape.hidden) * shape.hidden
+        product = min(held.head_sum // 2, part) if setting.half else 0
+        yield self._moment("the head's gradient", kept, gradients + product, chunk * setting.width)
 
     def _layers(self) -> Iterator[Memory]:
         """The last layer, the first in backward, and the first one."""
@@ -140,7 +154,7 @@ class _Step:
                 found = self._moment(name, kept + half, done + gradient)
                 yield replace(found, buffers=found.buffers + held.layers_gathered)
 
-    def _moment(self, name: str, activations: int, gradients: int, logit: int = 0) -> Memory:
+    def _moment(self, name: str, activations: int, gradients: int, logits: int = 0) -> Memory:
         held, setting = self.held, self.setting
         return Memory(
             moment=name,
@@ -148,7 +162,7 @@ class _Step:
             gradients=gradients,
             optimizer=held.optimizer,
             activations=activations,
-            logits=logit * self.logit,
+            logits=logits,
             buffers=held.gathered + _inputs(setting),
             host=held.host,
         )

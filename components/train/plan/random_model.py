@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss
+from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.adapter import attach
 from steadytrain.components.train.plan.setting import Setting
@@ -21,7 +22,7 @@ _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def random_model(
     architecture: Mapping[str, Any], setting: Setting, labels: int = 0
 ) -> torch.nn.Module:
-    """As training would have it, adapters included.
+    """As training would have it, adapters and the head's loss included.
 
     Args:
         architecture: Transformers' configuration.
@@ -37,8 +38,12 @@ def random_model(
     module: torch.nn.Module = auto.from_config(
         AutoConfig.for_model(**fields),
         dtype=_HALF.get(setting.precision, torch.float32) if frozen else torch.float32,
+        trust_remote_code=False,
     )
-    return attach(module, setting.adapter) if frozen else module
+    module = attach(module, setting.adapter) if frozen else module
+    if not labels:
+        fuse_head(module)
+    return module
 
 
 def loss_of(labels: int) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:

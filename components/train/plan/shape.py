@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.errors import BadInput
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -70,6 +71,7 @@ _ALIASES: Final = {
 """GPT-2's names, and those that its configuration takes as well."""
 
 FAMILIES: Final = tuple(_DEFAULTS)
+_LARGEST_COUNT: Final = 10**9
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def shape_of(config: Mapping[str, Any], *, labels: int = 0) -> Shape:
         labels: classes, for sequence classification; 0: a causal language model.
 
     Raises:
-        BadInput: the formula does not know this kind of model.
+        BadInput: the formula does not know this kind of model, or a size is none.
     """
     family = str(config.get("model_type", ""))
     if family not in _DEFAULTS:
@@ -188,14 +190,50 @@ def _common(family: str, fields: Mapping[str, Any], labels: int) -> dict[str, An
     """What each family's configuration names alike."""
     return {
         "family": family,
-        "hidden": int(fields["hidden_size"]),
-        "layers": int(fields["num_hidden_layers"]),
-        "heads": int(fields["num_attention_heads"]),
-        "vocabulary": int(fields["vocab_size"]),
-        "positions": int(fields["max_position_embeddings"]),
+        "hidden": _count(fields, "hidden_size"),
+        "layers": _count(fields, "num_hidden_layers"),
+        "heads": _count(fields, "num_attention_heads"),
+        "vocabulary": _count(fields, "vocab_size"),
+        "positions": _count(fields, "max_position_embeddings"),
         "tied": bool(fields.get("tie_word_embeddings", False)) and not labels,
         "labels": labels,
     }
+
+
+def _count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size.
+
+    Args:
+        default: where it is left out, or 0.
+
+    Raises:
+        BadInput: it is none.
+    """
+    value = fields.get(name)
+    if not value and default is not None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST_COUNT:
+        raise BadInput(
+            f"model.config.{name} = {shown(value)}: not a whole number from 1 to "
+            f"{_LARGEST_COUNT:,}",
+            remedy="give one, or leave it out for the architecture's default",
+        )
+    return value
+
+
+def _share(fields: Mapping[str, Any], name: str) -> float:
+    """A probability of dropout, 0 where it is left out.
+
+    Raises:
+        BadInput: it is none.
+    """
+    value = fields.get(name, 0.0)
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise BadInput(
+            f"model.config.{name} = {shown(value)}: not a number from 0 to 1",
+            remedy="give one, or leave it out for the architecture's default",
+        )
+    return float(value)
 
 
 def _classifier(common: Mapping[str, Any]) -> int:
@@ -207,10 +245,10 @@ def _classifier(common: Mapping[str, Any]) -> int:
 def _llama(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
     """Llama and its kin: RMS norms, rotary positions, gated feed-forward, grouped keys."""
     family, hidden, heads = common["family"], common["hidden"], common["heads"]
-    inner = int(fields["intermediate_size"])
-    width = int(fields.get("head_dim") or hidden // heads)
+    inner = _count(fields, "intermediate_size")
+    width = _count(fields, "head_dim", max(1, hidden // heads))
     attention = heads * width
-    key_value = int(fields.get("num_key_value_heads") or heads) * width
+    key_value = _count(fields, "num_key_value_heads", heads) * width
     biased = bool(fields.get("attention_bias")) and family == "llama"
     vectors = 2 * hidden
     if biased or family == "qwen2":
@@ -224,7 +262,7 @@ def _llama(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
         attention=attention,
         key_value=key_value,
         intermediate=inner,
-        attention_dropout=float(fields.get("attention_dropout", 0.0)),
+        attention_dropout=_share(fields, "attention_dropout"),
         hidden_dropout=0.0,
         matrices=(
             Matrix("self_attn.q_proj", hidden, attention),
@@ -243,14 +281,14 @@ def _llama(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
 
 def _gpt2(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
     hidden = common["hidden"]
-    inner = int(fields.get("intermediate_size") or 4 * hidden)
+    inner = _count(fields, "intermediate_size", 4 * hidden)
     return Shape(
         **common,
         attention=hidden,
         key_value=hidden,
         intermediate=inner,
-        attention_dropout=float(fields["attn_pdrop"]),
-        hidden_dropout=float(fields["resid_pdrop"]),
+        attention_dropout=_share(fields, "attn_pdrop"),
+        hidden_dropout=_share(fields, "resid_pdrop"),
         matrices=(
             Matrix("attn.c_attn", hidden, 3 * hidden),
             Matrix("attn.c_proj", hidden, hidden),
@@ -265,8 +303,9 @@ def _gpt2(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
 
 
 def _bert(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
-    hidden, inner = common["hidden"], int(fields["intermediate_size"])
-    tables = common["vocabulary"] + common["positions"] + int(fields["type_vocab_size"])
+    hidden, inner = common["hidden"], _count(fields, "intermediate_size")
+    types = _count(fields, "type_vocab_size")
+    tables = common["vocabulary"] + common["positions"] + types
     # A pooler, and a bias for each class; or a transform with its norm, and one for each token.
     dense = hidden * hidden + hidden
     beside = common["labels"] or 2 * hidden + common["vocabulary"]
@@ -275,8 +314,8 @@ def _bert(common: dict[str, Any], fields: Mapping[str, Any]) -> Shape:
         attention=hidden,
         key_value=hidden,
         intermediate=inner,
-        attention_dropout=float(fields["attention_probs_dropout_prob"]),
-        hidden_dropout=float(fields["hidden_dropout_prob"]),
+        attention_dropout=_share(fields, "attention_probs_dropout_prob"),
+        hidden_dropout=_share(fields, "hidden_dropout_prob"),
         matrices=(
             Matrix("attention.self.query", hidden, hidden),
             Matrix("attention.self.key", hidden, hidden),

@@ -27,7 +27,8 @@ class States:
     bucket: of these, whole ones on their way to where they belong, which are not there in forward.
     waits: whether gradients are there in forward too: while they accumulate, and in the buckets of
         DDP and ZeRO-3.
-    head_gradient: of the head's matrix, before it is shared out.
+    head_gradient: of the head's matrix, before it is shared out; `head_sum` of the same in 32
+        bits, while the loss adds it up.
     layer_gradient: of one layer, likewise.
     copies: autocast's 16-bit copies of all layers; `head_copy` of the head.
     gathered: other ranks' weights of what is in no layer; `layers_gathered` of two layers, while
@@ -42,6 +43,7 @@ class States:
     optimizer: int
     waits: bool
     head_gradient: int
+    head_sum: int
     layer_gradient: int
     copies: int
     head_copy: int
@@ -108,7 +110,9 @@ def states(shape: Shape, setting: Setting) -> States:
         bucket=0 if setting.strategy == "zero3" or whole_and_waiting else bucket,
         optimizer=optimizer,
         waits=setting.accumulates or setting.strategy in ("ddp", "zero3"),
-        head_gradient=_head_gradient(shape, setting),
+        head_gradient=_head_values(shape, setting)
+        * (2 if setting.deepspeed and setting.half else FP32),
+        head_sum=_head_values(shape, setting) * FP32,
         layer_gradient=gradients * shape.layer // max(shape.parameters, 1),
         copies=_copies(shape, setting) * shape.layers,
         head_copy=_head_copy(shape, setting),
@@ -119,11 +123,9 @@ def states(shape: Shape, setting: Setting) -> States:
     )
 
 
-def _head_gradient(shape: Shape, setting: Setting) -> int:
-    if setting.adapter.freezes or shape.labels:
-        return 0
-    bytes_each = 2 if setting.deepspeed and setting.half else FP32
-    return shape.vocabulary * shape.hidden * bytes_each
+def _head_values(shape: Shape, setting: Setting) -> int:
+    """Of a language model's head, where it is trained."""
+    return 0 if setting.adapter.freezes or shape.labels else shape.vocabulary * shape.hidden
 
 
 def _copies(shape: Shape, setting: Setting) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.history import AttemptHistory, History
 
 
 def account(history: History) -> Sequence[str]:

@@ -7,9 +7,11 @@ import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.train.attempt import PREEMPTED_EXIT, RankError
+from steadytrain.components.train.attempt import RankError
+from steadytrain.components.train.recovery.output import Output
 
 
 class FailureClass(StrEnum):
@@ -28,6 +30,7 @@ class FailureClass(StrEnum):
     DATA = "data"
     USER_BUG = "user_bug"
     PENDING_TIMEOUT = "pending_timeout"
+    CRASH = "crash"
     UNKNOWN = "unknown"
 
     @property
@@ -63,6 +66,8 @@ _REMEDIES = {
     "its configuration, and start again",
     FailureClass.USER_BUG: f"mend the error; the traceback tells where. Then {_AGAIN}",
     FailureClass.PENDING_TIMEOUT: "ask for fewer or other machines, or wait until there are some",
+    FailureClass.CRASH: "a native library crashed: read the end of the logs; where it comes back "
+    f"at the same step, look at that batch and at the versions of driver and libraries; {_AGAIN}",
     FailureClass.UNKNOWN: f"read the end of the logs that are named; {_AGAIN}",
 }
 
@@ -74,6 +79,7 @@ _KINDS = {
     "OutOfMemoryError": FailureClass.GPU_OOM,
     "MemoryError": FailureClass.HOST_OOM,
     "StorageError": FailureClass.STORAGE,
+    "Unreadable": FailureClass.STORAGE,
     "CheckpointDamaged": FailureClass.CHECKPOINT_CORRUPT,
     "Diverged": FailureClass.DIVERGENCE,
     "NonFiniteState": FailureClass.DIVERGENCE,
@@ -86,6 +92,7 @@ _KINDS = {
     "Evicted": FailureClass.PREEMPTION,
     "PendingTimeout": FailureClass.PENDING_TIMEOUT,
     "BadPod": FailureClass.USER_BUG,
+    "Crashed": FailureClass.CRASH,
     "Unreachable": FailureClass.NETWORK,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,
@@ -153,7 +160,17 @@ _TEXTS = [
     ),
 ]
 _PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in _TEXTS]
-_TRACEBACK = "Traceback (most recent call last):"
+CRASHES = frozenset(
+    {
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGTRAP,
+    }
+)
+"""Signals by which a process ends itself: native code went wrong."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +197,10 @@ class Failure:
 
 
 def classify(
-    errors: Sequence[RankError], exits: Mapping[int, int], logs: Mapping[int, str]
+    errors: Sequence[RankError],
+    exits: Mapping[int, int],
+    logs: Mapping[int, str],
+    steps: Mapping[int, int] = MappingProxyType({}),
 ) -> Failure:
     """The failure of an attempt.
 
@@ -188,9 +208,10 @@ def classify(
         errors: what the ranks reported, the earliest first.
         exits: exit status by rank (negative: a signal), the earliest failure first.
         logs: the end of each rank's output.
+        steps: the last step that each rank is known to have done.
     """
     suspects = [*map(_reported, errors)]
-    suspects += _fallen(exits, logs, reported={error.rank for error in errors})
+    suspects += _fallen(exits, logs, steps, reported={error.rank for error in errors})
     if not suspects:
         return _failure(FailureClass.UNKNOWN, 0, "the ranks left no result and no error")
     roots = [suspect for suspect in suspects if suspect.failure_class not in _ECHOES]
@@ -219,7 +240,11 @@ def _reported(error: RankError) -> Failure:
 
 
 def _fallen(
-    exits: Mapping[int, int], logs: Mapping[int, str], *, reported: Collection[int]
+    exits: Mapping[int, int],
+    logs: Mapping[int, str],
+    steps: Mapping[int, int],
+    *,
+    reported: Collection[int],
 ) -> Iterator[Failure]:
     """Ranks that died without a report; not those that were taken down because another had failed.
 
@@ -232,42 +257,58 @@ def _fallen(
         killed_after = status < 0 and not first
         first = False
         if rank not in reported and not killed_after:
-            yield _from_exit(rank, status, logs.get(rank, ""))
+            yield _from_exit(rank, status, logs.get(rank, ""), steps.get(rank, 0))
 
 
-def _from_exit(rank: int, status: int, log: str) -> Failure:
-    if status in (-signal.SIGTERM, PREEMPTED_EXIT):
+def _from_exit(rank: int, status: int, log: str, step: int) -> Failure:
+    # A status above 128 is a shell's or a runtime's word for a signal.
+    number = -status if status < 0 else status - 128
+    if number == signal.SIGTERM:
         return _failure(FailureClass.PREEMPTION, rank, "the rank was asked to leave (SIGTERM)")
-    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+    if number == signal.SIGKILL:
         killed = _failure(
             FailureClass.HOST_OOM,
             rank,
             "the rank was killed (SIGKILL), most often by the kernel because memory ran out",
         )
         return replace(killed, unexplained=True)
-    traceback = _last_traceback(log)
-    told = class_of_text(traceback or log)
-    if traceback:
-        last = traceback.rstrip().rpartition("\n")[2]
-        found = _failure(told or FailureClass.USER_BUG, rank, last)
-        return replace(found, traceback=redact(traceback))
-    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    last = log.rstrip().rpartition("\n")[2]
+    output = Output.of(log)
+    if status == 1 and output.traceback:
+        return _uncaught(rank, output)
+    crashed = number in CRASHES
+    kind = FailureClass.CRASH if crashed else FailureClass.UNKNOWN
+    how = _signal(number) if crashed or status < 0 else f"exit status {status}"
+    how += f" after step {step}" if step else ""
+    told = class_of_text(output.after) or class_of_text(output.rest) or _last_words(output)
+    last = output.last_line
     text = f"the rank ended with {how}" + (f": {last}" if last else "")
-    return _failure(told or FailureClass.UNKNOWN, rank, text)
+    return replace(_failure(told or kind, rank, text), step=step)
 
 
-def _last_traceback(log: str) -> str:
-    """The last traceback of an output, without what was printed after it."""
-    start = log.rfind(_TRACEBACK)
-    if start < 0:
-        return ""
-    lines = log[start:].splitlines()
-    end = next(
-        (number for number, line in enumerate(lines[1:], 1) if line and not line[0].isspace()),
-        len(lines) - 1,
-    )
-    return "\n".join(lines[: end + 1])
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _uncaught(rank: int, output: Output) -> Failure:
+    """An exit with status 1, as by an exception that nobody caught, unless another cause follows.
+
+    After an exception of its own, a rank may still print that it has lost the others.
+    """
+    own, later = class_of_text(output.traceback), class_of_text(output.after)
+    if later and (own is None or later not in _ECHOES):
+        line = next(line for line in output.after.splitlines() if class_of_text(line) is later)
+        return _failure(later, rank, line.strip())
+    found = _failure(own or FailureClass.USER_BUG, rank, output.error)
+    return replace(found, traceback=redact(output.traceback))
+
+
+def _last_words(output: Output) -> FailureClass | None:
+    """What a traceback tells that nothing follows: it may have been handled, or may not."""
+    kind = class_of_text(output.traceback) if not output.after.strip() else None
+    return kind if kind and kind.retryable else None
 
 
 def _failure(kind: FailureClass, rank: int, message: str) -> Failure:

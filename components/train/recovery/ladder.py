@@ -13,7 +13,7 @@ from typing import Final
 from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
 from steadytrain.components.train.plan.device import CPU
 from steadytrain.components.train.recovery.failures import FailureClass
-from steadytrain.components.train.recovery.ledger import History
+from steadytrain.components.train.recovery.history import History
 
 
 @dataclass(frozen=True)

@@ -6,161 +6,34 @@ holds the state: a supervisor that dies takes nothing with it.
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import dataclass, field
-from typing import Any, Final
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
-from steadytrain.components.shared.decision import Decision
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.types import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointSaved,
-    DecisionMade,
-    SupervisorStarted,
-    TrainingStarted,
-    from_json,
-    to_json,
-)
+from steadytrain.components.shared.patience import while_refused
 from steadytrain.components.shared.storage import Storage
+from steadytrain.components.shared.storage.regular import set_aside
 from steadytrain.components.train.lease import Lease
-from steadytrain.components.train.plan.batch import BatchPlan
-
-SCHEMA_VERSION: Final = 1
-KEPT = (
-    SupervisorStarted
-    | AttemptStarted
-    | TrainingStarted
-    | AttemptEnded
-    | CheckpointSaved
-    | DecisionMade
+from steadytrain.components.train.recovery.entries import (
+    KEPT,
+    Entry,
+    decode,
+    encode,
+    merged,
+    restored,
+    without_holes,
 )
-"""The events that are state; the rest of the stream is only told."""
+from steadytrain.components.train.recovery.history import History, history_of
+
+_ENTRY = re.compile(r"(\d{8})\.(json|lost)")
+"""Of an entry, and of one whose loss a person has accepted."""
 
 
-@dataclass
-class AttemptHistory:
-    """One attempt.
-
-    ready: its ranks could take their first step; None where they did not come to that.
-    ended: None while it runs, or where its supervisor died.
-    """
-
-    started: AttemptStarted
-    ready: TrainingStarted | None = None
-    checkpoints: list[CheckpointSaved] = field(default_factory=list)
-    ended: AttemptEnded | None = None
-
-    @property
-    def plan(self) -> BatchPlan:
-        """How it cut the global batch."""
-        started = self.started
-        return BatchPlan(
-            started.micro_batch_size,
-            started.gradient_accumulation_steps,
-            started.world_size,
-            started.gradient_checkpointing,
-            started.snapshot,
-            started.strategy,
-            started.offload,
-        )
-
-    @property
-    def last_step(self) -> int:
-        """The newest step of which something is left."""
-        saved = [checkpoint.step for checkpoint in self.checkpoints]
-        return max([self.started.resumed_from_step or 0, *saved])
-
-
-@dataclass
-class History:
-    """What the ledger tells, attempts and decisions in their order.
-
-    generation: of the last supervisor that wrote.
-    supervisor: the last one that took the run over.
-    """
-
-    attempts: list[AttemptHistory] = field(default_factory=list)
-    decisions: list[DecisionMade] = field(default_factory=list)
-    generation: int = 0
-    supervisor: SupervisorStarted | None = None
-
-    @property
-    def next_attempt(self) -> int:
-        return self.attempts[-1].started.attempt + 1 if self.attempts else 1
-
-    @property
-    def last_step(self) -> int:
-        """The newest step of which something is left."""
-        return max((attempt.last_step for attempt in self.attempts), default=0)
-
-    @property
-    def limit(self) -> DecisionMade | None:
-        """The decision whose micro-batch, activation checkpointing and snapshot hold on."""
-        limits = [item for item in self.decisions if item.micro_batch_size is not None]
-        return limits[-1] if limits else None
-
-    @property
-    def nodes(self) -> int | None:
-        """How many are left, where some stayed away."""
-        return next((item.nodes for item in reversed(self.decisions) if item.nodes), None)
-
-    @property
-    def on_demand(self) -> bool:
-        """Whether the next attempt does without nodes that may be taken away."""
-        last = self.decisions[-1] if self.decisions else None
-        return bool(last and last.on_demand and last.attempt + 1 == self.next_attempt)
-
-    @property
-    def skipped_batches(self) -> tuple[int, ...]:
-        """Global batches that are left out, in their order."""
-        found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}
-        return tuple(sorted(found))
-
-    @property
-    def learning_rate_scale(self) -> float:
-        """Factor on the schedule's rates."""
-        return math.prod(item.learning_rate_scale for item in self.decisions)
-
-    @property
-    def recipe(self) -> list[Decision]:
-        """As the first attempt that could take a step had it; later ones hold to it."""
-        told = (attempt.ready.recipe for attempt in self.attempts if attempt.ready)
-        return [Decision(**item) for item in next(told, [])]
-
-    @property
-    def decided(self) -> list[Decision]:
-        """What has a reason: the recipe, and how the newest attempt cuts the work."""
-        cut = self.attempts[-1].started.decisions if self.attempts else []
-        return [*self.recipe, *(Decision(**item) for item in cut)]
-
-    @property
-    def stalled(self) -> list[AttemptHistory]:
-        """The last attempts, from the newest that saved further than all before it.
-
-        That one belongs to them, since it failed after it had saved.
-        """
-        furthest, first = 0, 0
-        for index, attempt in enumerate(self.attempts):
-            saved = max((item.step for item in attempt.checkpoints), default=0)
-            if saved > furthest:
-                furthest, first = saved, index
-        return self.attempts[first:]
-
-    @property
-    def checkpoint_seconds(self) -> tuple[float, float] | None:
-        """What the newest checkpoint cost, blocking and writing; None before there is one."""
-        saved = [item for attempt in self.attempts for item in attempt.checkpoints]
-        return (saved[-1].seconds, saved[-1].writing_seconds) if saved else None
-
-    @property
-    def seconds(self) -> float:
-        """Time that ended attempts took."""
-        return sum(
-            attempt.ended.time - attempt.started.time for attempt in self.attempts if attempt.ended
-        )
+class LedgerDamaged(BadInput):
+    """Entries of a ledger are lost for good; the message names them, and the way on."""
 
 
 class Ledger:
@@ -175,30 +48,18 @@ class Ledger:
         # Listed once: a long run's ledger has thousands of events.
         self._next = 0
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event, *, seconds: float = 0.0) -> None:
         """Keeps an event that is state; others are passed over.
+
+        Args:
+            seconds: how long to try again where storage refuses.
 
         Raises:
             StorageError: it cannot be written.
             RunBusy: another supervisor has taken the run over.
         """
-        if not isinstance(event, KEPT):
-            return
-        if self.lease is not None:
-            self.lease.fence()
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "generation": self.lease.generation if self.lease else 0,
-            **json.loads(to_json(event, job_id=self.run_id)),
-        }
-        body = json.dumps(content).encode()
-        if not self._next:
-            names = self.storage.list()
-            self._next = int(names[-1].removesuffix(".json")) + 1 if names else 1
-        # Another writer may take the number first; each event keeps a name of its own.
-        while not self.storage.write(f"{self._next:08d}.json", body, if_absent=True):
-            self._next += 1
-        self._next += 1
+        if isinstance(event, KEPT):
+            while_refused(lambda: self._write(event), seconds)
 
     def history(self) -> History:
         """Everything so far.
@@ -207,37 +68,120 @@ class Ledger:
         have been stopped for long between its look at the lease and its writing.
 
         Raises:
+            LedgerDamaged: an entry is lost; `mend` may restore it.
             BadInput: the ledger was written by a newer version.
         """
-        history, attempts = History(), dict[int, AttemptHistory]()
-        for name in self.storage.list():
-            event, generation = self._read(name)
-            if generation < history.generation:
-                continue
-            history.generation = generation
-            if isinstance(event, SupervisorStarted):
-                history.supervisor = event
-            elif isinstance(event, DecisionMade):
-                history.decisions.append(event)
-            elif isinstance(event, AttemptStarted):
-                attempts[event.attempt] = AttemptHistory(event)
-            elif isinstance(event, TrainingStarted):
-                attempts[event.attempt].ready = event
-            elif isinstance(event, AttemptEnded):
-                attempts[event.attempt].ended = event
-            elif isinstance(event, CheckpointSaved):
-                attempts[event.attempt].checkpoints.append(event)
-        history.attempts = list(attempts.values())
-        return history
+        entries = self.entries()
+        holes = [entry for entry in entries if entry.is_hole]
+        if holes:
+            raise self._damaged(holes)
+        return history_of(entries)
 
-    def _read(self, name: str) -> tuple[Event, int]:
-        """An event and the generation of who wrote it."""
-        body = self.storage.read(name)
-        content: dict[str, Any] = json.loads(body)
-        if content.get("schema_version") != SCHEMA_VERSION:
-            raise BadInput(
-                f"{self.storage.uri}/{name} has schema version {content.get('schema_version')}; "
-                f"this steadytrain reads {SCHEMA_VERSION}",
-                remedy="install the version that wrote it, or use another run name",
-            )
-        return from_json(body.decode()), int(content.get("generation", 0))
+    def as_told(self, told: Sequence[Event]) -> tuple[History, list[str]]:
+        """Everything that can be read, and what is lost, for those who only tell of a run.
+
+        Args:
+            told: the run's events, from which entries are restored.
+        """
+        entries = self.entries()
+        entries = merged(entries, restored(entries, told))
+        problems = [f"{self._path(entry)} {entry.problem}" for entry in entries if entry.is_hole]
+        return history_of(without_holes(entries)), problems
+
+    def mend(self, told: Sequence[Event], *, attempts: int = 0) -> list[str]:
+        """Restores entries that are damaged or missing; a damaged file is kept beside its entry.
+
+        Args:
+            told: the run's events.
+            attempts: how many there were, as far as is known from elsewhere.
+
+        Returns:
+            What was restored, in words.
+
+        Raises:
+            LedgerDamaged: an entry is lost, and nobody tells what it was.
+        """
+        entries = self.entries()
+        put_back = restored(entries, told)
+        whole = merged(entries, put_back)
+        holes = [entry for entry in whole if entry.is_hole]
+        accepted = bool(whole) and whole[-1].event is None
+        if not holes and not accepted and attempts >= history_of(whole).next_attempt:
+            end = whole[-1].number + 1 if whole else 1
+            holes = [Entry(end, problem=f"is missing: there was an attempt {attempts}")]
+        if holes:
+            raise self._damaged(holes)
+        for entry in put_back:
+            assert entry.event is not None
+            path = self._path(entry)
+            if os.path.lexists(path):
+                set_aside(path)
+            body = encode(entry.event, generation=entry.generation, run_id=self.run_id)
+            self.storage.write(path.name, body)
+        return [f"{self._path(entry)} ({entry.event.name})" for entry in put_back if entry.event]
+
+    def generation(self) -> int:
+        """The highest that any entry bears, damaged ones left out."""
+        return max((entry.generation for entry in self.entries()), default=0)
+
+    def entries(self) -> list[Entry]:
+        """All entries in the order of their numbers; where one is lost, a hole."""
+        names = {name: match for name in self.storage.list() if (match := _ENTRY.fullmatch(name))}
+        accepted = {int(match[1]) for match in names.values() if match[2] == "lost"}
+        found = {
+            int(match[1]): self._read(name) for name, match in names.items() if match[2] == "json"
+        }
+        last = max([*accepted, *(item.number for item in found.values() if item.event)], default=0)
+        # No writer leaves a number out: what cannot be read and follows on none is no entry.
+        while last + 1 in found:
+            last += 1
+        return [
+            Entry(number)
+            if number in accepted
+            else found.get(number, Entry(number, problem="is missing"))
+            for number in range(1, last + 1)
+        ]
+
+    def _write(self, event: Event) -> None:
+        if self.lease is not None:
+            self.lease.fence()
+        generation = self.lease.generation if self.lease else 0
+        body = encode(event, generation=generation, run_id=self.run_id)
+        if not self._next:
+            self._next = max((entry.number for entry in self.entries()), default=0) + 1
+        # Another writer may take the number first; each event keeps a name of its own. A write
+        # that was refused may have been made all the same: it is there then.
+        while not self.storage.write(name := f"{self._next:08d}.json", body, if_absent=True):
+            if self._is(name, body):
+                break
+            self._next += 1
+        self._next += 1
+
+    def _is(self, name: str, body: bytes) -> bool:
+        try:
+            return self.storage.read(name) == body
+        except (FileNotFoundError, Unreadable):
+            return False
+
+    def _read(self, name: str) -> Entry:
+        number = int(name.partition(".")[0])
+        try:
+            return decode(number, self.storage.read(name))
+        except FileNotFoundError:
+            return Entry(number, problem="is missing")
+        except Unreadable as error:
+            return Entry(number, problem=f"cannot be read: {error.message}")
+
+    def _path(self, entry: Entry) -> Path:
+        return Path(self.storage.uri) / f"{entry.number:08d}.json"
+
+    def _damaged(self, holes: Sequence[Entry]) -> LedgerDamaged:
+        told = "; ".join(f"{self._path(hole)} {hole.problem}" for hole in holes)
+        accept = " ".join(str(self._path(hole).with_suffix(".lost")) for hole in holes)
+        return LedgerDamaged(
+            f"the ledger of run {self.run_id!r} is damaged, and its events do not tell what is "
+            f"lost: {told}",
+            remedy="restore it from a backup, or give this run another name (run: ...). To "
+            "continue without what is lost (failures counted, batches left out, learning rates "
+            f"lowered, memory limits), which may change the weights: touch {accept}",
+        )

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
+from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.recovery.failures import Failure, FailureClass, classify
+from steadytrain.components.train.recovery.output import tail
 
 SUCCESSES: tuple[AttemptOutcome, ...] = ("finished", "early_stopped")
-LOG_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,12 @@ def conclude(
         return Ending(requested, result, None)
     if result is not None and result.outcome in ("stopped", "pruned") and well:
         return Ending(result.outcome, result, None)
-    logs = {rank: _tail(folder, rank) for rank in exits}
-    failure = classify(folder.errors(), exits, logs)
+    logs = {rank: tail(folder.log(rank)) for rank in exits}
+    failure = classify(folder.errors(), exits, logs, {rank: _step(folder, rank) for rank in exits})
     preempted = failure.failure_class is FailureClass.PREEMPTION
     return Ending("preempted" if preempted else "failed", result, failure)
 
 
-def _tail(folder: AttemptFolder, rank: int) -> str:
-    try:
-        with folder.log(rank).open("rb") as handle:
-            size = handle.seek(0, 2)
-            handle.seek(max(0, size - LOG_TAIL_BYTES))
-            return handle.read().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
+def _step(folder: AttemptFolder, rank: int) -> int:
+    beat = Beat.read(folder.heartbeat(rank))
+    return beat.step if beat else 0

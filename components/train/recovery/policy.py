@@ -7,6 +7,7 @@
 - Nodes that stay away are done without, as far as the configuration lets it.
 - A divergence goes back to the newest checkpoint: the first time without the batch at
   which it came, the second time with lower learning rates, a third time it stops.
+- Native code that crashes is retried as all else is, unless it crashed after the same step before.
 - All else is retried, by class of failure so many times in a row without a new
   checkpoint. A run that makes progress between its faults survives any number of them.
 - A circuit breaker counts over all classes but preemption, which says nothing about
@@ -26,6 +27,7 @@ from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.plan.batch import batch_at
 from steadytrain.components.train.plan.hardware import advice
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ladder import (
     HOST_LADDER,
     Estimate,
@@ -33,7 +35,6 @@ from steadytrain.components.train.recovery.ladder import (
     next_rung,
     what_came_of_it,
 )
-from steadytrain.components.train.recovery.ledger import History
 
 _JITTER_SHARE = 0.25
 _LOWER_RATE = 0.1
@@ -89,12 +90,24 @@ def decide(
         return Decision("stop", f"{kind} would come again")
     if kind is FailureClass.DIVERGENCE:
         return _steady(history, failure)
-    changed = None
+    answer = None
     if kind is FailureClass.PENDING_TIMEOUT:
-        changed = _shrink(history, settings)
+        answer = _shrink(history, settings)
+    elif kind is FailureClass.CRASH:
+        answer = _crash_again(history)
     elif _is_short_of_memory(failure):
-        changed = _lower(history, failure, unsharded, estimate)
-    return changed or _retry(history, kind, settings, run_id)
+        answer = _lower(history, failure, unsharded, estimate)
+    return answer or _retry(history, kind, settings, run_id)
+
+
+def _crash_again(history: History) -> Decision | None:
+    """Stops where native code crashed before, after the same step."""
+    *before, last = [item.ended for item in history.stalled if item.ended]
+    if not any(
+        (item.failure_class, item.step) == (last.failure_class, last.step) for item in before
+    ):
+        return None
+    return Decision("stop", f"{last.failure_class} after step {last.step} again: no retry helps")
 
 
 def _is_short_of_memory(failure: Failure) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import DataRecord
@@ -36,16 +37,28 @@ _REORDERING = {
     "compute.nproc_per_node",
     "compute.threads_per_rank",
 }
-_MEANING = {"data.fingerprint": " (other data, or prepared by another version of steadytrain)"}
+_MEANING = {
+    "data.fingerprint": " (other data, or prepared by another version of steadytrain)",
+    "base.content": " (the files that model.base stands for have changed)",
+}
 MAY_DIFFER = (
     f"{', '.join(f'training.{name}' for name in NEUTRAL)}, and all of {' and '.join(FREE_SECTIONS)}"
 )
 
 
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:
-    """Digest of all that decides the weights that training ends with."""
+    """Digest of all that decides the weights that training ends with.
+
+    Of the base model it is the content that counts, not the address.
+
+    Raises:
+        BadInput, StorageError: the base model cannot be asked what it is.
+    """
     training = config.training.model_dump(mode="json", exclude=set(NEUTRAL))
-    return value_digest([data.fingerprint, config.model.model_dump(mode="json"), training])
+    model = config.model.model_dump(mode="json")
+    if config.model.base:
+        model["base"] = base_content(config)
+    return value_digest([data.fingerprint, model, training])
 
 
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
@@ -56,6 +69,8 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
         "model.adapter": content["model"].pop("adapter"),
         "compute.pods": content["compute"].pop("pods"),
     }
+    if config.model.base:
+        within["base"] = {"content": base_content(config)}
     return {"data": {"fingerprint": data.fingerprint}, **content, **within}
 
 

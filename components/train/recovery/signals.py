@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as requests that a loop can look at."""
+"""Stop signals as requests that a loop can look at."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.stopping import stop_signals
 
-_OUTCOMES: dict[int, AttemptOutcome] = {signal.SIGTERM: "preempted", signal.SIGINT: "stopped"}
+_BY_HAND = (signal.SIGINT, signal.SIGQUIT)
 
 
 @dataclass
@@ -41,16 +42,9 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Notes signals while the context lasts; outside of the main thread there are none."""
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
 
     def note(number: int, _: FrameType | None) -> None:
-        request.ask(_OUTCOMES[number])
+        request.ask("stopped" if number in _BY_HAND else "preempted")
 
-    before = {number: signal.signal(number, note) for number in _OUTCOMES}
-    try:
+    with stop_signals(note):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,7 +13,7 @@ from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_
 from steadytrain.components.train.plan.learned import Learned, learned_path
 from steadytrain.components.train.plan.start import Start, estimated_memory, planned_start
 from steadytrain.components.train.recovery.failures import FailureClass
-from steadytrain.components.train.recovery.ledger import History
+from steadytrain.components.train.recovery.history import History
 
 _DERIVED = "the default, since no plan by formula holds for this device and model"
 

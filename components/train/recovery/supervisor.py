@@ -7,35 +7,35 @@ ranks it reads from their events and from the attempt's folder.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Sink, read_events
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.events import Event, Sink
 from steadytrain.components.shared.events.types import (
-    AttemptEnded,
     AttemptStarted,
-    DecisionMade,
     SupervisorStarted,
     Validated,
     Warned,
 )
+from steadytrain.components.shared.patience import REFUSED_SECONDS, while_refused
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.lease import Lease, hold
+from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.plan.batch import BatchPlan
 from steadytrain.components.train.recovery.account import account
-from steadytrain.components.train.recovery.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.ledger import History, Ledger
+from steadytrain.components.train.recovery.as_events import attempt_ended, decision_made
+from steadytrain.components.train.recovery.failures import Failure
+from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
+from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.policy import Decision, decide
 from steadytrain.components.train.recovery.settings import (
     MAY_DIFFER,
@@ -46,7 +46,7 @@ from steadytrain.components.train.recovery.settings import (
 )
 from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
 from steadytrain.components.train.recovery.sizing import Sizing
-from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
+from steadytrain.components.train.recovery.takeover import Takeover, last_folder, left_to_wait
 from steadytrain.components.train.recovery.watch import Watch
 
 OnValidation = Callable[[Validated], bool]
@@ -98,17 +98,11 @@ class Supervisor:
             StorageError: the ledger cannot be written.
         """
         self.workspace.create()
-        lease = hold(
-            LocalStorage(self.workspace.lease),
-            run_id=self.workspace.run_id,
-            seconds=self.config.recovery.lease_seconds,
-            after=self.ledger.history().generation,
-        )
-        with lease as self.lease, stop_requests() as request:
+        with owned(self.config) as self.lease, stop_requests() as request:
             self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step
-            delay = self._left_to_wait()
+            delay = left_to_wait(self.ledger.history())
             while not request.wait(delay):
                 ending, step, decision = self._attempt(request)
                 if decision is None or decision.action == "stop":
@@ -133,11 +127,13 @@ class Supervisor:
         """Takes over from earlier supervisors, and puts down what the ranks will read."""
         from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, survey
 
+        past = Takeover(self.ledger, self.workspace, self._tell)
+        past.mend()
         before, now = self.ledger.history(), settings(self.config, self.data)
         self._refuse_other_inputs(before, now)
         if before.supervisor and before.attempts:
             self._changed = accepted(before.supervisor.settings, now)
-        self.ledger.record(
+        self._tell(
             SupervisorStarted(
                 generation=self.lease.generation,
                 pid=self.lease.holder.pid,
@@ -148,15 +144,27 @@ class Supervisor:
         )
         # Read again: from here on nobody else changes it.
         history = self.ledger.history()
-        self._end_lost_attempts(history)
-        LocalStorage(self.workspace.folder).write(
-            self.workspace.config.name, self.config.to_yaml().encode()
-        )
-        self.data.save(self.workspace.record("preprocess"))
+        past.end_lost_attempts(history)
+        past.decide_anew(history, self._policy)
+        folder = LocalStorage(self.workspace.folder)
+        text = self.config.to_yaml().encode()
+        while_refused(lambda: folder.write(self.workspace.config.name, text))
+        while_refused(lambda: self.data.save(self.workspace.record("preprocess")))
+
+    @cached_property
+    def _inputs(self) -> str:
+        """Asked once: for a base model elsewhere it is a request, which an attempt can do without."""
+        return inputs_digest(self.config, self.data)
+
+    def _tell(self, event: Event) -> None:
+        """Records an event while no attempt is under way, and tells it among the run's events."""
+        self.ledger.record(event, seconds=REFUSED_SECONDS)
+        with contextlib.closing(self.workspace.stream("supervisor")) as stream:
+            stream.emit(event)
 
     def _refuse_other_inputs(self, history: History, now: Mapping[str, Any]) -> None:
         begun = history.attempts[-1].started.inputs if history.attempts else None
-        if begun in (None, inputs_digest(self.config, self.data)):
+        if begun in (None, self._inputs):
             return
         before = history.supervisor.settings if history.supervisor else {}
         changed = ": ".join(["", "; ".join(refused(before, now))]) if before else ""
@@ -168,38 +176,14 @@ class Supervisor:
             f"{self.workspace.folder}",
         )
 
-    def _end_lost_attempts(self, history: History) -> None:
-        """An attempt without an end: its supervisor died. Its ranks die with it; see to that."""
-        end_processes(self.workspace.attempts)
-        lost = [attempt for attempt in history.attempts if attempt.ended is None]
-        told = read_events(self.workspace.events) if lost else []
-        for attempt in lost:
-            for event in unrecorded(attempt, told):
-                self.ledger.record(event)
-            seen, step = last_sign_of_life(attempt, told)
-            self.ledger.record(
-                AttemptEnded(
-                    time=seen,
-                    attempt=attempt.started.attempt,
-                    outcome="failed",
-                    step=step,
-                    failure_class=FailureClass.NODE_LOST,
-                    message="the program that supervised this attempt died",
-                )
-            )
-
-    def _left_to_wait(self) -> float:
-        """Seconds of the last decision's wait, where the one who made it died in it."""
-        history = self.ledger.history()
-        last = history.decisions[-1] if history.decisions else None
-        if last is None or last.action == "stop" or last.attempt + 1 != history.next_attempt:
-            return 0.0
-        return min(max(0.0, last.time + last.delay_seconds - time.time()), last.delay_seconds)
-
     def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
         """One attempt, from the newest checkpoint to the decision on what follows it."""
         history = self.ledger.history()
-        number, taken = history.next_attempt, history.supervisor
+        # A folder beyond what the ledger knows has files of an attempt whose loss was accepted.
+        number, taken = (
+            max(history.next_attempt, last_folder(self.workspace) + 1),
+            history.supervisor,
+        )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
         resume_from, resumed_step = _newest_checkpoint(self.config, taken)
         watch = Watch(self, folder, request, step=resumed_step or 0)
@@ -243,21 +227,21 @@ class Supervisor:
                     strategy=batch.strategy,
                     offload=batch.offload,
                     resumed_from_step=resumed_step,
-                    inputs=inputs_digest(self.config, self.data),
+                    inputs=self._inputs,
                     device=self.device,
                     decisions=[asdict(item) for item in self.sizing.decisions(history)],
                 )
             )
-            spec.save(folder.spec)
+            while_refused(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:
                     watch.follow(ranks)
                 ending = conclude(folder, ranks.exits(), watch.requested)
             finally:
-                step = ending.result.step if ending.result else watch.step
-                watch.tell(_ended(number, step, ending))
-            self._remember(ending)
+                step = _last_step(ending, watch)
+                watch.tell(attempt_ended(number, step, ending))
+            self._remember(ending, watch)
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
 
     def _plan(self, watch: Watch) -> BatchPlan:
@@ -267,7 +251,7 @@ class Supervisor:
                 watch.tell(planned)
             learned = self.sizing.learned()
             if learned is not None:
-                self.ledger.record(learned)
+                watch.tell(learned)
                 watch.tell(Warned(stage="train", message=learned.reason))
         return self.sizing.plan(self.ledger.history())
 
@@ -278,13 +262,21 @@ class Supervisor:
         prior = self.config.recovery.seconds_between_failures
         return expected_between_failures(prior, history.seconds, failures)
 
-    def _remember(self, ending: Ending) -> None:
+    def _remember(self, ending: Ending, watch: Watch) -> None:
         history = self.ledger.history()
         if history.attempts[-1].checkpoints or ending.outcome in SUCCESSES:
-            self.sizing.remember(history)
+            try:
+                self.sizing.remember(history)
+            except StorageError as error:
+                watch.tell(Warned(stage="train", message=f"not kept for later runs: {error}"))
 
     def _decide(self, failure: Failure, watch: Watch) -> Decision:
         history = self.ledger.history()
+        decision = self._policy(history, failure)
+        watch.tell(decision_made(history.attempts[-1].started.attempt, failure, decision))
+        return decision
+
+    def _policy(self, history: History, failure: Failure) -> Decision:
         policy = self.decide or partial(
             decide,
             settings=self.config.recovery,
@@ -292,27 +284,7 @@ class Supervisor:
             unsharded=self.config.unsharded,
             estimate=self.sizing.estimate,
         )
-        decision = policy(history, failure)
-        watch.tell(
-            DecisionMade(
-                attempt=history.attempts[-1].started.attempt,
-                failure_class=failure.failure_class,
-                action=decision.action,
-                reason=decision.reason,
-                delay_seconds=decision.delay_seconds,
-                micro_batch_size=decision.micro_batch_size,
-                gradient_checkpointing=decision.gradient_checkpointing,
-                snapshot=decision.snapshot,
-                strategy=decision.strategy,
-                offload=decision.offload,
-                rung=decision.rung,
-                skipped_batch=decision.skipped_batch,
-                learning_rate_scale=decision.learning_rate_scale,
-                nodes=decision.nodes,
-                on_demand=decision.on_demand,
-            )
-        )
-        return decision
+        return policy(history, failure)
 
 
 def _newest_checkpoint(
@@ -324,16 +296,8 @@ def _newest_checkpoint(
     return (str(found), found.step) if found else ("", None)
 
 
-def _ended(number: int, step: int, ending: Ending) -> AttemptEnded:
-    failure = ending.failure
-    if failure is None:
-        return AttemptEnded(attempt=number, outcome=ending.outcome, step=step)
-    return AttemptEnded(
-        attempt=number,
-        outcome=ending.outcome,
-        step=step,
-        failure_class=failure.failure_class,
-        message=failure.message,
-        remedy=failure.remedy,
-        still_since=failure.still_since,
-    )
+def _last_step(ending: Ending, watch: Watch) -> int:
+    """The last step that is known of: a rank may have done more than it told of."""
+    if ending.result:
+        return ending.result.step
+    return max(watch.step, ending.failure.step if ending.failure else 0)

@@ -20,7 +20,7 @@ from typing import Literal
 
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import CheckpointSaved, TrainingStarted
-from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.outcome import SUCCESSES
 
 Kind = Literal["useful", "lost", "restarting", "checkpointing", "waiting"]

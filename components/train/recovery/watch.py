@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
+from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
@@ -14,6 +16,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
+from steadytrain.components.shared.patience import REFUSED_SECONDS
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.base import RunningAttempt
@@ -34,6 +37,7 @@ class Watch:
         self.supervisor, self.folder, self.request = supervisor, folder, request
         self.step = step
         self.pruned = False
+        self._unrecorded, self._again = deque[Event](), 0.0
         self.follower = Follower(supervisor.workspace.events)
         self.follower.skip_to_end()
         self.stream = supervisor.workspace.stream("supervisor")
@@ -44,8 +48,15 @@ class Watch:
         return self.request.outcome or ("pruned" if self.pruned else None)
 
     def tell(self, event: Event) -> None:
-        """Records an event of the supervisor's own."""
-        self.supervisor.ledger.record(event)
+        """Records an event of the supervisor's own, and what ranks have told before it.
+
+        Raises:
+            StorageError: the ledger could not be written for REFUSED_SECONDS.
+            RunBusy: another supervisor has taken the run over.
+        """
+        for waiting in [*self._unrecorded, event]:
+            self.supervisor.ledger.record(waiting, seconds=REFUSED_SECONDS)
+        self._unrecorded.clear()
         self.stream.emit(event)
         self._relay()
 
@@ -76,13 +87,29 @@ class Watch:
     def _relay(self) -> None:
         for event in self.follower.new():
             if isinstance(event, CheckpointSaved | TrainingStarted):
-                self.supervisor.ledger.record(event)
+                self._unrecorded.append(event)
             if isinstance(event, CheckpointSaved | TrainingStep | Validated):
                 self.step = max(self.step, event.step)
             for sink in list(self.supervisor.sinks):
                 self._hand(sink, event)
             if isinstance(event, Validated):
                 self._judge(event)
+        self._record()
+
+    def _record(self) -> None:
+        """What ranks have told; where storage refuses, training goes on, and it is tried again."""
+        if time.monotonic() < self._again:
+            return
+        while self._unrecorded:
+            try:
+                self.supervisor.ledger.record(self._unrecorded[0])
+            except StorageError as error:
+                if not self._again:
+                    self.stream.emit(Warned(stage="train", message=f"{error.message}; retrying"))
+                self._again = time.monotonic() + POLL_SECONDS * 10
+                return
+            self._unrecorded.popleft()
+        self._again = 0.0
 
     def _hand(self, sink: Sink, event: Event) -> None:
         """A sink that fails is left out from then on; training goes on."""

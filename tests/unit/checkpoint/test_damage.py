@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 
 import pytest
 
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage import LocalStorage, local
 from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
     CheckpointStore,
@@ -138,30 +139,124 @@ def test_other_versions_are_refused_by_name(folder):
     assert newest(folder) == store.path(2)
 
 
-def test_a_folder_that_may_not_be_read_is_no_damage(folder, monkeypatch):
+def test_a_file_that_may_not_be_read_is_no_damage(folder, monkeypatch):
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
 
-    def denied(self, name):
+    def denied(path):
         raise PermissionError(13, "Permission denied")
-        yield
 
-    monkeypatch.setattr(LocalStorage, "read_stream", denied)  # root may read everything
-    with pytest.raises(StorageError, match="cannot be read: Permission denied"):
-        newest(folder)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "open_regular", denied)  # root may read everything
+        with pytest.raises(StorageError, match="COMMIT: Permission denied"):
+            newest(folder)
     assert newest(folder) == store.path(1)
 
 
-def test_a_broken_disk_is_damage(folder, monkeypatch):
+def break_reads(path):
+    """The kernel answers reads of it with EIO, as a broken disk does."""
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (break_reads, "Input/output error"),
+        (make_pipe, "Not a regular file"),
+        (make_folder, "Is a directory"),
+    ],
+)
+@pytest.mark.parametrize("file", ["*-rank-0000.model.safetensors", "*-manifest.json", COMMIT])
+def test_what_cannot_be_read_back_is_damage_and_the_one_before_is_used(
+    folder, caplog, file, harm, said
+):
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
+    save(store, 2)
+    (path,) = (folder / "step-00000002").glob(file)
+    harm(path)
+    with caplog.at_level(logging.WARNING):
+        assert newest(folder) == store.path(1)
+    a_folder_is_no_commit = file == COMMIT and harm is make_folder
+    assert a_folder_is_no_commit or (said in caplog.text and str(path) in caplog.text)
 
-    def broken(self, name):
-        raise OSError(5, "Input/output error")
-        yield
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "read_stream", broken)
-        with pytest.raises(CheckpointDamaged, match=r"COMMIT: cannot be read \(Input/output"):
-            store.path(1).verify()
+def test_a_disk_that_takes_no_mark_either_does_not_keep_the_run_from_an_older_one(
+    folder, caplog, monkeypatch
+):
+    """A bucket without delete permission, or a disk that has become read-only."""
+    store = CheckpointStore(folder, keep=9)
+    save(store, 1)
+    save(store, 2)
+    break_reads(next((folder / "step-00000002").glob("*.model.safetensors")))
+
+    def refused(self, name):
+        raise StorageError(f"cannot delete {name}")
+
+    monkeypatch.setattr(LocalStorage, "delete", refused)
+    with caplog.at_level(logging.WARNING):
+        assert newest(folder) == store.path(1)
+    assert "passed over, but not set aside" in caplog.text
+
+
+def test_folders_that_are_no_checkpoints_are_left_alone(folder):
+    store = CheckpointStore(folder, keep=1)
+    notes = folder / "step-notes" / COMMIT
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    (folder / "step-plan").mkdir()
+    store.begin()
+    store.retain(save(store, 1), best_step=1)
+    assert newest(folder) == store.path(1)
+    assert notes.is_file()
+    assert (folder / "step-plan").is_dir()
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "..", "a/b", "a\\b", ""])
+@pytest.mark.parametrize("where", ["commit", "name", "file", "state", "rank", "slice"])
+def test_a_name_in_a_manifest_never_leads_out_of_its_folder(tmp_path, where, name):
+    """Whoever can write to the bucket can write digests that are right."""
+    address = tmp_path / "checkpoints"
+    store = CheckpointStore(address, keep=9)
+    save(store, 1)
+    save(store, 2)
+    folder = address / "step-00000002"
+    path = next(folder.glob("*-manifest.json"))
+    manifest = json.loads(path.read_bytes())
+    if where == "name":
+        manifest["name"] = name
+    elif where == "file":
+        manifest["files"][0]["name"] = name
+    elif where == "state":
+        manifest["state"] = name
+    elif where == "rank":
+        manifest["ranks"][0] = name
+    elif where == "slice":
+        manifest["tensors"][0]["slices"][0]["file"] = name
+    content = json.dumps(manifest).encode()
+    path.write_bytes(content)
+    named = name if where == "commit" else path.name
+    (folder / COMMIT).write_text(f"{hashlib.sha256(content).hexdigest()}  {named}\n")
+
+    with pytest.raises(CheckpointDamaged):
+        store.path(2).verify()
+    assert newest(address).step == 1
+
+
+def test_folders_that_are_no_checkpoints_are_left_out(tmp_path):
+    save(CheckpointStore(tmp_path, keep=9), 1)
+    for name in ("step-latest", "step-", "step-1", "step-0000000x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / COMMIT).write_text("")
+    assert names(tmp_path) == ["step-00000001"]

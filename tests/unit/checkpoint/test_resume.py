@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,9 +17,10 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.checkpoint import Checkpoint, newest
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 
+from support.forked import ForkedLauncher, ForkedRanks
 from support.training import GPT2, LLAMA, events_of, losses_of, weights_digest
 
-LONG = {"max_steps": 120, "eval_steps": 15, "save_steps": 10, "micro_batch_size": 1}
+LONG = {"max_steps": 90, "eval_steps": 15, "save_steps": 10, "micro_batch_size": 1}
 DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 
 
@@ -31,7 +30,10 @@ def wait_for_step(bench, process, step):
     while time.monotonic() < deadline:
         if any(event.step >= step for event in events_of(bench.workspace, TrainingStep)):
             return
-        assert process.poll() is None, process.communicate()
+        if isinstance(process, ForkedRanks):
+            assert not process.poll(), process.exits()
+        else:
+            assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     raise TimeoutError(step)
 
@@ -104,16 +106,17 @@ def test_killed_and_resumed_weights_are_those_of_an_undisturbed_run(make_bench):
     settings = {"training": LONG, "model": {"config": DROPOUT}}
     undisturbed, killed = make_bench("undisturbed", **settings), make_bench("killed", **settings)
     undisturbed.train_here()
-    process = killed.start(killed.attempt(1))
-    wait_for_step(killed, process, 25)
-    process.kill()
-    process.communicate()
+    launcher = ForkedLauncher()
+    with launcher.start(AttemptFolder(killed.attempt(1))) as running:
+        wait_for_step(killed, running, 15)
+        launcher.kill(0)
+    assert launcher.ranks[0].exitcode == -signal.SIGKILL
 
     checkpoint = newest(killed.workspace.checkpoints)
     killed.train_here(2, resume_from=checkpoint)
 
     assert checkpoint is not None
-    assert checkpoint.name < "step-00000120"
+    assert checkpoint.name < "step-00000090"
     assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
     assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
 
@@ -184,15 +187,16 @@ def test_one_rank_that_is_asked_to_leave_takes_the_others_with_it(make_bench):
 def test_a_failing_rank_tells_why_and_hides_secrets(make_bench):
     bench = make_bench(task="support.faults:Bug")
 
-    path = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
-    ended = bench.run(FAULT_STEP="3", PYTHONPATH=path)
+    folder, launcher = AttemptFolder(bench.attempt()), ForkedLauncher(FAULT_STEP="3")
+    with launcher.start(folder) as running:
+        running.wait()
 
-    assert ended.code == 1
-    error = ended.folder.errors()[0]
+    assert launcher.exits == [{0: 1}]
+    error = folder.errors()[0]
     assert (error.rank, error.kind, error.step) == (0, "KeyError", 1)
     assert "faults.py" in error.traceback
     assert "hf_" not in error.message + error.traceback
-    assert not ended.folder.result.exists()
+    assert not folder.result.exists()
 
 
 def test_every_generator_comes_back():
@@ -212,29 +216,32 @@ def test_another_division_of_the_batch_goes_on_with_the_same_losses(make_bench):
     """8x1 as 4x2, one rank as two and two as one: other sums, so within 1e-6 (fp32, no dropout)."""
 
     def bench(name, micro, ranks=1):
-        training = {"global_batch_size": 8, "micro_batch_size": micro, "max_steps": 60}
-        training |= {"eval_steps": 100, "save_steps": 20, "save_total_limit": 9}
+        training = {"global_batch_size": 8, "micro_batch_size": micro, "max_steps": 30}
+        training |= {"eval_steps": 100, "save_steps": 10, "save_total_limit": 9}
         return make_bench(name, training=training, compute={"nproc_per_node": ranks})
 
     def losses(one, start):
         found = losses_of(one.workspace)
-        return [found[step] for step in range(start + 1, start + 21)]
+        return [found[step] for step in range(start + 1, start + 11)]
 
     def checkpoint(one, step):
         return one.workspace.checkpoints / f"step-{step:08d}"
 
     whole, cut, two, one = bench("8x1", 8), bench("4x2", 4), bench("two", 4, 2), bench("one", 8)
     whole.train_here()
-    cut.train_here(resume_from=checkpoint(whole, 20))
-    assert losses(cut, 20) == pytest.approx(losses(whole, 20), rel=1e-6)
+    cut.train_here(resume_from=checkpoint(whole, 10))
+    assert losses(cut, 10) == pytest.approx(losses(whole, 10), rel=1e-6)
 
-    ended = two.run(ranks=2, resume_from=checkpoint(whole, 20))
-    assert ended.code == 0, ended.output
-    assert losses(two, 20) == pytest.approx(losses(whole, 20), rel=1e-6)
+    launcher = ForkedLauncher(2)
+    folder = AttemptFolder(two.attempt(ranks=2, resume_from=checkpoint(whole, 10)))
+    with launcher.start(folder) as running:
+        running.wait()
+    assert launcher.exits == [{0: 0, 1: 0}], folder.errors()
+    assert losses(two, 10) == pytest.approx(losses(whole, 10), rel=1e-6)
     assert newest(two.workspace.checkpoints).manifest.world_size == 2
 
-    one.train_here(resume_from=checkpoint(two, 40))
-    assert losses(one, 40) == pytest.approx(losses(two, 40), rel=1e-6)
+    one.train_here(resume_from=checkpoint(two, 20))
+    assert losses(one, 20) == pytest.approx(losses(two, 20), rel=1e-6)
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import boto3
 import pytest
 import torch
 from moto import mock_aws
+from moto.core import set_initial_no_auth_action_count
 
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events.types import CheckpointSaved, TrainingDiverged
@@ -18,6 +20,7 @@ from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.checkpoint import CheckpointStore, checkpoints_of, newest
 from steadytrain.components.train.checkpoint.saver import Saver, State
 from steadytrain.components.train.checkpoint.snapshot import cut
+from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.loop.errors import NonFiniteState
 from steadytrain.components.train.loop.main import main
 from steadytrain.components.train.recovery.failures import FailureClass, classify
@@ -203,10 +206,10 @@ class Slow:
         self.reached, self.let_on = threading.Event(), threading.Event()
         write = LocalStorage.write_stream
 
-        def slow(storage, name, parts):
+        def slow(storage, name, parts, *, size=0):
             self.reached.set()
             assert self.let_on.wait(SECONDS)
-            write(storage, name, parts)
+            write(storage, name, parts, size=size)
 
         monkeypatch.setattr(LocalStorage, "write_stream", slow)
 
@@ -365,3 +368,52 @@ def test_training_keeps_its_checkpoints_on_s3_and_resumes_from_there(make_bench,
     assert not bench.workspace.checkpoints.exists()
     expected = losses_of(undisturbed.workspace)
     assert losses_of(bench.workspace) == expected
+
+
+KEEPS_EVERYTHING = json.dumps(
+    {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": "s3:*", "Resource": "*"},
+            {"Effect": "Deny", "Action": "s3:Delete*", "Resource": "*"},
+        ],
+    }
+)
+
+
+def test_a_bucket_that_lets_nobody_delete_keeps_old_checkpoints_and_training_goes_on(monkeypatch):
+    """By the policies of moto's own IAM: every attempt failed after its first checkpoint."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    world, warned = World(1), []
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        boto3.client("s3").put_object(Bucket="bucket", Key="run/step-00000009/torn", Body=b"")
+        iam = boto3.client("iam")
+        iam.create_user(UserName="trainer")
+        iam.put_user_policy(UserName="trainer", PolicyName="p", PolicyDocument=KEEPS_EVERYTHING)
+        keys = iam.create_access_key(UserName="trainer")["AccessKey"]
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", keys["AccessKeyId"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["SecretAccessKey"])
+
+        def work(rank):
+            own = Saver(
+                CheckpointStore("s3://bucket/run", keep=1),
+                rank=0,
+                world_size=1,
+                gather=world.gather,
+                on_saved=lambda saved: None,
+                on_warning=warned.append,
+            )
+            for step in (1, 2, 3):
+                own.save(step, step, lambda step=step: state(float(step)))
+            own.settle()
+
+        checked = set_initial_no_auth_action_count(0)
+        assert checked(world.run)(work) == [None]
+        assert [item.step for item in committed("s3://bucket/run")] == [1, 2, 3]
+        assert newest("s3://bucket/run").step == 3
+    (told,) = warned
+    assert "s3://bucket/run stay" in told
+    assert "AccessDenied" in told

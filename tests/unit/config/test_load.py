@@ -15,6 +15,7 @@ from steadytrain.components.shared.config import (
 )
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.workspace import Workspace
 
 MINIMAL = {"name": "tiny", "data": {"source": ["a.txt"]}, "model": {"base": "folder"}}
 
@@ -148,6 +149,20 @@ def test_overrides_by_dotted_name():
     )
     assert config.training.learning_rate == 3e-4
     assert config.data.source == ["b.txt", "c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "taken"),
+    [
+        ("a\nb", "a\nb"),
+        ("/data/run #2", "/data/run #2"),
+        (" 2024 ", "2024"),
+        ("'a  b'", "a  b"),
+        ('"a\\nb"', "a\nb"),
+    ],
+)
+def test_an_override_of_text_is_taken_as_it_is_written(stated, taken):
+    assert load(yaml.safe_dump(MINIMAL), [f"output={stated}"]).output == taken
 
 
 @pytest.mark.parametrize("override", ["training.max_steps", "=3", "name.inner=3"])
@@ -293,3 +308,12 @@ def test_adapters_without_a_base_are_refused():
     model = {"config": {"model_type": "llama"}, "adapter": {"kind": "lora"}}
     with pytest.raises(ConfigError, match=r"there is no model\.base"):
         from_mapping({**MINIMAL, "model": model})
+
+
+def test_a_relative_output_needs_a_current_folder(tmp_path, monkeypatch):
+    config = from_mapping({**MINIMAL, "output": "here"})
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(BadInput, match="output = 'here': No such file"):
+        Workspace.of(config)

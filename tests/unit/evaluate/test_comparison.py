@@ -52,17 +52,22 @@ def decide(tmp_path):
         test_records="test.arrow", split_digest="split",
     )  # fmt: skip
 
-    def against(theirs, **tags):
+    def against(theirs, splits=(), first=False, **tags):
         mine = Scores.of(table(0.5))
         evaluation = EvaluationRecord(
-            task="shapes", examples=COUNT, metrics=measure(mine, Resampling(100, 0.9, 0)), scores=""
+            task="shapes",
+            weights_digest="mine",
+            examples=COUNT,
+            metrics=measure(mine, Resampling(100, 0.9, 0)),
+            scores="",
+            splits=list(splits),
         )
         candidate = Candidate(
             config, data, Known(theirs), "mine", evaluation, pa.table({"id": range(COUNT)}), mine
         )
         champion = Version("7", comparable_tags(config, data) | tags, "models:/shapes/7")
         told = []
-        decision = candidate.against(champion, told.append)
+        decision = candidate.against(None if first else champion, told.append)
         return decision, told
 
     return against
@@ -73,6 +78,16 @@ def test_a_comparable_champion_is_scored_anew_and_beaten(decide):
     assert decision.promoted
     assert decision.improvement.value == pytest.approx(0.5)
     assert told == [COUNT]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_model_whose_base_knew_another_split_is_not_promoted(decide, first):
+    assert decide(table(1.0), splits=["split"], first=first)[0].promoted
+    decision, told = decide(table(1.0), splits=["another", "split"], first=first)
+    assert not decision.promoted
+    assert "(model.base) was trained on another split" in decision.reason
+    assert decision.champion_version == (None if first else "7")
+    assert told == []
 
 
 def test_tokenizers_may_differ_where_the_bytes_are_the_same(decide):
@@ -87,6 +102,7 @@ def test_tokenizers_may_differ_where_the_bytes_are_the_same(decide):
         (table(1.0), {SPLIT: "another"}, "it may have seen these records"),
         (table(1.0), {LABELS: "another"}, "has other labels"),
         (table(1.0, size=3), {}, "was scored on other spans"),
+        (table(1.0).take(list(reversed(range(COUNT)))), {}, "was scored on other records"),
         (table(1.0, size=0), {}, "was scored on other spans"),
         (table(np.nan), {}, "gives losses that are not finite"),
         (OSError("no such file\nand more"), {}, "does not load or score: no such file"),

@@ -6,12 +6,16 @@ import pytest
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.gate import Gate, Pair
 from steadytrain.components.shared.config import GateConfig
+from steadytrain.components.shared.records import Subject
 
+SUBJECT = Subject(
+    run_id="run", model_name="shapes", champion_alias="champion", weights_digest="mine", rules="r"
+)
 HOW = Resampling(samples=500, confidence=0.95, seed=0)
 
 
 def gate(metric="bits_per_byte", **limits):
-    return Gate(GateConfig(**limits), metric, HOW)
+    return Gate(SUBJECT, GateConfig(**limits), metric, HOW)
 
 
 def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, seed=0):
@@ -22,6 +26,7 @@ def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, 
     candidate = champion * (1 - better_by) * (1 + noise * random.normal(size=count))
     return Pair(
         version="3",
+        digest="theirs",
         candidate=candidate,
         champion=champion,
         weights=size,
@@ -78,6 +83,7 @@ def test_pairing_finds_a_difference_that_the_spread_of_examples_would_hide():
     shuffled = np.random.default_rng(1).permutation(len(pair.weights))
     unpaired = Pair(
         "3",
+        "theirs",
         pair.candidate,
         (pair.champion / pair.weights)[shuffled] * pair.weights,
         pair.weights,
@@ -110,10 +116,10 @@ def test_accuracy_is_better_when_it_is_greater():
     hits = (random.random(500) < 0.9).astype(float)
     worse = np.where(np.arange(500) < 60, 0.0, hits)
     ones, units = np.ones(500), np.arange(500)
-    better = decide(Pair("1", hits, worse, ones, units, {}), "accuracy")
+    better = decide(Pair("1", "theirs", hits, worse, ones, units, {}), "accuracy")
     assert better.promoted
     assert better.greater_is_better
-    back = decide(Pair("1", worse, hits, ones, units, {}), "accuracy")
+    back = decide(Pair("1", "theirs", worse, hits, ones, units, {}), "accuracy")
     assert not back.promoted
     assert back.improvement.value < 0
     assert "% worse" in back.reason
@@ -121,7 +127,7 @@ def test_accuracy_is_better_when_it_is_greater():
 
 def test_a_champion_that_is_always_wrong_is_compared_by_the_difference():
     ones, units = np.ones(50), np.arange(50)
-    decision = decide(Pair("1", ones, np.zeros(50), ones, units, {}), "accuracy")
+    decision = decide(Pair("1", "theirs", ones, np.zeros(50), ones, units, {}), "accuracy")
     assert decision.promoted
     assert decision.improvement.value == 1.0
 
@@ -133,8 +139,8 @@ def test_groups_are_the_evidence_and_not_their_examples():
     weights = np.ones(1000)
     champion = np.full(1000, 2.0)
     candidate = champion * (0.985 + drift - drift.mean())
-    alone = Pair("1", candidate, champion, weights, np.arange(1000), {})
-    grouped = Pair("1", candidate, champion, weights, units, {})
+    alone = Pair("1", "theirs", candidate, champion, weights, np.arange(1000), {})
+    grouped = Pair("1", "theirs", candidate, champion, weights, units, {})
     assert decide(alone).promoted
     assert not decide(grouped).promoted
 
@@ -151,7 +157,7 @@ def sliced(worse_by):
     rows = {"code": np.arange(150), "prose": np.arange(150, 190), "few": np.arange(190, 200)}
     candidate = pair.candidate.copy()
     candidate[150:] = pair.champion[150:] * (1 + worse_by)
-    return Pair("3", candidate, pair.champion, pair.weights, pair.units, rows)
+    return Pair("3", "theirs", candidate, pair.champion, pair.weights, pair.units, rows)
 
 
 def test_a_slice_that_gets_worse_stops_a_better_model():

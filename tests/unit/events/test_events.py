@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -15,6 +17,9 @@ from steadytrain.components.shared.events import (
     read_events,
     unread,
 )
+from steadytrain.components.shared.events import (
+    stream as stream_module,
+)
 from steadytrain.components.shared.events.types import (
     Event,
     StepFailed,
@@ -24,6 +29,8 @@ from steadytrain.components.shared.events.types import (
     from_json,
     to_json,
 )
+
+from support.disks import small_file_system
 
 STEP = TrainingStep(
     attempt=1,
@@ -127,3 +134,46 @@ def test_a_file_may_be_larger_than_two_gigabytes(tmp_path):
     assert follower.new() == [STEP]
     ((_, _, offset),) = unread(tmp_path, {"a.jsonl": 5 << 30})
     assert offset == path.stat().st_size > 5 << 30
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 64 KiB."""
+    with small_file_system(tmp_path / "disk", "size=64k") as place:
+        yield place
+
+
+def test_a_full_disk_stops_no_writer_and_loses_no_event(small_disk):
+    stream = EventStream(JsonLines(small_disk / "a.jsonl", job_id="r"))
+    stream.emit(STEP)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError):
+        filler.write_bytes(b"x" * 100_000)
+    waiting = [dataclasses.replace(STEP, step=number) for number in range(11, 60)]
+    for event in waiting:
+        stream.emit(event)
+    assert len(read_events(small_disk)) < 20
+    filler.unlink()
+    last = dataclasses.replace(STEP, step=60)
+    stream.emit(last)
+    stream.close()
+    *steps, warning = sorted(read_events(small_disk), key=lambda event: event.name == "warned")
+    assert steps == [STEP, *waiting, last]
+    assert warning.message.endswith("No space left on device")
+
+
+def test_what_waits_for_a_disk_is_bounded(small_disk, monkeypatch):
+    monkeypatch.setattr(stream_module, "MAX_WAITING", 5)
+    stream = EventStream(JsonLines(small_disk / "a.jsonl", job_id="r"))
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError):
+        filler.write_bytes(b"x" * 100_000)
+    for number in range(300):
+        stream.emit(dataclasses.replace(STEP, step=number))
+    written = len(read_events(small_disk))
+    filler.unlink()
+    stream.emit(dataclasses.replace(STEP, step=300))
+    stream.close()
+    *steps, warning = sorted(read_events(small_disk), key=lambda event: event.name == "warned")
+    assert [event.step for event in steps[written:]] == [296, 297, 298, 299, 300]
+    assert f"{301 - written - 5} of them are lost" in warning.message

@@ -169,7 +169,7 @@ def test_new_data_of_another_kind_are_news_with_a_figure(champion):
     assert "and have drifted: " in news.reason
     (words,) = (move for move in news.moves if move.what == "words")
     assert f"words {words.value:.3f} (Jensen-Shannon distance, limit 0.1)" in news.reason
-    assert not list(Path(config.output).glob(".look-*"))
+    assert not list(Path(config.output).rglob(".*"))
 
 
 @pytest.mark.parametrize(("when", "found"), [("new_data", True), ("drift", False)])

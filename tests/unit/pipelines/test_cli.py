@@ -8,6 +8,12 @@ import sys
 
 import pytest
 
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.runs import list_runs
+
+from support.odd import call
+
 COMMANDS = [
     "run",
     "list",
@@ -36,10 +42,10 @@ def steadytrain(*arguments, cwd=None):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches(command):
-    done = steadytrain(command, "--help")
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) > 5
+def test_help_teaches(command, tmp_path):
+    done = call(command, "--help", folder=tmp_path)
+    assert done.code == 0
+    assert len(done.out.splitlines()) > 5
 
 
 def test_validate_tells_every_problem_and_fails(tmp_path):
@@ -119,3 +125,27 @@ def test_doctor_never_prints_a_credential(tmp_path, monkeypatch):
     assert "HF_TOKEN: present" in done.stdout
     assert "qqq" not in done.stdout + done.stderr
     assert "hunter2" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "stop", "resume", "explain"])
+@pytest.mark.parametrize(
+    "name", ["../../other/runs/tiny", "{tmp}/other/runs/tiny", "..", "", "a\nb"]
+)
+def test_the_name_of_a_run_is_never_a_path(make_run, tmp_path, command, name):
+    run = make_run(output=tmp_path / "other")
+    make_run(output=tmp_path / "output")
+    before = {path: path.stat().st_mtime_ns for path in run.workspace.output.rglob("*")}
+    with pytest.raises(BadInput, match=r"not in .*output") as caught:
+        app(
+            [command, "-o", str(tmp_path / "output"), "--", name.format(tmp=tmp_path)],
+            standalone_mode=False,
+        )
+    assert "the runs there: tiny" in caught.value.remedy
+    assert before == {path: path.stat().st_mtime_ns for path in run.workspace.output.rglob("*")}
+
+
+def test_folders_that_no_run_made_are_left_out_of_the_list(make_run, tmp_path):
+    make_run()
+    for name in (".git", "A B", "tiny.old"):
+        (tmp_path / "output" / "runs" / name).mkdir()
+    assert [run.run_id for run in list_runs(tmp_path / "output")] == ["tiny"]

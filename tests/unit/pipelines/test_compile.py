@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME
+from steadytrain.components.shared.attached import MOUNT_PATH, NAME, SECRETS, STEP_SECRETS
 from steadytrain.components.shared.config.parameters import FIELDS
 from steadytrain.pipelines.compile import compile_pipeline
 
@@ -120,12 +120,33 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
     assert parameters["output"]["defaultValue"] == MOUNT_PATH
 
 
-def test_secrets_come_by_reference_and_may_lack(attached):
-    for item in attached.values():
+@pytest.mark.parametrize(("pipeline", "fuse"), [("finetune", False), ("retrain", True)])
+def test_each_step_gets_its_keys_of_the_secret_and_no_other(tmp_path, pipeline, fuse):
+    """By reference, and each key may be missing."""
+    path = compile_pipeline(tmp_path / "pipeline.yaml", pipeline=pipeline, fuse=fuse)
+    _, platform = yaml.safe_load_all(path.read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for label, item in executors.items():
         (secret,) = item["secretAsEnv"]
         assert secret["secretName"] == NAME
         assert secret["optional"]
-        assert {"secretKey": "HF_TOKEN", "envVar": "HF_TOKEN"} in secret["keyToEnv"]
+        assert all(key["secretKey"] == key["envVar"] for key in secret["keyToEnv"])
+        given = [key["envVar"] for key in secret["keyToEnv"]]
+        assert sorted(given) == sorted(STEP_SECRETS[label.removeprefix("exec-")])
+
+
+def test_credentials_stay_with_the_steps_that_use_them():
+    """The training also runs users' code, and models that others have made."""
+    having = {
+        key: {step for step, keys in STEP_SECRETS.items() if key in keys}
+        for key in ("HF_TOKEN", "KF_PIPELINES_ENDPOINT", "STEADYTRAIN_WEBHOOK_URL")
+    }
+    assert having == {
+        "HF_TOKEN": {"look", "preprocess", "train"},
+        "KF_PIPELINES_ENDPOINT": {"report"},
+        "STEADYTRAIN_WEBHOOK_URL": {"report"},
+    }
+    assert "MLFLOW_FLASK_SERVER_SECRET_KEY" not in SECRETS
 
 
 def test_no_image_is_latest_and_none_installs_at_run_time(spec):

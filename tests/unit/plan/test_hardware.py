@@ -111,7 +111,7 @@ def test_prices_of_ones_own_replace_all(tmp_path):
         ("h100: {usd: 1}", r"h100\.usd"),
         ("h100: {", "not valid YAML"),
         ("tpu: {}", "'tpu'"),
-        (None, "No such file"),
+        (None, "no such file"),
     ],
 )
 def test_prices_that_cannot_be_read_are_told(tmp_path, text, message):

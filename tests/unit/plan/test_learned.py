@@ -8,7 +8,7 @@ from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
 from steadytrain.components.train.plan.plan import plan_training
-from steadytrain.components.train.recovery.ledger import History
+from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.sizing import Sizing
 
 DEVICE = "NVIDIA H100 80GB HBM3"

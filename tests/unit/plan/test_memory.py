@@ -68,6 +68,25 @@ HELD_OUT = [
 """None of them was looked at while the formulas were written."""
 
 
+FEW, AS_DESCRIBED = 2, 0
+"""A layer more is more of the same: by default a few show what the whole models show for long."""
+LAYERS = pytest.mark.parametrize(
+    "layers", [FEW, pytest.param(AS_DESCRIBED, marks=pytest.mark.soak)]
+)
+
+
+def cut(cases, layers):
+    """The cases with so many layers each."""
+    if layers == AS_DESCRIBED:
+        return cases
+    return [
+        replace(case, model={**case.model, name: layers})
+        for case in cases
+        for name in ("n_layer", "num_hidden_layers")
+        if name in case.model
+    ]
+
+
 def within_what_is_stated(cases, truths):
     """The errors on average and at worst, as the README states them."""
     for estimate, mean, worst in ((by_formula, 0.05, 0.12), (by_dry_run, 0.015, 0.04)):
@@ -89,8 +108,10 @@ def by_dry_run(case):
     return dry_run(case.model, case.setting, labels=case.labels).total
 
 
-def test_formula_and_dry_run_hold_on_configurations_that_they_have_not_seen():
-    within_what_is_stated(HELD_OUT, [measured_peak(case) for case in HELD_OUT])
+@LAYERS
+def test_formula_and_dry_run_hold_on_configurations_that_they_have_not_seen(layers):
+    cases = cut(HELD_OUT, layers)
+    within_what_is_stated(cases, [measured_peak(case) for case in cases])
 
 
 DDP = replace(CPU, strategy="ddp", ranks=2)

@@ -307,7 +307,8 @@ def test_the_command_needs_no_torch():
 
 
 def test_where_torch_is_installed_the_command_runs_dry():
-    done = command("causal-lm", "--gpu", "t4", "--json")
+    smaller = "model.config.num_hidden_layers=1"
+    done = command("causal-lm", "--gpu", "t4", "--json", "--set", smaller)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.rpartition("[")[0])["memory"]["by"] == "dry run"
     assert "--formula leaves it out" in done.stderr

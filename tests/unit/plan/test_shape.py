@@ -82,7 +82,7 @@ def test_from_scratch_the_vocabulary_is_the_tokenizers():
     [
         ("hub:nobody/knows", "'hub:nobody/knows': no architecture of that name"),
         ("s3://bucket/model", "its configuration lies elsewhere"),
-        ("/nowhere", "/nowhere/config.json cannot be read"),
+        ("/nowhere", "/nowhere/config.json: no such file"),
     ],
 )
 def test_what_cannot_be_known_is_told_with_a_remedy(base, message):

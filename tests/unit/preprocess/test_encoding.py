@@ -112,6 +112,28 @@ def test_template_that_refuses(chatml: Any) -> None:
         encode_chat(chatml, CHAT)
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ m.content.split('</think>')[-1] }}",
+        "{{ m.content[:6] }}",
+        "{{ m.content | upper }}",
+        "{{ m.content | replace('\\n', ' ') }}",
+        "{{ m.content | trim('<') }}",
+        "{% if m.role == 'user' and '\ue000' not in m.content %}{{ messages[loop.index].content }}"
+        "{% endif %}{{ m.content }}",
+        "{{ m.content }}{% if loop.last and '\ue000' not in m.content %}!{% endif %}",
+    ],
+)
+def test_contents_that_are_not_all_there_are_refused(chatml: Any, shown: str) -> None:
+    """What is left out counts as said; what stands twice could be copied."""
+    said = "<think>two\nand two</think>4"
+    chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": said}]
+    chatml.chat_template = CHATML.replace("{{ m.content CONTENT }}", shown)
+    with pytest.raises(BadInput, match="leaves part of them out"):
+        encode_chat(chatml, chat)
+
+
 def test_template_that_loses_contents(chatml: Any) -> None:
     chatml.chat_template = "{{ messages[0].content }}"
     with pytest.raises(BadInput, match="rewrites"):

@@ -46,6 +46,19 @@ def test_too_old_for_another_run_yet_good_for_its_own(path: Path, configure: Any
     assert not reused(configure(path, run_name="two", recovery=expired))
 
 
+@pytest.mark.parametrize("hidden", ["entry", "file"])
+def test_what_cannot_be_read_is_prepared_again(path: Path, configure: Any, hidden: str) -> None:
+    """A link to itself is refused as another user's file is, to root as well."""
+    config = configure(path)
+    record = run(config)
+    (entry,) = (Workspace.of(config).output / "reuse" / "preprocess").iterdir()
+    place = entry if hidden == "entry" else record.path("card.json")
+    place.unlink()
+    place.symlink_to(place.name)
+    assert not reused(config)
+    assert reused(config)
+
+
 @pytest.mark.parametrize(
     "name", ["train/shard-00000.arrow", "tokenizer/tokenizer.json", "card.json"]
 )
@@ -62,8 +75,10 @@ def test_damaged_data_are_prepared_again(
         middle = len(content) // 2
         file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     assert not reused(configure(path))
-    assert file.read_bytes() == content
-    assert [item.name for item in Path(record.folder).parent.iterdir()] == [record.fingerprint]
+    again = run(configure(path))
+    assert again.path(name).read_bytes() == content
+    assert again.fingerprint == record.fingerprint
+    assert again.folder != record.folder
 
 
 @pytest.mark.parametrize(
@@ -87,12 +102,3 @@ def test_new_content_makes_them_anew(path: Path, configure: Any) -> None:
     assert not reused(configure(path, run_name="one"))
     write_jsonl(path, texts(61))
     assert not reused(configure(path, run_name="one"))
-
-
-def test_what_a_killed_run_left_is_cleared(path: Path, configure: Any) -> None:
-    config = configure(path)
-    left = Workspace.of(config).unfinished_data
-    (left / "spool").mkdir(parents=True)
-    (left / "spool" / "part-000.arrows").write_bytes(b"torn")
-    run(config)
-    assert not left.exists()

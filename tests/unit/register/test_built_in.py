@@ -1,21 +1,29 @@
 """The built-in tasks through evaluation, gate, registry and back, with tiny real models."""
 
+import contextlib
 import json
+import shutil
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import mlflow
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import yaml
+from transformers import AutoModelForCausalLM
 
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.digest import file_digest
+from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.records import DataRecord, SideRecord, TrainRecord
+from steadytrain.components.shared.remote_code import code_digest
 from steadytrain.components.shared.workspace import Workspace
 
+from support.canary import infect, make_canary
 from support.tiny import TEXTS, make_classifier, make_language_model, make_tokenizer
 
 LABELS = ["code", "prose"]
@@ -31,14 +39,16 @@ def write(path, table):
 def finished(trained):
     """A run of a built-in task whose model is there: what evaluation begins with."""
 
-    def make(run, task, tokenizer, model, records):
+    def make(run, task, tokenizer, model, records, **section):
         config = trained(run, 0.5)
         content = config.model_dump(mode="json")
+        if section:
+            content["model"] = section
         content["data"] |= {"task": task, "sequence_length": 64}
         content["data"].pop("source")
         config = from_mapping(content | {"data": content["data"] | {"source": ["lines"]}})
         workspace = Workspace.of(config)
-        folder = workspace.data(f"data-{run}")
+        folder = workspace.prepared / f"data-{run}"
         tokenizer.save_pretrained(folder / "tokenizer")
         ids = [tokenizer(line)["input_ids"] for line in LINES]
         shard = {"input_ids": pa.array(ids, pa.list_(pa.int32()))}
@@ -58,7 +68,7 @@ def finished(trained):
         model.save_pretrained(workspace.model)
         tokenizer.save_pretrained(workspace.model)
         train = TrainRecord.load(workspace.record("train"))
-        digest = file_digest(workspace.model / "model.safetensors")
+        digest = weights_digest(workspace.model)
         train.model_copy(update={"weights_digest": digest}).save(workspace.record("train"))
         return config
 
@@ -140,3 +150,105 @@ def test_a_classifier_goes_the_whole_way(finished):
     record = register(config)
     served = mlflow.pyfunc.load_model(record.model_uri).predict(["import json"])
     assert served["label"][0] in LABELS
+
+
+@pytest.fixture
+def nobody_answers(monkeypatch, tmp_path):
+    def asked(*_):
+        raise AssertionError("something waits for stdin")
+
+    monkeypatch.setattr("builtins.input", asked)
+    modules = str(tmp_path / "modules")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+
+
+@pytest.fixture
+def champion(finished):
+    """The files of a champion, and a better model that will be compared with it."""
+    tokenizer = make_tokenizer(100)
+    one = finished(
+        "one", "causal_lm", tokenizer, make_language_model("llama", len(tokenizer)), lines()
+    )
+    evaluate(one)
+    record = register(one)
+    promote(one)
+    learned = better(make_language_model("llama", len(tokenizer)), tokenizer)
+    two = finished("two", "causal_lm", tokenizer, learned, lines())
+    client = mlflow.MlflowClient()
+    place = client.get_model_version_download_uri(record.model_name, record.version)
+    logged = (
+        mlflow.get_logged_model(place.removeprefix("models:/")) if "models:/" in place else None
+    )
+    folder = Path(unquote(urlsplit(logged.artifact_location if logged else place).path))
+    return folder, record.model_uri, two
+
+
+def change_flavors(folder, **fields):
+    content = yaml.safe_load((folder / "MLmodel").read_text())
+    for flavor in content["flavors"].values():
+        flavor.update(fields)
+    (folder / "MLmodel").write_text(yaml.safe_dump(content))
+
+
+def test_the_code_of_a_hostile_champion_does_not_run(champion, tmp_path, nobody_answers):
+    folder, uri, two = champion
+    canary = tmp_path / "canary"
+    infect(folder / "model", canary)
+    change_flavors(folder, pipeline_model_type="CanaryForCausalLM")
+
+    _, gate = evaluate(two)
+
+    assert not canary.exists()
+    assert not gate.promoted
+    assert "modeling_canary.py" in gate.reason
+    assert "model.trust_remote_code is false" in gate.reason
+    # MLflow's own way of loading it runs it: what this test is about.
+    with contextlib.suppress(Exception):
+        mlflow.transformers.load_model(uri, return_type="components")
+    assert canary.exists()
+
+
+def test_the_code_that_a_champion_s_mlmodel_names_does_not_run(champion, tmp_path, nobody_answers):
+    folder, uri, two = champion
+    canary = tmp_path / "canary"
+    (folder / "code").mkdir()
+    for name in ("hostile", "transformers", "torch"):
+        (folder / "code" / f"{name}.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    change_flavors(folder, loader_module="hostile", code="code")
+
+    _, gate = evaluate(two)
+
+    assert gate.promoted, gate.reason
+    assert not canary.exists()
+    with contextlib.suppress(Exception):
+        mlflow.pyfunc.load_model(uri)
+    assert canary.exists()
+
+
+def test_a_champion_with_the_pinned_code_is_compared(finished, tmp_path, nobody_answers):
+    base = make_canary(tmp_path / "base", tmp_path / "canary")
+    tokenizer = make_tokenizer(100)
+    pinned = {"base": str(base), "trust_remote_code": True, "revision": code_digest(base)}
+    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=True)
+    one = finished("one", "causal_lm", tokenizer, model, lines(), **pinned)
+    evaluate(one)
+    register(one)
+    assert promote(one).champion
+
+    two = finished("two", "causal_lm", tokenizer, better(model, tokenizer), lines(), **pinned)
+    _, gate = evaluate(two)
+    assert gate.champion_version == "1"
+    assert gate.promoted, gate.reason
+
+    # Without the option, the same candidate is judged against nothing it would have to run.
+    shutil.rmtree(Workspace.of(two).model)
+    better(make_language_model("llama", len(tokenizer)), tokenizer).save_pretrained(
+        Workspace.of(two).model
+    )
+    tokenizer.save_pretrained(Workspace.of(two).model)
+    plain = two.model_copy(
+        update={"model": two.model.model_copy(update={"trust_remote_code": False})}
+    )
+    _, gate = evaluate(plain)
+    assert not gate.promoted
+    assert "model.trust_remote_code is false" in gate.reason

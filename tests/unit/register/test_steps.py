@@ -73,6 +73,21 @@ def test_the_evaluation_is_used_again_and_what_made_it_champion_stands(trained):
     assert [e.reused for e in finished if e.stage == "evaluate"] == [False, True]
 
 
+def test_a_damaged_decision_is_decided_anew_and_the_champion_stays(trained):
+    config = trained("first", 0.8)
+    whole(config)
+    workspace = Workspace.of(config)
+    place = workspace.record("gate")
+    place.write_bytes(place.read_bytes()[:100])
+    _, gate = evaluate(config)
+    assert not gate.promoted
+    assert "is this very model" in gate.reason
+    warned = [event.message for event in read_events(workspace.events) if event.name == "warned"]
+    assert f"{place} cannot be read" in warned[-1]
+    assert Registry(config, workspace).champion().number == "1"
+    assert evaluate(config)[1] == gate
+
+
 def test_the_same_weights_of_another_run_do_not_beat_themselves(trained):
     assert whole(trained("first", 0.8))[0].promoted
     gate, _ = whole(trained("second", 0.8))
@@ -257,12 +272,13 @@ def test_an_alias_that_is_moved_by_hand_while_it_is_written_is_noticed(trained, 
     second = trained("second", 0.9)
     evaluate(second)
     register(second)
-    honest = Registry.set_alias
+    client = Registry(config, Workspace.of(config)).tracking.client
+    honest = type(client).set_registered_model_alias
 
-    def with_a_hand_in_between(self, alias, version):
-        honest(self, alias, version)
-        self.tracking.client.set_registered_model_alias(self.name, alias, "2")
+    def with_a_hand_in_between(self, name, alias, version):
+        honest(self, name, alias, version)
+        honest(self, name, alias, "2")
 
-    monkeypatch.setattr(Registry, "set_alias", with_a_hand_in_between)
+    monkeypatch.setattr(type(client), "set_registered_model_alias", with_a_hand_in_between)
     with pytest.raises(SteadytrainError, match="names version 2 now"):
         promote(config)

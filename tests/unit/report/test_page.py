@@ -171,6 +171,7 @@ def test_many_classes_are_listed_not_drawn(language_model: Any) -> None:
     confusion = [[5 if row == column else 0 for column in range(count)] for row in range(count)]
     confusion[3][7] = 9
     EvaluationRecord(
+        weights_digest="w",
         task="sequence_classification",
         examples=209,
         metrics={"accuracy": Interval(value=0.9, low=0.8, high=1)},

@@ -14,6 +14,7 @@ from steadytrain.components.report import resubmit as module
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.step import run as report
 from steadytrain.components.report.story import outcome
+from steadytrain.components.shared import patience
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Resubmitted, Warned
 from steadytrain.components.shared.storage import LocalStorage
@@ -118,6 +119,18 @@ def test_so_often_in_a_row_without_a_new_checkpoint(kfp, lost):
     assert told.number == 1, "a new checkpoint gives it its chances back"
 
 
+def test_a_note_that_cannot_be_read_counts_as_one(make_config):
+    """It may have been for the same step: better once too few than without end."""
+    written = Writer(make_config(recovery={"resubmit": 2}))
+    written.again()
+    facts = gather(written.workspace)
+    folder = written.workspace.resubmitted
+    folder.mkdir(parents=True)
+    for number, damage in enumerate([b"", b"{", b"[]", b'{"time": 1}', b"\xff", b"[" * 9999], 1):
+        (folder / f"damaged-{number}.json").write_bytes(damage)
+        assert module._take(facts, f"job-{number}") == 2 * number
+
+
 def kfp_again(kfp, run):
     """Somebody submits it by hand."""
     content = {key: run[key] for key in ("display_name", "experiment_id", "runtime_config")}
@@ -172,7 +185,7 @@ def test_a_deleted_run_stays_deleted(api, kfp, lost):
 
 
 def test_whether_it_was_terminated_must_be_known(api, kfp, lost, monkeypatch):
-    monkeypatch.setattr("steadytrain.components.shared.cluster.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
     api.away = True
     told = again(lost)
     assert "not submitted again: the cluster's API server" in told.message
@@ -200,7 +213,34 @@ def test_what_is_at_work_elsewhere_is_left_alone(kfp, lost):
     assert len(kfp.all("runs")) == 1
 
 
-def test_a_server_that_refuses_is_told(kfp, lost):
+@pytest.mark.parametrize("status", [401, 403, 503])
+@pytest.mark.parametrize("call", ["GET /apis/v2beta1/healthz", "GET /apis/v2beta1/runs/"])
+def test_a_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, status):
+    """An exit handler runs once: what it does not submit, nobody does."""
+    monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
+    kfp.fail_next = [(call, status)] * 4
+    assert isinstance(again(lost), Resubmitted)
+    assert len(kfp.all("runs")) == 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_a_start_that_is_refused_for_a_while_is_repeated(kfp, lost, monkeypatch, status):
+    monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
+    kfp.fail_next = [("POST /apis/v2beta1/runs", status)] * 2
+    assert isinstance(again(lost), Resubmitted)
+    assert len(kfp.all("runs")) == 2
+
+
+def test_an_answer_that_is_lost_starts_no_second_run(kfp, lost, monkeypatch):
+    monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
+    kfp.lose_next = ["POST /apis/v2beta1/runs"]
+    told = again(lost)
+    _, second = kfp.all("runs")
+    assert told.kfp_run == second["run_id"]
+
+
+def test_a_server_that_refuses_is_told(kfp, lost, monkeypatch):
+    monkeypatch.setattr(patience, "DENIED_SECONDS", 0.0)
     kfp.token = "somebody-elses"
     told = again(lost)
     assert isinstance(told, Warned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from typing import Any
@@ -14,8 +15,9 @@ from steadytrain.components.report.page import render
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.summary import summary
 from steadytrain.components.report.timeline import LEFT, WIDTH, timeline
+from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, CheckpointSaved
-from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.times import Times, spans
 
 DAY = 86_400.0
@@ -125,8 +127,10 @@ def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: 
     for path in sorted(bare.workspace.ledger.iterdir()):
         if b"attempt_ended" in path.read_bytes():
             path.unlink()
+    for path in bare.workspace.events.iterdir():
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if "attempt_ended" not in line))
     facts = gather(bare.workspace)
-    facts.events = [event for event in facts.events if event.name != "attempt_ended"]
     bare.clock += DAY
     bare.begin("report")
     assert facts.spans[-1].end == facts.events[-1].time
@@ -136,7 +140,10 @@ def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: 
 def test_a_ledger_of_another_version_is_said_and_the_page_written(bare: Any) -> None:
     bare.attempt(1, last=40, max_steps=100)
     first = min(bare.workspace.ledger.iterdir())
-    first.write_bytes(first.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 9'))
+    content = json.loads(first.read_bytes())
+    del content["digest"]
+    content["schema_version"] = 9
+    first.write_text(json.dumps({"digest": value_digest(content), **content}))
     facts = gather(bare.workspace)
     assert "schema version 9" in "".join(facts.unreadable)
     assert "schema version 9" in render(facts)

@@ -10,10 +10,8 @@ from transformers import (
     AutoTokenizer,
 )
 
-from steadytrain.components.tasks.scoring.logged import (
-    load_transformers_model,
-    log_transformers_model,
-)
+from steadytrain.components.shared.encoding import load_tokenizer
+from steadytrain.components.tasks.scoring.logged import fetched_model, log_transformers_model
 
 TEXT = pa.table({"id": ["1"], "text": ["def add(first, second):"]})
 CHAT = pa.table({"id": ["1"], "messages": ['[{"role": "user", "content": "What is a stack?"}]']})
@@ -44,6 +42,14 @@ def log(folder, records, task):
     )
 
 
+def read_back(uri, task):
+    with fetched_model(uri) as (model, tokenizer):
+        return {
+            "model": AUTO[task].from_pretrained(model, dtype=torch.float32),
+            "tokenizer": load_tokenizer(tokenizer),
+        }
+
+
 def test_a_language_model_is_served_and_read_back(active_run, language_folder, tokenizer):
     uri = log(language_folder, CHAT, "text-generation")
     served = mlflow.pyfunc.load_model(uri)
@@ -52,7 +58,7 @@ def test_a_language_model_is_served_and_read_back(active_run, language_folder, t
     assert "What is a stack?" in str(served.input_example)
     assert all(isinstance(text, str) for text in served.predict(["def push("]))
 
-    loaded = load_transformers_model(uri)
+    loaded = read_back(uri, "text-generation")
     assert loaded["tokenizer"].get_vocab() == tokenizer.get_vocab()
     original = type(loaded["model"]).from_pretrained(language_folder).state_dict()
     for name, weight in loaded["model"].state_dict().items():
@@ -67,4 +73,4 @@ def test_a_classifier_is_served_with_labels_and_scores(active_run, classifier_fo
     assert set(found["label"]) <= {"code", "prose"}
     assert found["score"].between(0.5, 1).all()
     assert [column.name for column in served.metadata.signature.outputs] == ["label", "score"]
-    assert load_transformers_model(uri)["model"].config.id2label == {0: "code", 1: "prose"}
+    assert read_back(uri, "text-classification")["model"].config.id2label == {0: "code", 1: "prose"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 
 import pytest
@@ -15,11 +16,12 @@ import steadytrain.pipelines
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
 from steadytrain.components.shared.kubeflow.connection import connect
+from steadytrain.components.shared.kubeflow.listing import pages
 from steadytrain.pipelines import cli, submit_command
 from steadytrain.pipelines.server import follow as following
 from steadytrain.pipelines.server import submission
 from steadytrain.pipelines.server.follow import Step, follow
-from steadytrain.pipelines.server.upload import find_or_make, pages, upload
+from steadytrain.pipelines.server.upload import find_or_make, upload
 
 from support.compiled import compiled_once
 
@@ -154,6 +156,20 @@ def test_lists_are_read_to_their_end(kfp):
     assert [item.display_name for item in found] == [f"e{number}" for number in range(5)]
 
 
+@pytest.mark.parametrize("call", ["experiments", "pipelines", "runs", "recurring_runs"])
+def test_a_list_that_repeats_its_pages_ends_with_an_error(kfp, call):
+    server, kfp.page_size, kfp.repeats = connect(kfp.address), 2, True
+    kind = call.replace("_", "")
+    kfp.things[kind] = {str(number): {"display_name": f"e{number}"} for number in range(7)}
+    api = getattr(server, call)
+    lists = getattr(
+        api, f"{call.removesuffix('s')}_service_list_{call}".replace("_runs_s", "_run_s")
+    )
+    begun = itertools.islice(pages(lists, call), 20)
+    with pytest.raises(ServerError, match=f"repeats a page of its {call.replace('_', ' ')}"):
+        list(begun)
+
+
 SCRIPT = [
     [("root-driver", "RUNNING")],
     [("root", "RUNNING"), ("preprocess-driver", "SUCCEEDED"), ("preprocess", "RUNNING")],
@@ -194,6 +210,23 @@ def test_a_run_that_is_gone_ends_the_following(kfp, submitted):
     kfp.things["runs"].clear()
     with pytest.raises(ServerError, match="not found"):
         submitted.wait()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_denial_that_passes_does_not_end_the_following(kfp, submitted, status):
+    """A server that restarts denies everything until it has read tokens and roles."""
+    kfp.fail_next = [("GET /apis/v2beta1/runs", status)] * 4
+    kfp.script = [[("run", "RUNNING")], [("run", "SUCCEEDED")]]
+    assert follow(submitted.server, submitted.run_id, (), lambda _: None).succeeded
+    assert kfp.fail_next == []
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_denial_that_lasts_ends_the_following(kfp, submitted, status):
+    kfp.fail_next = [("GET /apis/v2beta1/runs", status)] * 4
+    with pytest.raises(ServerError, match=str(status)):
+        follow(submitted.server, submitted.run_id, (), lambda _: None, denied_seconds=0)
+    assert len(kfp.fail_next) == 3
 
 
 def test_a_server_that_stays_away_ends_the_following(kfp, submitted):

@@ -97,6 +97,64 @@ def test_at_most_one_runs_at_a_time(kfp, what):
     assert len(kfp.all("runs")) == 2
 
 
+def resubmitted(kfp, **changes):
+    """What the exit handler does for a run that lost a step: another one of the same name."""
+    (first,) = kfp.all("runs")
+    kept = ("display_name", "experiment_id", "pipeline_version_reference", "runtime_config")
+    made = kfp.create("runs", {key: first[key] for key in kept} | changes)
+    first["state"], made["state"] = "FAILED", "RUNNING"
+    return made
+
+
+@pytest.mark.parametrize("name", ["", "Clone of {}", "Clone (2) of {}"])
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_run_that_was_submitted_again_counts_as_at_work(kfp, what, name, newest_first):
+    server = connect(kfp.address)
+    first = trigger(server, what)
+    second = resubmitted(kfp, **({"display_name": name.format(first.run)} if name else {}))
+    if newest_first:
+        kfp.things["runs"] = dict(reversed(kfp.things["runs"].items()))
+    known = trigger(server, what)
+    assert (known.kind, known.run_id) == ("known", second["run_id"])
+    add(what)
+    busy = trigger(server, what)
+    assert (busy.kind, busy.run, busy.run_id) == ("busy", first.run, second["run_id"])
+    assert len(kfp.all("runs")) == 2
+    end_runs(kfp)
+    assert trigger(server, what).kind == "started"
+
+
+def test_a_run_that_was_submitted_again_is_found_on_any_page(kfp, what):
+    server = connect(kfp.address)
+    first = trigger(server, what)
+    resubmitted(kfp)
+    (live,) = [run for run in kfp.all("runs") if run["state"] == "RUNNING"]
+    earlier = {key: live[key] for key in live if key not in ("run_id", "state")}
+    kfp.things["runs"] = {
+        **{str(n): earlier | {"run_id": str(n), "state": "FAILED"} for n in range(30)},
+        live["run_id"]: live,
+    }
+    add(what)
+    assert (trigger(server, what).kind, len(kfp.all("runs"))) == ("busy", 31)
+    assert first.run == live["display_name"]
+
+
+def test_a_run_whose_name_only_begins_alike_is_another(kfp, what):
+    server = connect(kfp.address)
+    trigger(server, what)
+    (first,) = kfp.all("runs")
+    first["state"] = "SUCCEEDED"
+    other = f"{first['display_name']}-b"
+    runtime = {"parameters": {"config": f"run: {other}"}}
+    kfp.create(
+        "runs",
+        {key: first[key] for key in ("experiment_id", "pipeline_version_reference")}
+        | {"display_name": other, "runtime_config": runtime},
+    )
+    add(what)
+    assert trigger(server, what).kind == "started"
+
+
 def test_of_many_who_ask_at_once_one_starts_it(kfp, what):
     server = connect(kfp.address)
     with ThreadPoolExecutor(6) as pool:
@@ -233,11 +291,24 @@ def test_a_watcher_outlives_what_passes(kfp, what, monkeypatch):
     assert clock.told[-1].startswith("started bot-")
 
 
-def test_a_watcher_without_access_ends(kfp, what, monkeypatch):
+def test_a_watcher_without_access_says_so_and_ends(kfp, what, monkeypatch):
     server = connect(kfp.address)
     kfp.token = "another"
+    clock = Clock(monkeypatch, *[nothing] * 30)
     with pytest.raises(ServerError, match="401"):
-        Clock(monkeypatch, *[nothing] * 9).watch(server, what)
+        clock.watch(server, what)
+    assert "401" in clock.told[0]
+    assert len(clock.plan) > 5, "after three minutes"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_watcher_outlives_a_denial_that_passes(kfp, what, monkeypatch, status):
+    server = connect(kfp.address)
+    kfp.fail_next = [("GET /apis/v2beta1", status)] * 3
+    clock = Clock(monkeypatch, *[nothing] * 12)
+    clock.watch(server, what)
+    assert clock.told[-1].startswith("started bot-")
+    assert kfp.fail_next == []
 
 
 def test_the_command_triggers(kfp, what, tmp_path):

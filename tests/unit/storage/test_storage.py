@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,12 +14,19 @@ from pathlib import Path
 
 import boto3
 import pytest
+import torch
 from moto import mock_aws
 
+from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage
+from steadytrain.components.shared.model_source import package_folder
+from steadytrain.components.shared.paths import UnsafeName, below
+from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage, s3
 from steadytrain.components.shared.storage.base import Weight
+from steadytrain.components.train.checkpoint import CheckpointStore
 
+from support.checkpoints import save
+from support.disks import small_file_system
 from support.s3 import make_bucket
 
 
@@ -98,6 +104,40 @@ def test_large_objects_go_up_and_come_down_in_parts(storage):
         list(storage.read_stream("nothing"))
 
 
+@pytest.mark.parametrize("size", [0, 1, 8 << 20, 84 * 10**9, 85 * 10**9, 10**12, 5 << 40, 40 << 40])
+def test_the_parts_of_an_object_of_any_size_are_few_enough(size):
+    part = s3.part_bytes(size)
+    assert 8 << 20 <= part <= 5 << 30
+    # The size may be a tenth too low, as where a file's header is left out.
+    assert size * 1.1 / part <= 10_000
+    assert part == 8 << 20 or size > 75 * 10**9
+
+
+def test_a_large_stream_goes_up_in_parts_that_suffice(moto_storage, monkeypatch):
+    """The limit of 10,000 parts is out of reach here, so it is three."""
+    monkeypatch.setattr(s3, "PARTS", 3)
+    content = os.urandom(40 << 20)
+    moto_storage.write_stream("large", [content], size=len(content))
+    (item,) = moto_storage.describe()
+    assert item.tag.strip('"').endswith("-3")
+    assert moto_storage.read("large") == content
+
+
+def test_a_snapshot_s_size_is_told_to_storage(tmp_path, monkeypatch):
+    told, write = [], LocalStorage.write_stream
+
+    def noted(storage, name, parts, *, size=0):
+        write(storage, name, parts, size=size)
+        told.append((size, (storage.folder / name).stat().st_size))
+
+    monkeypatch.setattr(LocalStorage, "write_stream", noted)
+    parts = {"model": {"weight": torch.zeros(1 << 16)}}
+    save(CheckpointStore(tmp_path, keep=1), 1, parts=parts)
+    ((size, written),) = told
+    assert size == 4 << 16
+    assert size <= written <= size * 1.1
+
+
 def test_a_folder_is_cleared_and_no_other(storage):
     for name in ("one/a", "one/b/c", "other/a", "beside"):
         storage.write(name, b"1")
@@ -164,6 +204,19 @@ def test_only_one_of_many_writers_wins(tmp_path):
     assert storage.read("x") == b"%d" % won[0]
 
 
+def test_the_umask_tells_who_may_read(tmp_path):
+    storage = LocalStorage(tmp_path)
+    before = os.umask(0o002)
+    try:
+        storage.write("team", b"x")
+        os.umask(0o077)
+        storage.write_stream("own", [b"x"])
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"team": 0o664, "own": 0o600}
+
+
 def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
     """A file-size limit makes the write fail half-way, as a full disk does."""
     code = (
@@ -193,13 +246,8 @@ def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of a megabyte."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_file_system(tmp_path / "disk", "size=1m") as place:
+        yield place
 
 
 def test_a_full_disk_is_refused_and_keeps_what_it_has(small_disk, tmp_path):
@@ -279,3 +327,59 @@ def test_permission_lost_is_refused_and_does_not_look_like_nothing():
     lines = done.stdout.splitlines()
     assert len(lines) == 5, done.stderr
     assert all("StorageError" in line and "Permission denied" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "name", ["../out", "a/../../out", "/tmp/out", "", ".", "a//b", "a\\..\\b", "a\0"]
+)
+def test_a_name_never_leads_out_of_a_folder(tmp_path, name):
+    storage, outside = LocalStorage(tmp_path / "root"), tmp_path / "out"
+    outside.write_bytes(b"theirs")
+    for attempt in (
+        lambda: storage.read(name),
+        lambda: storage.write(name, b"ours"),
+        lambda: storage.write(name, b"ours", if_absent=True),
+        lambda: storage.write_stream(name, [b"ours"]),
+        lambda: list(storage.read_stream(name)),
+        lambda: storage.exists(name),
+        lambda: storage.delete(name),
+        lambda: storage.clear(name),
+        lambda: storage.download(name, tmp_path / "copy"),
+        lambda: storage.upload(outside, name),
+        lambda: storage.sub(name),
+    ):
+        with pytest.raises(UnsafeName, match="not the name of a file"):
+            attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert outside.read_bytes() == b"theirs"
+
+
+def test_a_link_on_the_way_leads_nowhere(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(UnsafeName, match="symbolic link"):
+        below(tmp_path / "folder", "link/file", origin="test")
+    # The folder's own address may be a link: that one is the user's.
+    (tmp_path / "alias").symlink_to(tmp_path / "folder")
+    assert below(tmp_path / "alias", "file", origin="test") == tmp_path / "alias" / "file"
+
+
+def test_a_prefix_may_have_any_letters(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        storage = open_storage("s3://bucket/a?b#c %20é")
+        storage.sub("d?").write("e#f", b"content")
+        assert open_storage("s3://bucket").list() == ["a?b#c %20é/d?/e#f"]
+        assert storage.list() == ["d?/e#f"]
+
+
+@pytest.mark.parametrize("name", ["package:yaml/../..", "package:yaml//etc", "package:json/.."])
+def test_a_path_in_a_package_stays_in_it(name):
+    with pytest.raises(UnsafeName, match="not the name of a file"):
+        package_folder(name.removeprefix("package:"))
+    with pytest.raises(UnsafeName, match="not the name of a file"):
+        find_files(name, [])

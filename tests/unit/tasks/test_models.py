@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.splits import splits_of
 
 from support.training import (
     CLASSES,
@@ -99,6 +102,25 @@ def test_a_base_is_loaded_in_float32(language, tmp_path):
     assert torch.equal(model.lm_head.weight, saved.lm_head.weight.float())
 
 
+def test_a_model_tells_the_splits_of_those_that_it_comes_from(language, tmp_path):
+    save_base(tmp_path / "base", steadytrain_splits=["other"])
+    task = language(base=str(tmp_path / "base"))
+    ours = sorted(["other", task.data.split_digest])
+
+    model = task.build_model()
+    task.export(model, tmp_path / "exported")
+
+    assert splits_of(model) == ours
+    assert splits_of(task.load_exported(tmp_path / "exported")["model"]) == ours
+    assert splits_of(language(config=LLAMA).build_model()) == [task.data.split_digest]
+
+
+def test_splits_that_nobody_can_read_are_refused(language, tmp_path):
+    save_base(tmp_path / "base", steadytrain_splits={"a": 1})
+    with pytest.raises(BadInput, match="steadytrain_splits"):
+        language(base=str(tmp_path / "base")).build_model()
+
+
 def test_a_base_with_another_head_gets_a_new_one(classes, tmp_path):
     save_base(tmp_path / "base", ROBERTA, AutoModelForMaskedLM)
 
@@ -135,9 +157,44 @@ def half_the_layers(folder):
     shutil.copyfile(other / "config.json", folder / "config.json")
 
 
+def edit_weights(folder, edit):
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder, **fields):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | fields))
+
+
+def no_head(folder):
+    save_base(folder)
+    edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+
+
+def layers_left_over(folder):
+    save_base(folder)
+    edit_config(folder, num_hidden_layers=1)
+
+
+def fewer_layers_than_none(folder):
+    save_base(folder)
+    edit_config(folder, num_hidden_layers=-3)
+
+
+def biases_left_over(folder):
+    save_base(folder, attention_bias=True)
+    edit_config(folder, attention_bias=False)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (no_head, "lacks 1 weight of the model, such as lm_head.weight"),
+        (layers_left_over, "holds 9 weights for which its config.json has no place"),
+        (fewer_layers_than_none, "holds 18 weights for which its config.json has no place"),
+        (biases_left_over, "has no place, such as model.layers.0.self_attn.k_proj.bias"),
         (no_weights, "holds no weights"),
         (torn_weights, "cannot be loaded"),
         (other_tokenizer, "have another id in the data's tokenizer"),
@@ -152,6 +209,42 @@ def test_a_base_that_does_not_fit_is_refused(language, tmp_path, damage, message
         language(base=str(tmp_path / "base")).build_model()
 
     assert error.value.remedy
+
+
+def layers_without_prefix(folder):
+    """As a model without a head is saved."""
+    save_base(folder, auto=AutoModel)
+    edit_config(folder, num_hidden_layers=1)
+
+
+def other_shape(folder):
+    save_base(folder)
+    edit_config(folder, intermediate_size=48)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (layers_without_prefix, "has no place, such as (model.)?layers.1"),
+        (other_shape, "holds 6 weights of another shape than its config.json tells"),
+    ],
+)
+def test_below_a_new_head_all_must_fit(classes, tmp_path, damage, message):
+    damage(tmp_path / "base")
+    with pytest.raises(BadInput, match=message):
+        classes(base=str(tmp_path / "base")).build_model()
+
+
+def test_what_older_versions_saved_beside_the_weights_is_let_through(language, tmp_path):
+    save_base(tmp_path / "base", GPT2)
+    mask = torch.ones(1, 1, 64, 64)
+    edit_weights(
+        tmp_path / "base",
+        lambda weights: weights.update(
+            {f"transformer.h.0.attn.{name}": mask.clone() for name in ("bias", "masked_bias")}
+        ),
+    )
+    assert language(base=str(tmp_path / "base")).build_model()
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lasting_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
-    """A server that is up, for all tests of a module."""
+    """A server that is up, for all tests."""
     with serving(tmp_path_factory.mktemp("server"), empty_store) as server:
         yield server
 

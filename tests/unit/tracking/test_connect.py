@@ -59,13 +59,6 @@ def test_registry_may_be_another_store(
     assert import_mlflow().get_registry_uri() == registry
 
 
-def test_a_store_that_is_not_there_yet_is_made(config: RunConfig) -> None:
-    workspace = Workspace.of(config)
-    workspace.create()
-    check_tracking(config, workspace)
-    assert workspace.tracking_store.is_file()
-
-
 def test_deleted_experiment_is_named(config: RunConfig, workspace: Workspace) -> None:
     tracking = use_tracking(config, workspace)
     tracking.client.delete_experiment(tracking.experiment_id)
@@ -162,6 +155,21 @@ def test_credentials_are_never_printed(
     assert "letmein" not in str(refused.value)
 
 
+@pytest.mark.parametrize("password", ["Sup3r#Tail9", "Sup3r?Tail9", "12345/Sup3r", "Sup3r/Tail9"])
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql+pymysql", "http"])
+def test_no_part_of_a_password_that_breaks_the_address_is_printed(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, scheme: str, password: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://bob:{password}@127.0.0.1:9/db")
+    config = make_config()
+    workspace = Workspace.of(config)
+    workspace.create()
+    with pytest.raises(TrackingError) as refused:
+        check_tracking(config, workspace)
+    assert "Sup3r" not in str(refused.value)
+    assert "Tail9" not in str(refused.value)
+
+
 def test_unknown_kind_of_store(make_config: MakeConfig) -> None:
     assert "gopher://store" in refusal(make_config, "gopher://store").message
 
@@ -172,6 +180,12 @@ def test_unknown_kind_of_store(make_config: MakeConfig) -> None:
         ("http://user:word@host:5000/path?token=1#x", "http://host:5000/path"),
         ("http://token@host", "http://host"),
         ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
+        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+        ("postgresql://user:a#b?c/d@e@host/db?sslmode=x", "postgresql://host/db"),
+        ("postgresql://user:12345/word@host/db", "postgresql://host/db"),
+        ("http://user:wo?rd@host/path", "http://host/path"),
+        ("http://user:\nword@host/", "http://host/"),
+        ("http:\\\\user:word@host/", "http:\\\\host/"),
     ],
 )
 def test_addresses_are_shown_without_credentials(uri: str, printed: str) -> None:
@@ -217,3 +231,30 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["a b", "a?b", "a%20b", "100%", "a#b", "übung", "a?b=c&d#e;f %3F"])
+def test_the_output_may_have_any_name(
+    make_config: MakeConfig, tmp_path: Path, empty_store: Path, name: str
+) -> None:
+    config = make_config(output=str(tmp_path / name))
+    workspace = Workspace.of(config)
+    workspace.create()
+    workspace.tracking_store.write_bytes(empty_store.read_bytes())
+    tracking = use_tracking(config, workspace)
+    run = tracking.client.create_run(tracking.experiment_id)
+    tracking.client.log_text(run.info.run_id, "content", "folder/file.txt")
+    found = tracking.client.download_artifacts(run.info.run_id, "folder/file.txt")
+    assert Path(found).read_text() == "content"
+    assert any(path.name == "file.txt" for path in workspace.tracking_artifacts.rglob("*"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [name]
+    assert workspace.tracking_store.read_bytes() != empty_store.read_bytes()
+
+
+def test_a_store_is_made_in_an_output_of_any_name(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(output=str(tmp_path / "a b?c%20d#eü"))
+    workspace = Workspace.of(config)
+    workspace.create()
+    check_tracking(config, workspace)
+    assert workspace.tracking_store.is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["a b?c%20d#eü"]

@@ -21,8 +21,8 @@ def test_a_file_has_no_pages(config, workspace):
     assert version_link(config, workspace, "model", "3") == {}
 
 
-def test_a_server_has_pages(make_config, server, workspace):
-    server.start()
+def test_a_server_has_pages(make_config, lasting_server, workspace):
+    server = lasting_server
     config = make_config(tracking={"uri": server.uri})
     run_id = parent_run(config, workspace)
     experiment = use_tracking(config, workspace).experiment_id

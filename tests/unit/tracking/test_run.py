@@ -111,9 +111,9 @@ def test_processes_that_begin_at_once_create_one_run(
     )
     workspace.config.write_text(config.to_yaml())
     command = [sys.executable, "-c", code, str(workspace.config)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     found = {process.communicate(timeout=120)[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert [process.returncode for process in processes] == [0, 0]
     assert found == {f"{parent_run(config, workspace)}\n"}
     tracking = use_tracking(config, workspace)
     assert len(tracking.client.search_runs([tracking.experiment_id])) == 1
@@ -166,6 +166,7 @@ def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path
         split_digest="s",
     ).save(workspace.record("preprocess"))
     EvaluationRecord(
+        weights_digest="w",
         task="causal_lm",
         examples=3,
         metrics={"loss": Interval(value=2.5, low=2, high=3)},

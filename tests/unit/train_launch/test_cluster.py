@@ -6,12 +6,13 @@ import pytest
 
 from steadytrain.components.shared.cluster import (
     POD,
+    Denied,
     Refused,
     Unreachable,
     connect,
     own_pod_name,
-    patiently,
 )
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TRAINING_RUNTIME
 
 
@@ -44,7 +45,9 @@ def test_what_the_cluster_offers(api):
     ("status", "message", "remedy"),
     [
         (403, "pods is forbidden: User cannot", "Role"),
+        (401, "Unauthorized", "Role"),
         (403, 'admission webhook "x" denied the request: no', "what the message names"),
+        (403, 'trainjobs "x" is forbidden: exceeded quota: jobs', "what the message names"),
         (422, "spec.x: Required value", "what the message names"),
     ],
 )
@@ -56,6 +59,39 @@ def test_a_refusal_tells_the_servers_words_and_what_to_do(api, status, message, 
     assert message in caught.value.message
     assert remedy in caught.value.remedy
     assert (caught.value.status, caught.value.reason) == (status, "Because")
+    assert isinstance(caught.value, Denied) == (remedy == "Role")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_a_cluster_offers_is_not_known_from_a_denial(api, status):
+    """Or the step of a pipeline would train in its own pod instead."""
+    server, cluster = api
+    server.denial = status, {"message": "not now"}
+    with pytest.raises(Denied, match="not now"):
+        cluster.offers(TRAIN_JOB)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_denial_that_passes_is_waited_for(api, status):
+    server, cluster = api
+    server.denial = status, {"message": "not now"}
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            server.denial = None
+
+    assert patiently(lambda: cluster.list(POD), wait=wait) == []
+    assert len(waits) == 3
+
+
+def test_a_denial_that_lasts_is_told_before_an_absence_would_be(api, monkeypatch):
+    monkeypatch.setattr("steadytrain.components.shared.patience.DENIED_SECONDS", 0.0)
+    server, cluster = api
+    server.denial = 403, {"message": "not for you"}
+    with pytest.raises(Denied, match="not for you"):
+        patiently(lambda: cluster.list(POD))
 
 
 def test_a_server_that_comes_back_is_waited_for(api):
@@ -73,7 +109,7 @@ def test_a_server_that_comes_back_is_waited_for(api):
 
 
 def test_a_server_that_stays_away_is_told(api, monkeypatch):
-    monkeypatch.setattr("steadytrain.components.shared.cluster.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
     server, cluster = api
     server.away = True
     with pytest.raises(Unreachable, match="the server is starting"):

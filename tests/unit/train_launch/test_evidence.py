@@ -83,12 +83,52 @@ LOST = [
         "shared-memory",
     ),
     (
+        "storage",
+        pod(
+            phase="Failed",
+            reason="Evicted",
+            message='Usage of EmptyDir volume "steadytrain-tmp" exceeds the limit "50Gi". ',
+            conditions=disrupted("TerminationByKubelet"),
+            terminated=KILLED,
+        ),
+        "compute.pods.temporary_storage",
+    ),
+    (
+        "storage",
+        pod(
+            phase="Failed",
+            reason="Evicted",
+            message="Pod ephemeral local storage usage exceeds the total limit of containers 50Gi.",
+        ),
+        "compute.pods.temporary_storage",
+    ),
+    (
+        "storage",
+        pod(
+            phase="Failed",
+            reason="Evicted",
+            message='Container node exceeded its local ephemeral storage limit "50Gi".',
+        ),
+        "compute.pods.temporary_storage",
+    ),
+    (
+        "preemption",
+        pod(
+            phase="Failed",
+            reason="Evicted",
+            message="The node was low on resource: ephemeral-storage. Threshold quantity: 1, "
+            "available: 0.",
+        ),
+        "low on resource",
+    ),
+    (
         "preemption",
         pod(phase="Failed", reason="Terminated", message="imminent node shutdown"),
         "node shutdown",
     ),
     ("node_lost", pod(reason="NodeLost", message="Node x was unresponsive"), "unresponsive"),
     ("node_lost", pod(phase="Failed", terminated=KILLED), "exit status 137"),
+    ("crash", pod(phase="Failed", terminated=KILLED | {"exitCode": 139}), "exit status 139"),
     ("node_lost", pod(phase="Failed", reason="UnexpectedAdmissionError"), "UnexpectedAdmission"),
     (
         "user_bug",
@@ -118,7 +158,7 @@ def test_why_a_pod_is_lost(expected, told, words):
     evidence = lost(told)
     assert evidence is not None
     assert failure_class(evidence) == expected
-    assert words in evidence.message
+    assert words in evidence.text
     assert told["metadata"]["name"] in evidence.message
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from steadytrain.components.shared import cluster
+from steadytrain.components.shared import patience
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.attempt import Exits
 from steadytrain.components.train.launch import choose, follow, own_pod
@@ -107,6 +108,37 @@ def test_one_that_runs_is(api, launcher, folder, pod):
         assert not attempt.poll()
 
 
+def test_a_pod_that_runs_and_whose_agent_gives_no_sign_of_life_is_a_hang(
+    api, launcher, folder, pod, config
+):
+    """As where its image hangs before the agent begins, or its volume does not answer."""
+    quick = config(recovery={"start_timeout_seconds": 0.5})
+    (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
+    with launcher().start(folder) as attempt:
+        until(lambda: api[0].names("trainjobs"))
+        for node in (0, 1):
+            api[0].put("pods", pod(node))
+        until(attempt.poll)
+    failure = conclude(folder, attempt.exits(), None).failure
+    assert failure.failure_class == "hang"
+    assert "gave no sign of life" in failure.message
+
+
+def test_pods_that_nobody_can_look_at_are_not_waited_for_for_ever(
+    api, launcher, folder, config, monkeypatch
+):
+    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    quick = config(recovery={"start_timeout_seconds": 0.3})
+    (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
+    with launcher(pending_timeout_seconds=1.0).start(folder) as attempt:
+        until(lambda: api[0].names("trainjobs"))
+        api[0].away = True
+        began = time.monotonic()
+        until(attempt.poll)
+        assert time.monotonic() - began > 0.5, "they may be waiting for a node"
+    assert conclude(folder, attempt.exits(), None).failure.failure_class == "hang"
+
+
 def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder, pod):
     server, _ = api
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
@@ -129,7 +161,7 @@ def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher,
 
 
 def test_a_job_that_cannot_be_removed_is_told(api, launcher, folder, monkeypatch, capsys):
-    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
     with launcher().start(folder):
         until(lambda: api[0].names("trainjobs"))
         api[0].away = True

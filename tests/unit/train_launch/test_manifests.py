@@ -146,8 +146,18 @@ def test_each_rank_has_a_gpu_of_its_own(job, compute, gpus):
 def test_memory_is_requested_as_it_is_limited(job):
     made = job(pods={"memory": "7Gi", "cpu": 3})
     resources = train_job(made)["spec"]["trainer"]["resourcesPerNode"]
-    assert resources["limits"] == {"memory": "7Gi"}
-    assert resources["requests"] == {"memory": "7Gi", "cpu": "3"}
+    disk = "ephemeral-storage"
+    assert resources["limits"] == {"memory": "7Gi", disk: "50Gi"}
+    assert resources["requests"] == {"memory": "7Gi", "cpu": "3", disk: "0"}
+
+
+def test_what_a_pod_writes_to_tmp_is_limited(job):
+    """Otherwise one run's downloads would fill the disk of the node that it shares."""
+    made = job(pods={"temporary_storage": "3Gi"})
+    volumes = {item["name"]: item for item in pod_spec(made)["volumes"]}
+    assert volumes["steadytrain-tmp"]["emptyDir"] == {"sizeLimit": "3Gi"}
+    limits = train_job(made)["spec"]["trainer"]["resourcesPerNode"]["limits"]
+    assert limits["ephemeral-storage"] == "3Gi"
 
 
 def test_where_it_may_run_is_as_configured(job):
@@ -267,7 +277,7 @@ def test_the_training_operator_gets_a_worker_for_each_node(job):
     (container,) = made["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
     assert container["command"] == ["python", "-m", "agent"]
-    assert container["resources"]["limits"] == {"memory": "16Gi"}
+    assert container["resources"]["limits"] == {"memory": "16Gi", "ephemeral-storage": "50Gi"}
 
 
 def test_its_pods_know_where_the_first_is_and_which_they_are(job):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.shared import cluster
+from steadytrain.components.shared import patience
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
@@ -50,7 +50,7 @@ def test_without_trainer_there_is_nothing_to_remove(api, run, monkeypatch):
 
 
 def test_a_server_that_does_not_answer_is_told(api, run, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
     api[0].away = True
     (told,) = remove_unfinished(run)
     assert "API server" in told

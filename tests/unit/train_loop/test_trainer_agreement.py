@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from support import agreement
-from support.training import TEST_ENVIRONMENT, rank_command
+from support.forked import on_ranks
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-rank", "two-ranks"])
@@ -19,19 +16,8 @@ def losses(request, tmp_path_factory):
     if request.param == 1:
         agreement.main(folder)
     else:
-        under_torchrun(folder, request.param)
+        on_ranks(request.param, agreement.main, folder)
     return json.loads((folder / "losses.json").read_text())
-
-
-def under_torchrun(folder, ranks):
-    done = subprocess.run(
-        rank_command(ranks, agreement.__file__, str(folder)),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("accumulation", agreement.ACCUMULATIONS)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
+from steadytrain.components.shared.digest import BASE_FILE, weights_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
@@ -84,6 +90,28 @@ def test_for_judging_adapters_are_added_to_the_base(adapted, data):
     merged = AutoModelForCausalLM.from_pretrained(adapted[True].workspace.model)
     assert torch.allclose(logits(loaded["model"]), logits(merged), atol=1e-5)
     assert type(loaded["model"]).__name__ == "LlamaForCausalLM"
+
+
+def test_adapters_are_not_added_to_another_base(adapted, base, data, tmp_path):
+    """As where a shared folder is updated between training and registration."""
+    bench = adapted[False]
+    judged = weights_digest(bench.workspace.model)
+    other = shutil.copytree(base, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    torch.manual_seed(0)
+    save_file(
+        {name: torch.randn_like(tensor) for name, tensor in weights.items()},
+        other / "model.safetensors",
+    )
+    model = bench.config.model.model_copy(update={"base": str(other)})
+    config = bench.config.model_copy(update={"model": model})
+    with pytest.raises(BadInput, match="its files have changed since the adapters"):
+        CausalLanguageModel(config, data).load_exported(bench.workspace.model)
+    note = json.loads((bench.workspace.model / BASE_FILE).read_text())
+    assert note["address"] == base
+    forged = shutil.copytree(bench.workspace.model, tmp_path / "forged")
+    (forged / BASE_FILE).write_text(json.dumps(note | {"content": base_content(config)}))
+    assert weights_digest(forged) != judged
 
 
 def test_checkpoints_hold_the_adapters_alone(adapted):

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import psutil
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.shared.events.types import CheckpointSaved, Validated
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import (
     AttemptFolder,
@@ -24,6 +25,7 @@ from steadytrain.components.train.attempt import (
     AttemptSpec,
     RankError,
 )
+from steadytrain.components.train.heartbeat import Heartbeat
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -78,6 +80,35 @@ def report(folder: AttemptFolder) -> int:
     return 1
 
 
+def diverge(folder: AttemptFolder) -> int:
+    """Its loss is not finite after step 3."""
+    RankError(
+        rank=RANK,
+        time=time.time(),
+        kind="Diverged",
+        message="loss is nan",
+        traceback="Traceback",
+        step=3,
+    ).save(folder.error(RANK))
+    return 1
+
+
+def save(folder: AttemptFolder) -> int:
+    """Saves a checkpoint whenever a file `save-<step>` asks for it, until one asks to finish."""
+    spec = AttemptSpec.load(folder.spec)
+    stream = Workspace.of(load(Path(spec.config))).stream("rank-0")
+    step = 1
+    while not (folder.path / "end").exists():
+        if (folder.path / f"save-{step}").exists():
+            saved = CheckpointSaved(
+                attempt=spec.attempt, step=step, checkpoint="c", bytes=1, seconds=0.1
+            )
+            stream.emit(saved)
+            step += 1
+        time.sleep(0.02)
+    return finish(folder)
+
+
 def fit(folder: AttemptFolder) -> int:
     """Runs out of memory with a micro-batch above 2."""
     return report(folder) if AttemptSpec.load(folder.spec).micro_batch_size > 2 else finish(folder)
@@ -98,6 +129,23 @@ def allocate(folder: AttemptFolder) -> int:
 def kill(folder: AttemptFolder) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
+
+
+def segfault(folder: AttemptFolder) -> int:
+    """A library logs what it has handled; native code crashes after step 4."""
+    print("step 3", flush=True)
+    try:
+        raise ModuleNotFoundError("No module named 'fused'")
+    except ModuleNotFoundError:
+        traceback.print_exc()
+    Heartbeat(folder.heartbeat(RANK)).beat("train", 4)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return 0
+
+
+def segfault_first(folder: AttemptFolder) -> int:
+    """Crashes in the first attempt, finishes in the second."""
+    return finish(folder) if AttemptSpec.load(folder.spec).attempt == 2 else segfault(folder)
 
 
 def wait(folder: AttemptFolder) -> int:
@@ -175,10 +223,14 @@ def result(folder: AttemptFolder, outcome: str, step: int = 5) -> None:
 ACTS = {
     "allocate": allocate,
     "kill_first": kill_first,
+    "segfault": segfault,
+    "segfault_first": segfault_first,
     "finish": finish,
     "finish_badly": finish_badly,
     "finish_second": finish_second,
     "crash": crash,
+    "diverge": diverge,
+    "save": save,
     "crash_late": crash_late,
     "fit": fit,
     "report": report,

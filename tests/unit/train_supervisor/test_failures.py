@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import pytest
 
@@ -228,6 +229,30 @@ OWN = [
     (DataError("a shard is missing", remedy="do this"), "data"),
     (BadInput("the model has no weights", remedy="do this"), "user_bug"),
 ]
+# What a library logs of an exception that it has handled.
+HANDLED = (
+    "WARNING:apex: the slow path is taken\nTraceback (most recent call last):\n"
+    '  File "fast.py", line 3, in <module>\n    import fused\n\n'
+    "ModuleNotFoundError: No module named 'fused'\n"
+)
+HANDLED_MEMORY = (
+    'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+    "torch.OutOfMemoryError: CUDA out of memory.\n"
+)
+FULL_DISK = (
+    'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+    "OSError: [Errno 28] No space left on device\n"
+)
+# As torch.distributed prints what nobody has caught.
+PREFIXED = (
+    "[rank1]: Traceback (most recent call last):\n"
+    '[rank1]:   File "a.py", line 3, in <module>\n[rank1]:     read()\n'
+    "[rank1]: DataError: a shard is missing\n"
+)
+WATCHDOG = (
+    "[rank1]:[E1122 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600013 milliseconds\n"
+)
 FINAL = {"data", "user_bug", "unknown"}
 
 
@@ -278,9 +303,27 @@ def test_what_the_product_raises(error, expected):
         (137, "", "host_oom", "SIGKILL"),
         (-15, "", "preemption", "SIGTERM"),
         (143, "", "preemption", "SIGTERM"),
-        (-11, "loading\n", "unknown", "SIGSEGV: loading"),
+        (-11, "loading\n", "crash", "SIGSEGV: loading"),
+        *[(-number, "", "crash", signal.Signals(number).name) for number in (4, 6, 7, 8, 11)],
+        (139, "", "crash", "SIGSEGV"),
+        (134, "terminate called after throwing 'std::bad_alloc'", "host_oom", "SIGABRT"),
+        (-11, f"{HANDLED}step 30\n", "crash", "SIGSEGV: step 30"),
+        (-11, HANDLED, "crash", "SIGSEGV"),
+        (-11, HANDLED_MEMORY, "gpu_oom", "SIGSEGV"),
+        (-11, f"{HANDLED_MEMORY}trying a smaller one\n", "crash", "trying a smaller one"),
+        (-9, HANDLED, "host_oom", "SIGKILL"),
+        (-15, HANDLED, "preemption", "SIGTERM"),
+        (-6, f"{HANDLED}{WATCHDOG}", "collective_timeout", "SIGABRT"),
+        (-6, f"{WATCHDOG}{HANDLED}", "collective_timeout", "SIGABRT"),
+        (-6, f"{HANDLED}what():  std::bad_alloc\n", "host_oom", "std::bad_alloc"),
+        (1, f"{HANDLED}CUDA out of memory. Tried to allocate 2 GiB\n", "gpu_oom", "allocate 2"),
+        (1, f"{HANDLED}NCCL error: unhandled system error\n", "network", "NCCL error"),
+        (1, f"{FULL_DISK}sendBytes failed: Broken pipe\n", "storage", "No space left"),
+        (3, f"{HANDLED}giving up\n", "unknown", "exit status 3: giving up"),
+        (1, PREFIXED, "data", "DataError: a shard is missing"),
         (-6, "terminate called after throwing 'std::bad_alloc'", "host_oom", "SIGABRT"),
         (3, "", "unknown", "exit status 3"),
+        (-40, "", "unknown", "signal 40"),
         (1, "ImportError without its traceback", "unknown", "without its traceback"),
         (
             1,
@@ -302,6 +345,14 @@ def test_how_a_rank_ends_without_a_report(status, log, expected, said):
     failure = classify([], {0: status}, {0: log})
     assert failure.failure_class == expected
     assert said in failure.message
+
+
+def test_a_crash_wins_over_what_the_others_saw_of_it():
+    errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
+    failure = classify(errors, {1: -11, 0: 1}, {}, {1: 57})
+    assert (failure.failure_class, failure.rank, failure.step) == ("crash", 1, 57)
+    assert "after step 57" in failure.message
+    assert failure.failure_class.retryable
 
 
 def test_the_root_cause_wins_over_an_earlier_echo():

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.errors import BadInput, RunBusy
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
+    SupervisorStarted,
     Warned,
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.lease import hold
-from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.ledger import Ledger, LedgerDamaged
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_an_object_an_event_under_names_that_sort(ledger, storage):
     assert names == sorted(names)
     content = [json.loads(storage.read(name)) for name in names]
     assert [item["attempt"] for item in content] == list(range(1, 13))
-    assert {item["schema_version"] for item in content} == {1}
+    assert {item["schema_version"] for item in content} == {2}
 
 
 def test_two_writers_never_take_the_same_number(storage):
@@ -142,7 +148,194 @@ def test_what_a_supervisor_writes_after_it_was_succeeded_is_void(storage):
 def test_another_schema_version_is_refused_by_name(ledger, storage):
     ledger.record(started(1))
     (name,) = storage.list()
-    content = json.loads(storage.read(name)) | {"schema_version": 2}
-    storage.write(name, json.dumps(content).encode())
-    with pytest.raises(BadInput, match="schema version 2"):
+    content = json.loads(storage.read(name)) | {"schema_version": 3}
+    del content["digest"]
+    storage.write(name, json.dumps(content | {"digest": value_digest(content)}).encode())
+    with pytest.raises(BadInput, match="schema version 3"):
         ledger.history()
+
+
+def skipped(attempt, batch):
+    return DecisionMade(
+        attempt=attempt,
+        failure_class="divergence",
+        action="retry_changed",
+        reason="so",
+        skipped_batch=batch,
+    )
+
+
+STORY = [
+    SupervisorStarted(time=99.0, generation=0, pid=1, host="here", checkpoints=["step-1 x"]),
+    started(1, time=100.0),
+    replace(saved(1, 10), time=110.0),
+    ended(1, time=130.0),
+    replace(skipped(1, 7), time=131.0),
+    started(2, time=200.0, resumed=10),
+]
+
+
+def flip(path):
+    """Still JSON, and another number."""
+    path.write_text(path.read_text().replace('"skipped_batch": 7', '"skipped_batch": 5'))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_nowhere(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+HARMS = [truncate, empty, make_folder, make_pipe, link_nowhere, Path.unlink]
+
+
+def written(ledger):
+    for event in STORY:
+        ledger.record(event)
+    return ledger.history()
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("number", range(1, 7))
+def test_an_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm, number):
+    before = written(ledger)
+    harm(storage.folder / f"{number:08d}.json")
+    reader = Ledger(storage, run_id="tiny")
+    assert reader.as_told(STORY) == (before, [])
+    (told,) = reader.mend(STORY)
+    assert f"{number:08d}.json ({STORY[number - 1].name})" in told
+    assert reader.history() == before
+    assert reader.mend(STORY) == []
+
+
+def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger, storage):
+    before = written(ledger)
+    path = storage.folder / "00000005.json"
+    flip(path)
+    with pytest.raises(BadInput, match=r"00000005.json is not what was written \(SHA-256\)"):
+        ledger.history()
+    ledger.mend(STORY)
+    assert ledger.history() == before
+    assert before.skipped_batches == (7,)
+    assert path.with_name("00000005.json.damaged-1").is_file()
+
+
+@pytest.mark.parametrize("harm", [*HARMS, flip])
+def test_what_nobody_tells_any_more_is_an_error_that_says_what_to_do(ledger, storage, harm):
+    written(ledger)
+    harm(storage.folder / "00000005.json")
+    told = [event for event in STORY if not isinstance(event, DecisionMade)]
+    with pytest.raises(LedgerDamaged) as raised:
+        ledger.mend(told)
+    accept = raised.value.remedy.rpartition("touch ")[2]
+    assert str(storage.folder / "00000005.json") in raised.value.message
+    assert "may change the weights" in raised.value.remedy
+    history, problems = ledger.as_told(told)
+    assert history.skipped_batches == ()
+    assert len(problems) == 1
+
+    Path(accept).touch()
+    assert ledger.mend(told) == []
+    assert ledger.history().skipped_batches == ()
+    ledger.record(skipped(2, 9))
+    assert ledger.history().skipped_batches == (9,)
+
+
+def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
+    before = written(ledger)
+    shutil.rmtree(storage.folder)
+    reader = Ledger(storage, run_id="tiny")
+    assert len(reader.mend(STORY, attempts=2)) == len(STORY)
+    assert reader.history() == before
+
+
+def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, storage):
+    """Else budgets, batches left out and rates lowered were forgotten without a word."""
+    with pytest.raises(LedgerDamaged, match="there was an attempt 2") as raised:
+        ledger.mend([], attempts=2)
+    accept = Path(raised.value.remedy.rpartition("touch ")[2])
+    accept.parent.mkdir()
+    accept.touch()
+    assert ledger.mend([], attempts=2) == []
+    assert ledger.history().attempts == []
+
+
+def test_what_lies_in_the_folder_beside_entries_is_passed_over(ledger, storage):
+    before = written(ledger)
+    for name in ("notes.txt", "00000003.json~", "1.json", "99999999.json", "other"):
+        (storage.folder / name).write_bytes(b"\x00")
+    assert Ledger(storage, run_id="tiny").history() == before
+    Ledger(storage, run_id="tiny").record(ended(2, time=230))
+    assert (storage.folder / "00000007.json").is_file()
+
+
+def test_a_write_that_was_refused_and_made_all_the_same_is_there_once(storage):
+    """Over a network file system the answer may be lost."""
+
+    class Lossy(LocalStorage):
+        answers = 2
+
+        def write(self, name, content, *, if_absent=False):
+            done = super().write(name, content, if_absent=if_absent)
+            self.answers -= 1
+            if self.answers >= 0:
+                raise StorageError("no answer")
+            return done
+
+    slow = skipped(1, 7)
+    Ledger(Lossy(storage.folder), run_id="tiny").record(slow, seconds=30)
+    assert Ledger(storage, run_id="tiny").history().decisions == [slow]
+
+
+def test_storage_that_refuses_for_good_is_told(storage, monkeypatch):
+    def refuse(self, name, content, *, if_absent=False):
+        raise StorageError("no room")
+
+    monkeypatch.setattr(LocalStorage, "write", refuse)
+    with pytest.raises(StorageError, match="no room"):
+        Ledger(storage, run_id="tiny").record(started(1), seconds=1)
+
+
+def taken_over(nodes):
+    return SupervisorStarted(
+        generation=0, pid=1, host="here", settings={"compute": {"nodes": nodes}}
+    )
+
+
+def shrunk(nodes):
+    return DecisionMade(
+        attempt=1,
+        failure_class="pending_timeout",
+        action="retry_changed",
+        reason="so",
+        nodes=nodes,
+    )
+
+
+def test_a_shrink_holds_until_the_configuration_asks_for_other_nodes(ledger):
+    for event in (taken_over(4), started(1), shrunk(3)):
+        ledger.record(event)
+    assert ledger.history().nodes == 3
+    ledger.record(taken_over(4))
+    assert ledger.history().nodes == 3
+    ledger.record(taken_over(2))
+    assert ledger.history().nodes is None
+    ledger.record(shrunk(1))
+    assert ledger.history().nodes == 1

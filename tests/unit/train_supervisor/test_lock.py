@@ -54,7 +54,8 @@ def test_the_second_is_told_who_and_what_to_do(workspace, other):
     text = str(caught.value)
     for part in (str(other.pid), socket.gethostname(), "steadytrain stop tiny", "another name"):
         assert part in text
-    assert holder(workspace) == other.pid
+    assert holder(workspace).pid == other.pid
+    assert holder(workspace).alive()
 
 
 def test_a_crash_lets_go(workspace, other):
@@ -62,13 +63,25 @@ def test_a_crash_lets_go(workspace, other):
     other.wait()
     assert holder(workspace) is None
     with run_lock(workspace):
-        assert holder(workspace) == os.getpid()
+        assert holder(workspace).process().pid == os.getpid()
     assert holder(workspace) is None
 
 
 def test_an_error_lets_go(workspace):
     with pytest.raises(ValueError, match="inside"), run_lock(workspace):
         raise ValueError("inside")
+    assert holder(workspace) is None
+
+
+def test_a_child_that_is_given_the_lock_keeps_it(workspace):
+    with run_lock(workspace) as descriptor:
+        line = [sys.executable, "-c", "input()"]
+        child = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=[descriptor])
+    try:
+        with pytest.raises(RunBusy), run_lock(workspace):
+            pass
+    finally:
+        child.communicate(b"\n")
     assert holder(workspace) is None
 
 
@@ -86,8 +99,9 @@ def test_runs_are_held_apart(workspace):
         assert holder(Workspace(workspace.output, "other")) is None
 
 
-def test_a_holder_that_has_not_said_its_name(workspace, other):
-    (workspace.locks / "tiny.run").write_text("")
-    assert holder(workspace) is None
-    with pytest.raises(RunBusy, match="another process"), run_lock(workspace):
+@pytest.mark.parametrize("content", ["", "{", "\ufffd" * 9, '{"pid": 1}'])
+def test_a_holder_whose_name_cannot_be_read_is_still_one(workspace, other, content):
+    (workspace.locks / "tiny.run").write_text(content)
+    assert holder(workspace).alive() is None
+    with pytest.raises(RunBusy, match="an unknown host"), run_lock(workspace):
         pass

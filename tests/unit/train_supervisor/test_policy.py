@@ -19,15 +19,16 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
 from steadytrain.components.train.plan.hardware import GIB
 from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.ladder import LADDER, ladder_for, next_rung
-from steadytrain.components.train.recovery.ledger import AttemptHistory, History
 from steadytrain.components.train.recovery.policy import decide
 
 EXACT = RecoveryConfig(jitter=False)
 BUDGETED = [
     kind
     for kind in FailureClass
-    if kind.retryable and kind not in (FailureClass.GPU_OOM, FailureClass.DIVERGENCE)
+    if kind.retryable
+    and kind not in (FailureClass.GPU_OOM, FailureClass.DIVERGENCE, FailureClass.CRASH)
 ]
 AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN]
 
@@ -39,7 +40,7 @@ class Run:
         self.settings, self.device, self.nodes = settings, device, nodes
         self.plan, self.history, self.step = plan_batch(batch, ranks, batch // ranks), History(), 0
 
-    def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0):
+    def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0, at=None):
         number, plan = self.history.next_attempt, self.plan
         attempt = AttemptHistory(
             AttemptStarted(
@@ -64,7 +65,10 @@ class Run:
                 )
             )
         attempt.ended = AttemptEnded(
-            attempt=number, outcome="failed", step=self.step, failure_class=kind
+            attempt=number,
+            outcome="failed",
+            step=self.step if at is None else at,
+            failure_class=kind,
         )
         self.history.attempts.append(attempt)
         self.failure = Failure(kind, 0, "told", "do this", unexplained=unexplained)
@@ -199,11 +203,11 @@ def test_a_crash_moves_nothing():
     assert not any(run.fail(FailureClass.NETWORK).on_demand for _ in range(3))
 
 
-def test_a_step_that_was_saved_before_is_no_progress():
+def test_a_step_that_is_saved_a_third_time_is_no_progress():
     """A checkpoint that is lost and saved again does not keep a run alive for ever."""
     run = Run()
     run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
-    for _ in range(2):
+    for _ in range(3):
         run.step = 0
         run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
     run.step = 0
@@ -470,3 +474,86 @@ def test_without_progress_it_always_ends(data, recovery):
 def test_with_progress_between_them_a_run_survives_any_number_of_faults(kinds):
     run = Run()
     assert all(run.fail(kind, saves=True).action != "stop" for kind in kinds)
+
+
+def test_progress_after_a_fallback_to_an_older_checkpoint_counts():
+    """Step 100 was damaged; until the run was past it again, every failure counted as stalled."""
+    run = Run()
+    for _ in range(10):
+        run.fail(FailureClass.NETWORK, saves=True)
+    run.step = 50
+    for _ in range(8):
+        decision = run.fail(FailureClass.NETWORK, saves=True)
+        assert decision.action == "retry"
+        assert "1 of at most 3 in a row" in decision.reason
+    assert run.history.last_step == run.step == 130
+
+
+def test_what_is_left_after_a_fallback_is_less():
+    run = Run()
+    run.fail(FailureClass.NETWORK, saves=True)
+    run.step = 0
+    run.fail(FailureClass.NETWORK)
+    assert run.history.last_step == 0
+
+
+@pytest.mark.parametrize("back", [(90,), (90, 80), (90, 80, 70)])
+def test_storage_that_damages_every_checkpoint_does_not_keep_a_run_busy_forever(back):
+    run = Run()
+    for _ in range(10):
+        run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
+    for count in range(40):
+        run.step = back[count % len(back)]
+        if run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True).action == "stop":
+            return
+    pytest.fail("it goes on for ever")
+
+
+def test_who_starts_a_run_again_after_a_stop_gets_a_fresh_budget():
+    run = Run()
+    assert [run.fail(FailureClass.NETWORK).action for _ in range(4)][-1] == "stop"
+    for _ in range(3):
+        decision = run.fail(FailureClass.NETWORK)
+        assert decision.action == "retry", decision.reason
+    assert run.fail(FailureClass.NETWORK).action == "stop"
+    assert len(run.history.stalled) == 4
+
+
+def test_after_a_divergence_stopped_it_a_new_start_may_leave_out_another_batch():
+    run = Run()
+    assert [run.fail(FailureClass.DIVERGENCE).action for _ in range(3)][-1] == "stop"
+    assert run.fail(FailureClass.DIVERGENCE).skipped_batch is not None
+
+
+def test_a_new_supervisor_of_a_run_that_was_not_stopped_gets_no_fresh_budget():
+    run = Run()
+    run.fail(FailureClass.NETWORK)
+    run.fail(FailureClass.NETWORK)
+    reader = History(list(run.history.attempts), list(run.history.decisions))
+    assert len(reader.stalled) == 2
+
+
+def test_a_crash_is_retried_within_its_budget():
+    run = Run(replace_settings(max_failures_per_class=3, breaker_failures=9))
+    decided = [run.fail(FailureClass.CRASH, at=at).action for at in (5, 9, 7)]
+    assert decided == ["retry", "retry", "stop"]
+
+
+def test_a_crash_at_the_same_step_again_stops_the_run():
+    run = Run(replace_settings(max_failures_per_class=9, breaker_failures=9))
+    assert run.fail(FailureClass.CRASH, at=5).action == "retry"
+    assert run.fail(FailureClass.PREEMPTION, at=5).action == "retry"
+    assert run.fail(FailureClass.CRASH, at=7).action == "retry"
+    last = run.fail(FailureClass.CRASH, at=5)
+    assert last.action == "stop"
+    assert "after step 5 again" in last.reason
+
+
+def test_a_crash_after_progress_is_a_new_one():
+    run = Run(replace_settings(max_failures_per_class=9, breaker_failures=9))
+    run.fail(FailureClass.CRASH, at=5)
+    assert run.fail(FailureClass.CRASH, saves=True, at=5).action == "retry"
+
+
+def replace_settings(**fields):
+    return EXACT.model_copy(update=fields)

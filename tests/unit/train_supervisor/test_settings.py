@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from steadytrain.components.shared.config import (
@@ -18,6 +20,7 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.settings import (
     MAY_DIFFER,
     accepted,
+    inputs_digest,
     refused,
     settings,
 )
@@ -26,7 +29,7 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 REFUSED = {
     "model": {
         "framework": "other",
-        "base": "hub:other",
+        "base": "package:sklearn",
         "revision": "main",
         "config": {"model_type": "gpt2"},
         "tokenizer": "hub:other",
@@ -98,7 +101,7 @@ ACCEPTED = {
     },
 }
 SECTIONS_WITHIN = {"compute.pods", "model.adapter"}
-NOT_ALONE = {"training.optim", "compute.offload"}
+NOT_ALONE = {"training.optim", "compute.offload", "model.trust_remote_code"}
 """That go only with another value of another field than the run's here."""
 SECTIONS = {
     "model": ModelConfig,
@@ -232,6 +235,29 @@ def test_where_the_optimizer_is_kept_may_change(config, data):
 def test_other_data_are_refused(begun):
     with pytest.raises(BadInput, match=r"data\.fingerprint 'f+' -> 'a+'"):
         begun(fingerprint="a" * 64).run()
+
+
+def test_a_base_model_whose_files_change_is_refused(config, data, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_bytes(b"weights")
+    based = config.model_copy(
+        update={"model": config.model.model_copy(update={"base": str(base), "config": {}})}
+    )
+    before = settings(based, data), inputs_digest(based, data)
+    (base / "README.md").write_text("a word more")
+    assert (settings(based, data), inputs_digest(based, data)) == before
+    copied = shutil.copytree(base, tmp_path / "copied")
+    elsewhere = config.model_copy(
+        update={"model": based.model.model_copy(update={"base": str(copied)})}
+    )
+    assert inputs_digest(elsewhere, data) == before[1]
+    (base / "model.safetensors").write_bytes(b"WEIGHTS")
+    (told,) = refused(before[0], settings(based, data))
+    assert told.startswith("base.content")
+    assert "files that model.base stands for" in told
+    assert inputs_digest(based, data) != before[1]
 
 
 def test_unchanged_it_goes_on_without_a_word(begun):

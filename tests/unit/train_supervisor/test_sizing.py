@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import DecisionMade
-from steadytrain.components.train.recovery.ledger import History
+from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.sizing import Sizing
 
 

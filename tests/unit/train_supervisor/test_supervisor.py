@@ -88,6 +88,21 @@ def test_a_run_that_fails(supervisor, workspace, how, failure_class, message):
     assert ended.remedy
 
 
+def test_a_crash_of_native_code_is_retried(supervisor, workspace):
+    outcome = supervisor("segfault_first").run()
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    first, _ = events(workspace, AttemptEnded)
+    assert (first.failure_class, first.step) == ("crash", 4)
+    assert first.message == "the rank ended with SIGSEGV after step 4"
+
+
+def test_a_crash_at_the_same_step_again_stops_the_run(supervisor):
+    outcome = supervisor("segfault").run()
+    assert (outcome.outcome, outcome.attempts) == ("failed", 2)
+    assert outcome.failure.failure_class == "crash"
+    assert "crash after step 4 again" in "; ".join(outcome.account)
+
+
 def test_ranks_that_are_preempted_unasked(supervisor):
     """A spot node that goes signals the ranks; the supervisor was not asked anything.
 

@@ -12,6 +12,8 @@ import pytest
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.recovery.failures import FailureClass
+from steadytrain.components.train.recovery.outcome import conclude
 
 RANK = Path(__file__).with_name("rank.py")
 
@@ -53,6 +55,12 @@ def test_a_template_that_was_killed_is_replaced(module, folder, make_folder):
         assert run(launcher, make_folder(attempt=2)) == {0: 0}
 
 
+def test_what_an_import_prints_is_no_answer(module, folder):
+    with module("print('hello')") as launcher:
+        assert run(launcher, folder) == {0: 0}
+    assert "hello" in folder.node(0).log.read_text()
+
+
 def test_no_template_outlives_its_launcher(module, folder):
     with module("") as launcher:
         run(launcher, folder)
@@ -64,8 +72,47 @@ def test_an_import_that_fails_is_told(module, folder):
     with module("import nothing_of_that_name") as launcher:
         assert run(launcher, folder) == {}
     assert "nothing_of_that_name" in folder.node(0).log.read_text()
-    (error,) = folder.errors()
-    assert error.kind == "NodeLost"
+    failure = conclude(folder, {}, None).failure
+    assert failure.failure_class is FailureClass.USER_BUG
+    assert "ModuleNotFoundError" in failure.message
+    assert "nothing_of_that_name" in failure.message
+    assert failure.traceback.startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "said"),
+    [
+        ("import os; print('GPU 3 is gone', flush=True); os._exit(3)", "node_lost", "status 3"),
+        ("import os; os.kill(os.getpid(), 11)", "crash", "exit status -11"),
+        ("import os; os.kill(os.getpid(), 9)", "node_lost", "exit status -9"),
+        ("raise OSError(28, 'No space left on device')", "storage", "No space left"),
+    ],
+)
+def test_an_agent_that_never_starts_is_told_with_what_is_known(
+    module, folder, code, expected, said
+):
+    with module(code) as launcher:
+        assert run(launcher, folder) == {}
+    failure = conclude(folder, {}, None).failure
+    assert failure.failure_class == expected
+    assert said in failure.message
+    assert str(folder.node(0).log) in failure.message
+
+
+def test_an_agent_that_never_gives_a_sign_of_life_is_a_hang(module, make_folder):
+    """As where an import waits for a file server that does not answer."""
+    folder = make_folder(start_timeout_seconds=1)
+    code = "import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(600)"
+    with module(code) as launcher, launcher.start(folder) as attempt:
+        deadline = time.monotonic() + 60
+        while not attempt.poll():
+            assert time.monotonic() < deadline, "it is awaited for ever"
+            time.sleep(0.02)
+    assert not processes_of(folder.path)
+    failure = conclude(folder, {}, None).failure
+    assert failure.failure_class is FailureClass.HANG
+    assert "recovery.start_timeout_seconds" in failure.message
+    assert str(folder.node(0).log) in failure.message
 
 
 def test_with_a_second_thread_ranks_are_started_and_not_forked(module, folder):

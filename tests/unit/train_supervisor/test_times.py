@@ -18,7 +18,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
 )
-from steadytrain.components.train.recovery.ledger import AttemptHistory, History
+from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.times import (
     Times,
     last_sign_of_life,

@@ -1,0 +1,138 @@
+"""Generators run apart, in a process with bounded memory.
+
+A columnar file says itself how large it is once decoded, so a file of 500 bytes can ask
+for gigabytes, and a damaged one can make the library that reads it crash. Neither may take
+the step along: here the file is refused instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from steadytrain.components.shared.bounded import data_bytes
+from steadytrain.components.shared.errors import DataError, SteadytrainError
+
+MEMORY_BYTES: Final = 1 << 30
+"""What decoding may take, beyond what the process has at its start."""
+
+T = TypeVar("T")
+
+
+class Apart:
+    """A process that is started when it is first needed, and is gone when the block ends.
+
+    Args:
+        memory: bytes that it may allocate.
+    """
+
+    def __init__(self, memory: int = MEMORY_BYTES) -> None:
+        self.memory = memory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def iterate(self, what: str, function: Callable[..., Iterator[T]], *args: Any) -> Iterator[T]:
+        """What a module's generator function yields.
+
+        Args:
+            what: named in errors, such as the file that is read.
+
+        Raises:
+            DataError: it crashed, or needs more memory than it may have.
+            SteadytrainError: as the function raises it.
+        """
+        process = self._started()
+        assert process.stdin
+        assert process.stdout
+        try:
+            pickle.dump((what, function, args), process.stdin)
+            process.stdin.flush()
+            while (given := pickle.load(process.stdout)) is not None:
+                if isinstance(given, SteadytrainError):
+                    raise given
+                yield given[0]
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            raise DataError(
+                f"{what}: the file cannot be read: reading it ended with {_end(process)}",
+                remedy="fetch or write it again: it is damaged",
+            ) from error
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            # Not multiprocessing: it would run the user's own main module once more.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self.memory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # Arrow's own allocators reserve more than they use, which would count.
+                env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},
+            )
+        return self._process
+
+
+def _end(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _serve(memory: int) -> None:
+    """Answers requests until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    # What a library prints must not end up among the answers.
+    os.dup2(2, 1)
+    limited = False
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            what, function, args = pickle.load(sys.stdin.buffer)
+            if not limited:
+                # Not before: by now the libraries are imported, which does not count.
+                _limit(memory)
+                limited = True
+            try:
+                for item in function(*args):
+                    pickle.dump((item,), answers)
+                answer = None
+            except SteadytrainError as error:
+                answer = error
+            except MemoryError:
+                answer = DataError(
+                    f"{what}: the file cannot be read: decoding it takes more than "
+                    f"{memory >> 20} MiB",
+                    remedy="write it with smaller record batches or row groups, or leave it out",
+                )
+            pickle.dump(answer, answers)
+            answers.flush()
+
+
+def _limit(memory: int) -> None:
+    """Limits what this process may allocate; mapped files do not count."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = memory + data_bytes()
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

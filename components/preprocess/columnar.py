@@ -1,0 +1,127 @@
+"""Chunks of columnar files, to be read apart (see `apart.py`): Parquet, Arrow files and streams.
+
+Each record batch is fully validated before anything in it is looked at: offsets that point
+outside a buffer would otherwise be followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from steadytrain.components.preprocess.chunks import CHUNK_BYTES, Chunk, Rows, Table
+from steadytrain.components.preprocess.local_files import open_regular
+from steadytrain.components.preprocess.validate import Defect
+from steadytrain.components.shared.errors import DataError
+
+ROW_LIMIT: Final = 64 << 20
+"""A larger row is left out where it is read."""
+_ROWS: Final = 64
+"""Rows decoded at once: few, since each may be large however small the file is."""
+
+
+def tables(source: str, batches: Iterable[Any], row_bytes: float = 0.0) -> Iterator[Chunk]:
+    """Chunks of record batches; `row_bytes` is what a row takes in its file.
+
+    Raises:
+        DataError: a batch is not what it says it is.
+    """
+    first = 1
+    with readable(source):
+        for batch in batches:
+            require_distinct(source, batch.schema.names)
+            batch.validate(full=True)
+            for start in range(0, batch.num_rows, _ROWS):
+                for part in _small(_decoded(batch.slice(start, _ROWS))):
+                    yield _chunk(source, first, part, int(part.num_rows * row_bytes))
+                    first += part.num_rows
+
+
+def require_distinct(source: str, names: Sequence[str]) -> None:
+    """Of two columns of one name the last would be taken without a word; without a name, neither.
+
+    Raises:
+        DataError: a name stands twice.
+    """
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{source}: the column {twice[:80]!r} stands twice",
+            remedy="rename one of them, or leave the file out (data.exclude)",
+        )
+
+
+@contextlib.contextmanager
+def readable(source: str) -> Iterator[None]:
+    """Names the file where Arrow cannot read it."""
+    try:
+        yield
+    except pa.ArrowMemoryError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{source}: the file cannot be read: {error}",
+            remedy="fetch or write it again, or set data.format",
+        ) from error
+
+
+def _parquet(source: str, path: Path) -> Iterator[Chunk]:
+    import pyarrow.parquet as pq
+
+    with open_regular(path) as handle, readable(source):
+        size = path.stat().st_size
+        # Buffered, so that no column of a row group is in memory as a whole.
+        content = pq.ParquetFile(f"/proc/self/fd/{handle.fileno()}", buffer_size=CHUNK_BYTES)
+        row_bytes = size / max(1, content.metadata.num_rows)
+        yield from tables(source, content.iter_batches(batch_size=_ROWS), row_bytes)
+
+
+def _arrow(source: str, path: Path) -> Iterator[Chunk]:
+    with open_regular(path) as start, readable(source):
+        is_file = start.read(6) == b"ARROW1"
+        with pa.memory_map(f"/proc/self/fd/{start.fileno()}") as handle:
+            if is_file:
+                reader = pa.ipc.open_file(handle)
+                batches: Iterable[Any] = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                batches = pa.ipc.open_stream(handle)
+            yield from tables(source, batches)
+
+
+def _decoded(batch: Any) -> Any:
+    """With the values of dictionaries in their places; a slice has its whole dictionary."""
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_dictionary(field.type):
+            values = batch.column(index).dictionary_decode()
+            batch = batch.set_column(index, field.name, values)
+    return batch
+
+
+def _small(batch: Any) -> Iterator[Any]:
+    """Parts of at most CHUNK_BYTES, or of a single row."""
+    if batch.nbytes <= CHUNK_BYTES or batch.num_rows <= 1:
+        if batch.num_rows:
+            yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _small(batch.slice(0, half))
+    yield from _small(batch.slice(half))
+
+
+def _chunk(source: str, first: int, part: Any, size: int) -> Chunk:
+    if part.nbytes > ROW_LIMIT:
+        defect = Defect("too_long", f"a row of more than {ROW_LIMIT} bytes")
+        return Rows(source, [(first, defect)], size)
+    # Copied, since a slice would take the whole batch along to another process.
+    return Table(source, first, part.take(pa.array(range(part.num_rows))), size)
+
+
+COLUMNAR: Final[dict[str, Callable[[str, Path], Iterator[Chunk]]]] = {
+    "parquet": _parquet,
+    "arrow": _arrow,
+}

@@ -1,0 +1,21 @@
+"""Labels that look like one and are several."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+from unicodedata import normalize
+
+_GROUPS: Final = 3
+_NAMES: Final = 4
+_CHARACTERS: Final = 80
+
+
+def alike_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Labels that differ only in case, white space or Unicode form: some examples, shortened."""
+    groups = defaultdict(set)
+    for label in labels:
+        groups["".join(normalize("NFKC", label).casefold().split())].add(label)
+    several = [sorted(names) for names in groups.values() if len(names) > 1]
+    return [[name[:_CHARACTERS] for name in names[:_NAMES]] for names in sorted(several)[:_GROUPS]]

@@ -1,0 +1,161 @@
+"""Local files of a data set: which of them are data, and opening them.
+
+A data folder may come from anyone. Only regular files are data: no pipe, which would
+block the reader, no device, and nothing that the kernel makes up, such as the
+environment of this process below /proc. A link counts where its target lies in the same
+source, as in the volumes of Kubernetes; others are left out and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from steadytrain.components.shared.errors import BadInput, DataError
+
+LINKS: Final = "links that leave the source"
+SPECIAL: Final = "pipes, sockets, devices and files of the kernel"
+
+_LEFT_OUT: Final = {"site-packages", "dist-packages", "__pycache__"}
+_KERNEL: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
+_MEMORY: Final = Path("/dev/shm")
+_KERNEL_FILE_SYSTEMS: Final = {
+    *("bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs"),
+    *("mqueue", "nsfs", "proc", "pstore", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+}
+
+
+class Source:
+    """A folder whose files are looked at one by one.
+
+    Args:
+        root: the folder; a link to one will do.
+        left_out: counts what is no data, by LINKS and SPECIAL.
+
+    Raises:
+        BadInput: the folder belongs to the kernel.
+    """
+
+    def __init__(self, root: Path, left_out: Counter[str]) -> None:
+        self.root, self.left_out = _real(root), left_out
+        require_data(root)
+
+    def walk(self, folder: Path) -> Iterator[tuple[Path, Path]]:
+        """The files below a folder of the source, as `look` gives them."""
+        for place, folders, names in os.walk(folder):
+            kept = (name for name in folders if name not in _LEFT_OUT)
+            folders[:] = sorted(name for name in kept if self._enters(Path(place, name)))
+            yield from self.look(Path(place, name) for name in names)
+
+    def look(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
+        """Those paths that are data, each with where it really is."""
+        for path in paths:
+            real = _real(path)
+            try:
+                found = real.stat()
+            except OSError:
+                # A link to nothing, or a file that is gone by now.
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                continue
+            if not real.is_relative_to(self.root):
+                self.left_out[LINKS] += 1
+            elif not stat.S_ISREG(found.st_mode) or _of_kernel(real, found):
+                self.left_out[SPECIAL] += 1
+            else:
+                yield path, real
+
+    def _enters(self, folder: Path) -> bool:
+        """Whether a walk goes on below; the target of a link is met at its own place."""
+        if folder.is_symlink():
+            if not _real(folder).is_relative_to(self.root):
+                self.left_out[LINKS] += 1
+            return False
+        with contextlib.suppress(OSError):
+            if _of_kernel(folder, folder.stat()):
+                self.left_out[SPECIAL] += 1
+                return False
+        return True
+
+
+def require_data(path: Path) -> None:
+    """Checks a file or folder that was named.
+
+    Raises:
+        BadInput: it is neither a regular file nor a folder of them.
+    """
+    real = _real(path)
+    found = real.stat()
+    regular = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+    if not regular or _of_kernel(real, found):
+        raise BadInput(
+            f"data.source = {str(path)!r} is no data: pipes, sockets, devices, and what lies in "
+            "/proc, /sys or /dev, are never read",
+            remedy="give a regular file, or a folder of them",
+        )
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file at the place where it was found, and nothing that has taken its place.
+
+    Args:
+        path: without links, as `Source.look` gives it.
+
+    Raises:
+        DataError: it cannot be read, or is another file by now.
+    """
+    try:
+        # A pipe would block without O_NONBLOCK, which regular files ignore.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}",
+            remedy="give read permission, or leave the file out (data.exclude)",
+        ) from error
+    handle = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or _opened(descriptor) not in (path, None):
+        handle.close()
+        raise DataError(
+            f"{path} was replaced while the data were read",
+            remedy="start the run again once nobody changes the data",
+        )
+    return handle
+
+
+def _real(path: Path) -> Path:
+    """Without links; unlike Path.resolve it does not mind links that lead in a circle."""
+    return Path(os.path.realpath(path))
+
+
+def _opened(descriptor: int) -> Path | None:
+    """Where an open file is, by the kernel; None where it does not say."""
+    try:
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
+    except OSError:
+        return None
+
+
+def _of_kernel(real: Path, found: os.stat_result) -> bool:
+    """Whether the kernel makes it up, wherever its file system is mounted."""
+    named = any(real.is_relative_to(place) for place in _KERNEL)
+    return (named and not real.is_relative_to(_MEMORY)) or found.st_dev in _kernel_devices()
+
+
+@functools.cache
+def _kernel_devices() -> frozenset[int]:
+    """Device numbers of the mounted file systems that hold no files of anyone's."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        mounts = (line.partition(" - ") for line in lines.splitlines())
+        return frozenset(
+            os.makedev(*map(int, place.split()[2].split(":")))
+            for place, _, kind in mounts
+            if kind.split()[0] in _KERNEL_FILE_SYSTEMS
+        )
+    return frozenset()

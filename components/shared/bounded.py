@@ -1,0 +1,92 @@
+"""Bounds on what someone else's code may cost, such as the template that a tokenizer brings.
+
+A sandbox keeps such code from files and networks, but not from endless loops or from
+making a string of ten gigabytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
+
+CPU_SECONDS: Final = 10.0
+MEMORY_BYTES: Final = 1 << 30
+OVERRUNS: Final = 3
+_overruns = 0
+
+
+class _TooCostly(BaseException):
+    """Raised within the block when its time is up, past whoever catches Exception there."""
+
+
+@contextlib.contextmanager
+def bounded(what: str) -> Iterator[None]:
+    """Bounds the CPU time (on the main thread) and the memory that a block takes.
+
+    Raises:
+        BadInput: it took more.
+        SteadytrainError: this process has now seen that OVERRUNS times.
+    """
+    try:
+        with _timed(), _limited():
+            yield
+    except (_TooCostly, MemoryError) as error:
+        raise _refusal(what) from error
+
+
+def _refusal(what: str) -> SteadytrainError:
+    global _overruns
+    _overruns += 1
+    cost = f"{what} takes more than {CPU_SECONDS:g} s of CPU time or {MEMORY_BYTES >> 20} MiB"
+    if _overruns < OVERRUNS:
+        return BadInput(f"{cost} for one record", remedy="shorten the record")
+    return SteadytrainError(
+        f"{cost} for each of {_overruns} records", remedy="use another chat template"
+    )
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        # Signals reach the main thread alone.
+        yield
+        return
+
+    def leave(*_: object) -> NoReturn:
+        raise _TooCostly
+
+    before = signal.signal(signal.SIGVTALRM, leave)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = data_bytes() + MEMORY_BYTES
+    if soft != resource.RLIM_INFINITY and soft <= wanted:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def data_bytes() -> int:
+    """What this process has allocated, by the kernel's count."""
+    found = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) << 10 if found else 0

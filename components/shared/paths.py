@@ -1,0 +1,80 @@
+"""From a name that came from outside (a key, a manifest, a command line) to a path below a folder.
+
+Nothing else joins such a name to a folder.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+from steadytrain.components.shared.errors import BadInput
+
+
+class UnsafeName(BadInput):
+    """A name that is not the plain relative path of one file."""
+
+
+def below(folder: Path, name: str, *, origin: str) -> Path:
+    """The path of `name` below `folder`, whose own address may be anything.
+
+    Args:
+        name: relative, with forward slashes.
+        origin: where the name comes from, for the message.
+
+    Raises:
+        UnsafeName: the name leaves the folder, also by a symbolic link on the way, or could
+            mean another file elsewhere (empty parts, `.`, backslashes, NUL).
+    """
+    path = folder / checked(name, origin=origin)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UnsafeName(
+            f"{origin}: {name!r} leads out of {folder} by a symbolic link",
+            remedy="remove the link, or give the folder that it points to",
+        )
+    return path
+
+
+def checked(name: str, *, origin: str) -> str:
+    """The name itself, if it is the plain relative path of a file; nothing is looked up.
+
+    Raises:
+        UnsafeName: it is not.
+    """
+    parts = name.split("/")
+    if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
+        raise UnsafeName(
+            f"{origin}: {name!r} is not the name of a file below a folder",
+            remedy="rename it: no '..', '.', empty part, leading slash, backslash or NUL",
+        )
+    return name
+
+
+def check_distinct(names: Iterable[str], *, origin: str) -> None:
+    """Refuses names that cannot all be files of one folder, on any file system.
+
+    Raises:
+        UnsafeName: one is a folder of another, or they differ only in case or Unicode form.
+    """
+    files: dict[str, str] = {}
+    for name in names:
+        other = files.setdefault(_folded(name), name)
+        if other != name:
+            raise _collision(origin, other, name)
+    for folded, name in files.items():
+        parts = folded.split("/")
+        for count in range(1, len(parts)):
+            if (above := "/".join(parts[:count])) in files:
+                raise _collision(origin, files[above], name)
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _collision(origin: str, one: str, other: str) -> UnsafeName:
+    return UnsafeName(
+        f"{origin}: {one!r} and {other!r} collide as files of one folder",
+        remedy="rename or remove one of the two",
+    )

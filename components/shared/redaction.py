@@ -1,0 +1,189 @@
+"""What a secret looks like, in one place: configuration that holds one is refused, and whatever
+is shown, logged or stored has it replaced.
+
+A secret is recognized by the prefix that its issuer published, by the name it is
+assigned to, by its place in an address, or because it is the value of a secret
+environment variable. It is never recognized by looking random: digests of
+models, data and commits do too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from urllib.parse import quote, unquote
+
+PLACEHOLDER = "[redacted]"
+
+_ISSUED = r"""
+    \b(?:
+        hf_[A-Za-z0-9]{30,} | api_org_[A-Za-z0-9]{30,}   # Hugging Face
+        | A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}\b             # AWS
+        | gh[pousr]_[A-Za-z0-9]{30,} | github_pat_[A-Za-z0-9_]{20,}
+        | gl(?:pat|dt|rt|ft|cbt|ptt|imt|agent|soat|oas|ffct)-[A-Za-z0-9_.-]{16,}  # GitLab
+        | AIza[A-Za-z0-9_-]{30,}                         # Google
+        | ya29\.[A-Za-z0-9_-]{20,} | GOCSPX-[A-Za-z0-9_-]{20,}
+        | dapi[a-f0-9]{32}(?:-\d+)?\b                    # Databricks
+        | sk-[A-Za-z0-9_-]{20,}                          # several services, such as OpenAI
+        | [rs]k_(?:live|test)_[A-Za-z0-9]{16,}           # Stripe
+        | xox[abeoprs]-[A-Za-z0-9-]{10,} | xapp-[A-Za-z0-9-]{10,}  # Slack
+        | npm_[A-Za-z0-9]{36}\b | pypi-AgE[A-Za-z0-9_-]{40,}
+        | nvapi-[A-Za-z0-9_-]{30,} | dckr_pat_[A-Za-z0-9_-]{20,} | r8_[A-Za-z0-9]{30,}
+        | hvs\.[A-Za-z0-9_-]{20,} | dop_v1_[a-f0-9]{64}\b
+        | SG\.[A-Za-z0-9_-]{20,}\.[A-Za-z0-9_-]{40,}     # SendGrid
+        | eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*  # JSON web token
+        | hooks\.slack\.com/(?:services|workflows)/\S+  # webhooks
+        | discord(?:app)?\.com/api/webhooks/\S+ | webhook\.office\.com/\S+
+    )
+    | \bBearer\ +(?P<bearer>(?=[^\s"']*\d)[A-Za-z0-9._~+/=-]{8,})
+    | -----BEGIN\ [A-Z\ ]*PRIVATE\ KEY(?:\ BLOCK)?-----
+      (?:[\s\S]*?-----END\ [A-Z\ ]*PRIVATE\ KEY(?:\ BLOCK)?-----|[\s\S]*)
+"""
+# https://TOKEN@host, and x://user:password@host, where a password may have a slash or an @. After
+# host:5432/ an @ is part of a path, but in the address of a database, which has none there.
+_ADDRESS = r"""
+    \b(?i:https?)://(?P<user>(?:[^\s/?\#"<>@]*+@)++)
+    | \b(?i:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w{1,40})?
+      ://(?P<database>[^\s/:@"<>]{0,200}+:(?:[^\s"<>@]{0,1000}+@)++)
+    | ://(?P<password>[^\s/:@"<>\[]{0,200}+:(?!\d{1,5}/)(?:[^\s"<>@]{0,1000}+@)++)
+"""
+# A tokenizer's own tokens, such as pad_token, are no secrets.
+_TOKENS_OF_TEXT = (
+    "bos", "eos", "pad", "unk", "sep", "cls", "mask", "start", "end", "image", "video", "audio",
+    "boi", "eoi", "boa", "eoa", "special", "prefix", "suffix", "middle", "decoder",
+)  # fmt: skip
+_NAMED = (
+    "password|passwd|passphrase|pwd|secrets?|credentials?|authorization|cookie"
+    "|webhook(?:[_-]?url)?|connection[_-]?string|x-(?:amz|goog)-(?:signature|credential)"
+    "|(?:secret|access|api|private|account)[_-]?key(?:[_-]?id)?|apikey|awsaccesskeyid|"
+    + "".join(f"(?<!{word}[_.-])" for word in _TOKENS_OF_TEXT)
+    + "token"
+)
+_NAME = re.compile(rf"(?:^|[_.\s-])(?:{_NAMED})$", re.IGNORECASE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# A name and what comes before its value: password=, "password": , ["password"] = , --password.
+_ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]{1,200}+)(["']?\]?\s?[=:]{1,2}\s?|(?<=[\w-])\s+)""")
+_WORDS_OF_PROSE = {"token", "secret", "secrets", "credential", "credentials", "webhook"}
+# Not what stands for a value, nor what was replaced before.
+_VALUE = re.compile(
+    r"""(?:(?:Bearer|Basic|Token)\s)?+(?!\[redacted\]|(?:none|null|true|false)\b)"""
+    r"""(?:b?"(?:[^"\\]|\\.)++"|b?'(?:[^'\\]|\\.)++'|[^\s"'<>]++)""",
+    re.IGNORECASE,
+)
+_PATTERNS = (re.compile(_ISSUED, re.VERBOSE), re.compile(_ADDRESS, re.VERBOSE))
+_LOGIN = re.compile(r"[A-Za-z][\w+.-]*:(?://|\\\\)(?![/\\])(.*)@", re.DOTALL)
+# http://host:5000/models/x@y, whose host ends at the slash.
+_WEB_PATH = re.compile(r"https?://(?:[\w.-]+|\[[\da-f:.]+])(?::\d{1,5})?/", re.IGNORECASE)
+_SHORTEST = 8  # Of an environment variable; a shorter value is in ordinary words, too.
+
+
+def redact(text: str) -> str:
+    """`text` with everything in it that looks like a secret replaced."""
+    known = _values_of_environment()
+    if known is not None:
+        text = known.sub(PLACEHOLDER, text)
+    return _without_patterns(text)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an error as Python prints it, without secrets."""
+    return redact("".join(traceback.format_exception(error)))
+
+
+def redact_tracebacks() -> None:
+    """From now on, the traceback that this process may end with is without secrets."""
+    sys.excepthook = lambda _, error, __: print(traceback_of(error), end="", file=sys.stderr)
+
+
+def holds_a_secret(text: str) -> bool:
+    """Whether a text has in it what looks like a secret, on every machine alike."""
+    return _without_patterns(text) != text
+
+
+@functools.lru_cache(maxsize=4096)
+def names_a_secret(key: str) -> bool:
+    """Whether a field, parameter or variable of this name holds a secret."""
+    return bool(_NAME.search(_CAMEL.sub("_", key)))
+
+
+def login_of(address: str) -> str:
+    """User and password of an address, as drivers take them: up to its last @; "" if it has none.
+
+    A password may hold what ends the host elsewhere (/ ? #). After file:/// there is no login.
+    """
+    found = _LOGIN.match(address)
+    return found[1] if found else ""
+
+
+def secrets_of_address(address: str) -> set[str]:
+    """The password of an address, as it is written and as it is meant, and what is left of it by
+    a parser that takes a / ? # or @ in it for its end.
+    """
+    login = login_of(address)
+    user, sign, password = login.partition(":")
+    if not sign:
+        # A name alone is a token on the web, and a user or a bucket elsewhere.
+        return {login} if login and address.lower().startswith("http") else set()
+    pieces = re.split("[/?#@]", password)
+    return {login, password, unquote(password), f"{user}:{pieces[0]}", *pieces} - {"", f"{user}:"}
+
+
+def _without_patterns(text: str) -> str:
+    for pattern in _PATTERNS:
+        text = pattern.sub(_cut, text)
+    return "".join(_unassigned(text))
+
+
+def _unassigned(text: str) -> Iterator[str]:
+    """The text in parts, without the values that are assigned to the name of a secret."""
+    done = 0
+    for found in _ASSIGNED.finditer(text):
+        if found.start() < done or not _assigns_a_secret(found):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value:
+            yield text[done : found.end()]
+            yield PLACEHOLDER
+            done = value.end()
+    yield text[done:]
+
+
+def _assigns_a_secret(found: re.Match[str]) -> bool:
+    name, sign = found[1], found[2].strip()
+    if not sign:
+        return name.startswith("--") and names_a_secret(name)
+    if name.lower() in ("sig", "signature"):
+        return found.string[found.start() - 1 : found.start()] in ("?", "&", ";")
+    # "Unexpected token: ..." is prose.
+    return names_a_secret(name) and not (sign == ":" and name.lower() in _WORDS_OF_PROSE)
+
+
+def _cut(found: re.Match[str]) -> str:
+    """What was found, with its one group that took part replaced; all of it where there is none."""
+    group = found.lastgroup
+    if group is None:
+        return PLACEHOLDER
+    before = found.string[found.start() : found.start(group)]
+    return before + PLACEHOLDER + ("@" if found[group].endswith("@") else "")
+
+
+def _values_of_environment() -> re.Pattern[str] | None:
+    # PWD is the working directory.
+    names = [name for name in os.environ if names_a_secret(name) and name != "PWD"]
+    values = {os.environ.get(name, "").strip() for name in names}
+    for value in list(os.environ.values()):
+        if "://" in value and "@" in value and not _WEB_PATH.match(value):
+            values |= secrets_of_address(value.strip())
+    return _any_of(frozenset(value for value in values if len(value) >= _SHORTEST))
+
+
+@functools.lru_cache(maxsize=8)
+def _any_of(values: frozenset[str]) -> re.Pattern[str] | None:
+    forms = {form for value in values for form in (value, quote(value, safe=""), repr(value)[1:-1])}
+    # The longest first: one may begin another.
+    ordered = sorted(forms, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None

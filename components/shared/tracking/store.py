@@ -1,0 +1,119 @@
+"""The SQLite store in a run's output: made whole or not at all, by one process.
+
+MLflow itself makes it in place, by some sixty migrations that take seconds to minutes. Cut
+short they leave a file that neither MLflow nor a later run can use or finish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+import uuid
+from pathlib import Path
+
+from steadytrain.components.shared.errors import RunBusy, TrackingError
+from steadytrain.components.shared.lease import WAIT_SECONDS, lease
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.regular import set_aside
+from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.workspace import Workspace
+
+QUIET_SECONDS = 10.0
+"""A store that nobody has written for so long is not being made by an MLflow beside us."""
+_BUSY_SECONDS = 20.0
+_POLL_SECONDS = 0.2
+
+
+def sqlite_uri(path: Path) -> str:
+    """The address of a SQLite file; `?` and `%` in its path would mean something else."""
+    encoded = str(path).replace("%", "%25").replace("?", "%3F")
+    # Without the driver's name, MLflow also makes a folder of the encoded name.
+    return f"sqlite:///{path}" if encoded == str(path) else f"sqlite+pysqlite:///{encoded}"
+
+
+def ensure_store(uri: str, workspace: Workspace) -> None:
+    """Makes the SQLite store of an address, where it is one that is not there yet.
+
+    One that was begun and never finished holds nothing: it is set aside, and a warning is among
+    the run's events. Any other file is left as it is.
+
+    Raises:
+        TrackingError: another process has been making it for WAIT_SECONDS.
+        StorageError: it cannot be written.
+        sqlite3.Error: what lies there is no store, or cannot be read.
+    """
+    path = _file(uri)
+    if path is None or _finished(path):
+        return
+    try:
+        with lease(str(workspace.locks), "tracking-store"):
+            if path.exists() and not _finished_by_another(path):
+                aside = set_aside(path)
+                message = f"the tracking store {path} was never finished and holds nothing; it is"
+                warn(workspace, f"{message} now {aside}, and a new one is made")
+            if not path.exists():
+                content = _new_store(workspace.tracking_artifacts)
+                LocalStorage(path.parent).write(path.name, content, if_absent=True)
+    except RunBusy as error:
+        raise TrackingError(
+            f"another process has been making the tracking store {path} for {WAIT_SECONDS:.0f} s",
+            remedy=f"end it if it hangs (fuser {workspace.locks / 'tracking-store.lock'} names "
+            "it), then start the run again",
+        ) from error
+
+
+def _file(uri: str) -> Path | None:
+    """The file that an address of SQLite's names; None where it names none."""
+    if not uri.startswith("sqlite"):
+        return None
+    from sqlalchemy.engine import make_url
+
+    address = make_url(uri)
+    if not address.database or address.database == ":memory:" or "uri" in address.query:
+        return None
+    return Path(address.database).resolve()
+
+
+def _finished(path: Path) -> bool:
+    """Whether a store was made to its end: the last thing that MLflow does is an experiment."""
+    if not path.exists():
+        return False
+    # Not read-only: what a kill has left of a transaction is taken back by who opens it.
+    address = f"{path.as_uri()}?mode=rw"
+    with contextlib.closing(sqlite3.connect(address, _BUSY_SECONDS, uri=True)) as store:
+        rows = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {name for (name,) in rows}
+        if "experiments" not in tables:
+            # With other tables it is another program's, which MLflow will say.
+            return bool(tables)
+        return store.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is not None
+
+
+def _finished_by_another(path: Path) -> bool:
+    """Waits for an MLflow that makes the store in place, as `mlflow ui` does, if there is one."""
+    changed, since = 0, time.monotonic()
+    while not _finished(path):
+        now, found = time.monotonic(), path.stat().st_mtime_ns
+        if found != changed:
+            changed, since = found, now
+        if now - since >= QUIET_SECONDS:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _new_store(artifacts: Path) -> bytes:
+    """The content of a store without runs, made in memory: on a disk each migration waits for it.
+
+    Args:
+        artifacts: where its default experiment is to keep files.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    # Named, so that a second connection sees it; it lasts as long as this one is open.
+    name = f"file:{uuid.uuid4().hex}?mode=memory&cache=shared"
+    with contextlib.closing(sqlite3.connect(name, uri=True)) as memory:
+        made = SqlAlchemyStore(f"sqlite:///{name}&uri=true", artifacts.as_uri())
+        made.engine.dispose()
+        return memory.serialize()

@@ -1,0 +1,34 @@
+"""What a tokenizer loses of a text, and what that costs a model.
+
+Unknown tokens, and normalizers that drop or change characters, make a text easier to predict by
+telling less of it. Without a price, a model that knows one word and "unknown" would win every
+comparison in bits per byte. So each byte that the tokens do not tell costs 8 bits: what it takes
+to send it as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from steadytrain.components.shared.encoding import Encoded, scored_text
+
+NATS_A_BYTE = math.log(256)
+
+
+def lost_nats(tokenizer: Any, record: Mapping[str, Any], encoded: Encoded) -> float:
+    """The price of what a record's scored tokens do not tell of its text; 0 for most tokenizers.
+
+    Characters are counted, not aligned: a lower bound, in time linear in the text.
+    """
+    text = scored_text(record)
+    pairs = zip(encoded.input_ids, encoded.targets, strict=True)
+    known = [token for token, scored in pairs if scored and token != tokenizer.unk_token_id]
+    told = tokenizer.decode(known, clean_up_tokenization_spaces=False)
+    if told == text:
+        return 0.0
+    missing = Counter(text) - Counter(told)
+    lost = sum(count * len(character.encode()) for character, count in missing.items())
+    return lost * NATS_A_BYTE

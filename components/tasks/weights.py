@@ -1,0 +1,62 @@
+"""Whether a base model's files hold all the weights of the model, and the model has a place for all
+that they hold. Transformers makes up what is missing at random and drops what is left over, both
+without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.errors import BadInput
+
+_NO_WEIGHTS = (".masked_bias", ".inv_freq", ".position_ids")
+"""Buffers that older versions of Transformers saved, too."""
+
+
+def check_whole(model: Any, report: Mapping[str, Any], folder: Path, *, new_head: bool) -> None:
+    """Checks what Transformers tells of the loading.
+
+    Args:
+        report: the loading info of `from_pretrained`.
+        new_head: the head is made anew, so that only what lies below it must fit.
+
+    Raises:
+        BadInput: weights are missing, of another shape, or left over.
+    """
+    missing = [name for name in report["missing_keys"] if not new_head or _is_inner(model, name)]
+    _refuse(folder, "lacks {} of the model", missing, "give the whole model's folder")
+    remedy = "restore the config.json that belongs to the weights"
+    shapes = [name for name, *_ in report["mismatched_keys"] if _is_inner(model, name)]
+    _refuse(folder, "holds {} of another shape than its config.json tells", shapes, remedy)
+    buffers = {name for name, _ in model.named_buffers()}
+    left = [
+        name
+        for name in report["unexpected_keys"]
+        if _is_inner(model, name)
+        and not name.endswith(_NO_WEIGHTS)
+        and not buffers & {name, f"{model.base_model_prefix}.{name}"}
+    ]
+    _refuse(folder, "holds {} for which its config.json has no place", left, remedy)
+
+
+def _refuse(folder: Path, what: str, names: Iterable[str], remedy: str) -> None:
+    found = sorted(names)
+    if found:
+        count = f"{len(found)} weight{'s' if len(found) > 1 else ''}"
+        raise BadInput(
+            f"model.base: {folder} {what.format(count)}, such as {found[0]}", remedy=remedy
+        )
+
+
+def _is_inner(model: Any, name: str) -> bool:
+    """Whether a weight is part of the base model, whose name a file may leave out; the pooler is
+    not: it is made for the head.
+    """
+    if "pooler" in name:
+        return False
+    first = name.partition(".")[0]
+    return first == model.base_model_prefix or first in {
+        child for child, _ in model.base_model.named_children()
+    }

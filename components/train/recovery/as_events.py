@@ -1,0 +1,48 @@
+"""Decisions and endings as the events that the ledger keeps."""
+
+from __future__ import annotations
+
+from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade
+from steadytrain.components.train.recovery.failures import Failure
+from steadytrain.components.train.recovery.outcome import Ending
+from steadytrain.components.train.recovery.policy import Decision
+
+
+def decision_made(attempt: int, failure: Failure, decision: Decision) -> DecisionMade:
+    """What follows a failed attempt."""
+    return DecisionMade(
+        attempt=attempt,
+        failure_class=failure.failure_class,
+        action=decision.action,
+        reason=decision.reason,
+        delay_seconds=decision.delay_seconds,
+        micro_batch_size=decision.micro_batch_size,
+        gradient_checkpointing=decision.gradient_checkpointing,
+        snapshot=decision.snapshot,
+        strategy=decision.strategy,
+        offload=decision.offload,
+        rung=decision.rung,
+        skipped_batch=decision.skipped_batch,
+        learning_rate_scale=decision.learning_rate_scale,
+        nodes=decision.nodes,
+        on_demand=decision.on_demand,
+    )
+
+
+def attempt_ended(number: int, step: int, ending: Ending) -> AttemptEnded:
+    """The end of an attempt after `step` optimizer steps."""
+    failure = ending.failure
+    if failure is None:
+        return AttemptEnded(attempt=number, outcome=ending.outcome, step=step)
+    return AttemptEnded(
+        attempt=number,
+        outcome=ending.outcome,
+        step=step,
+        failure_class=failure.failure_class,
+        message=failure.message,
+        remedy=failure.remedy,
+        still_since=failure.still_since,
+        failed_step=failure.step,
+        unexplained=failure.unexplained,
+        memory_needed=failure.memory_needed,
+    )

@@ -1,0 +1,43 @@
+"""Holding a run: nobody else trains it, or begins it anew, meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import Lease, hold
+from steadytrain.components.train.recovery.ledger import Ledger
+
+_owned_here: ContextVar[Lease | None] = ContextVar("lease", default=None)
+
+
+@contextlib.contextmanager
+def owned(config: RunConfig) -> Iterator[Lease]:
+    """Holds a run for this process; within a context that holds it already, that one's lease.
+
+    Raises:
+        RunBusy: a live supervisor holds it; the message says which, where, since when.
+        BadInput, StorageError: see `hold`.
+    """
+    workspace = Workspace.of(config)
+    storage = LocalStorage(workspace.lease)
+    outer = _owned_here.get()
+    if outer is not None and outer.row.storage.uri == storage.uri:
+        yield outer
+        return
+    ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
+    with hold(
+        storage,
+        run_id=workspace.run_id,
+        seconds=config.recovery.lease_seconds,
+        after=ledger.generation(),
+    ) as lease:
+        token = _owned_here.set(lease)
+        try:
+            yield lease
+        finally:
+            _owned_here.reset(token)

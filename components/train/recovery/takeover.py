@@ -1,0 +1,103 @@
+"""What a supervisor sets right that earlier ones left: damage, lost attempts, open decisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steadytrain.components.shared.events import Event, read_events, unread
+from steadytrain.components.shared.events.types import AttemptEnded, Warned
+from steadytrain.components.shared.patience import REFUSED_SECONDS
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.processes import end_processes
+from steadytrain.components.train.recovery.as_events import decision_made
+from steadytrain.components.train.recovery.entries import KEPT
+from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.policy import Decision
+from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
+
+_SUPERVISOR_DIED = "the program that supervised this attempt died"
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """One run, taken over.
+
+    tell: records an event while no attempt is under way.
+    """
+
+    ledger: Ledger
+    workspace: Workspace
+    tell: Callable[[Event], None]
+
+    def mend(self) -> None:
+        """Restores entries of the ledger that are damaged.
+
+        Raises:
+            LedgerDamaged: what is lost is told nowhere else.
+        """
+        told = (item.event for item in unread(self.workspace.events, {}))
+        events = [event for event in told if isinstance(event, KEPT)]
+        for line in self.ledger.mend(events, attempts=last_folder(self.workspace)):
+            self.tell(Warned(stage="train", message=f"restored from the run's events: {line}"))
+
+    def end_lost_attempts(self, history: History) -> None:
+        """An attempt without an end: its supervisor died. Its ranks die with it; see to that."""
+        end_processes(self.workspace.attempts)
+        lost = [attempt for attempt in history.attempts if attempt.ended is None]
+        told = read_events(self.workspace.events) if lost else []
+        for attempt in lost:
+            for event in unrecorded(attempt, told):
+                self.ledger.record(event, seconds=REFUSED_SECONDS)
+            seen, step = last_sign_of_life(attempt, told)
+            self.tell(
+                AttemptEnded(
+                    time=seen,
+                    attempt=attempt.started.attempt,
+                    outcome="failed",
+                    step=step,
+                    failure_class=FailureClass.NODE_LOST,
+                    message=_SUPERVISOR_DIED,
+                )
+            )
+
+    def decide_anew(self, history: History, policy: Callable[[History, Failure], Decision]) -> None:
+        """Decides what an earlier supervisor died before: the answer to its attempt's failure.
+
+        What would stop the run is left undecided: whoever started it again wants a try.
+        """
+        last = history.attempts[-1] if history.attempts else None
+        failed = last.ended if last else None
+        if failed is None or not failed.failure_class or failed.message == _SUPERVISOR_DIED:
+            return
+        if any(item.attempt == failed.attempt for item in history.decisions):
+            return
+        failure = Failure(
+            FailureClass(failed.failure_class),
+            0,
+            failed.message,
+            failed.remedy,
+            step=failed.failed_step,
+            unexplained=failed.unexplained,
+            memory_needed=failed.memory_needed,
+        )
+        decision = policy(history, failure)
+        if decision.action != "stop":
+            self.tell(decision_made(failed.attempt, failure, decision))
+
+
+def last_folder(workspace: Workspace) -> int:
+    """The highest number of an attempt that has a folder; 0 where none has."""
+    names = (path.name for path in workspace.attempts.glob("*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def left_to_wait(history: History) -> float:
+    """Seconds of the last decision's wait, where the one who made it died in it."""
+    last = history.decisions[-1] if history.decisions else None
+    if last is None or last.action == "stop" or last.attempt + 1 != history.next_attempt:
+        return 0.0
+    return min(max(0.0, last.time + last.delay_seconds - time.time()), last.delay_seconds)

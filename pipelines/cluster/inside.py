@@ -1,0 +1,13 @@
+"""What the doctor's trial pod runs: the round trip to MLflow, as one line of JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from steadytrain.pipelines.cluster.doctor import told
+from steadytrain.pipelines.cluster.trips import try_tracking
+
+if __name__ == "__main__":
+    (line,) = told("MLflow", try_tracking)
+    print(json.dumps(dataclasses.asdict(line)))

@@ -1,0 +1,123 @@
+"""Stop signals to the command that runs a pipeline, and a terminal that goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Self
+
+from steadytrain.components.shared.errors import Stopped
+from steadytrain.components.shared.events import Event, Sink
+from steadytrain.components.shared.lifeline import Lifeline
+from steadytrain.components.shared.stopping import stop_signals
+from steadytrain.pipelines.dag import END_NOW
+
+_ONE_REQUEST_SECONDS = 1.0
+"""`timeout` signals the process and then its group: that is one request."""
+
+
+class Interrupts:
+    """What this process was asked to do, as a context from before the first thing that it does.
+
+    number: of the first stop signal; None while there was none.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._times = 0
+        self._last = float("-inf")
+        self._child: tuple[subprocess.Popen[bytes], Lifeline] | None = None
+        self._held_off = False
+        self._signals = stop_signals(self._note)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def passed_to(self, child: subprocess.Popen[bytes], lifeline: Lifeline) -> Iterator[None]:
+        """Asks a child for the same, also for what was asked before it was there."""
+        self._child = child, lifeline
+        if self.number is not None:
+            lifeline.cut()
+        yield
+        self._child = None
+
+    @contextlib.contextmanager
+    def held_off(self) -> Iterator[None]:
+        """Signals change nothing within."""
+        self._held_off = True
+        yield
+        self._held_off = False
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        now, self.number = time.monotonic(), self.number or number
+        if self._held_off or now - self._last < _ONE_REQUEST_SECONDS:
+            return
+        self._last = now
+        self._times += 1
+        if self._times == 1:
+            say("stopping the step at work; once more kills it")
+        elif self._times == 2:
+            say("killing the step at work; the report follows; once more kills everything")
+        else:
+            self._held_off = True
+            raise Stopped(self.number)
+        if self._child is not None:
+            child, lifeline = self._child
+            lifeline.cut() if self._times == 1 else child.send_signal(END_NOW)
+
+
+class Display:
+    """A sink that gives up showing events where nobody can see them any more.
+
+    On a terminal that is closed, in a pipe whose reader has gone, on a full disk: the run goes on.
+    """
+
+    def __init__(self, shown: Sink) -> None:
+        self._shown: Sink | None = shown
+
+    @property
+    def given_up(self) -> bool:
+        return self._shown is None
+
+    def emit(self, event: Event) -> None:
+        if self._shown is not None:
+            with self._expendable():
+                self._shown.emit(event)
+
+    def close(self) -> None:
+        if self._shown is not None:
+            with self._expendable():
+                self._shown.close()
+
+    @contextlib.contextmanager
+    def _expendable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._shown = None
+            silence()
+            reason = error.strerror or type(error).__name__
+            say(f"standard output cannot be written ({reason}); the run goes on")
+
+
+def silence() -> None:
+    """From now on standard output goes nowhere, also what is still in its buffer."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def say(text: str) -> None:
+    """A line on standard error, if anybody is there to read it."""
+    # Not by `sys.stderr`, which may be in the middle of something when a signal arrives.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

@@ -1,0 +1,227 @@
+"""A run that is stopped at any moment: no step starts, nothing is registered, nothing is left.
+
+The steps do next to nothing (support/quick_steps), the rest is the real thing. By default some
+moments are drawn for each way to stop; `-m soak` sweeps a whole run every 200 ms. A test that
+fails prints its seed; STEADYTRAIN_STOP_SEED draws the same moments again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
+from steadytrain.components.shared.lock import holder
+from steadytrain.components.shared.workspace import Workspace
+
+from support.command import Command, wait_for
+from support.signals import heard
+
+__all__ = ["heard"]
+pytestmark = pytest.mark.usefixtures("heard")
+QUICK = Path(__file__).parents[1] / "support" / "quick_steps"
+SEED = int(os.environ.get("STEADYTRAIN_STOP_SEED", random.randrange(10**6)))
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 143, signal.SIGQUIT: 130}
+EVENTS = 12
+"""That a whole run tells before its report: the start and the end of begin and five steps."""
+NOTICE_SECONDS = 3.0
+"""For a request to reach the step at work, on a machine with much else to do."""
+
+
+@dataclass
+class Running:
+    """The command at work on quick steps, in a session of its own as from a shell."""
+
+    steadytrain: Command
+    process: subprocess.Popen[str]
+
+    @property
+    def workspace(self) -> Workspace | None:
+        folders = list(self.steadytrain.output.glob("runs/*"))
+        return Workspace(self.steadytrain.output, folders[0].name) if folders else None
+
+    def events(self, *kinds: type) -> list:
+        place = self.workspace
+        told = read_events(place.events) if place and place.events.is_dir() else []
+        return [event for event in told if isinstance(event, kinds)]
+
+    def until(self, events: int) -> None:
+        """Returns when a run has told so many events."""
+        while len(self.events(StepStarted, StepFinished)) < events:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.01)
+
+    def until_deaf(self, step: str) -> None:
+        """Returns when a step heeds no signal any more (QUICK_STEPS_DEAF)."""
+        wait_for(lambda: self.workspace and (self.workspace.folder / f"{step}-deaf").exists(), 300)
+
+    def left(self) -> list[psutil.Process]:
+        """Processes that carry this test's mark in their environment."""
+        mark, found = str(self.steadytrain.output), []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("STEADYTRAIN_TEST") == mark:
+                    found.append(process)
+        return found
+
+
+@pytest.fixture
+def start(steadytrain):
+    begun = []
+
+    def start(*sets, steadytrain=steadytrain, terminal=None, **environment):
+        line = steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=sets)
+        told = {"STEADYTRAIN_TEST": str(steadytrain.output), "PYTHONPATH": str(QUICK)}
+        steadytrain.output.parent.mkdir(parents=True, exist_ok=True)
+        process = subprocess.Popen(
+            line if terminal is None else ["setsid", "--ctty", *line],
+            stdin=terminal,
+            stdout=subprocess.PIPE if terminal is None else terminal,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=steadytrain.environment(**told, **environment),
+            cwd=steadytrain.output.parent,
+            # setsid, which gives it the terminal, makes the session itself.
+            start_new_session=terminal is None,
+        )
+        begun.append(Running(steadytrain, process))
+        return begun[-1]
+
+    yield start
+    for running in begun:
+        for process in running.left():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        running.process.communicate()
+
+
+def stop(running: Running, number: signal.Signals) -> float:
+    """Signals the command; returns when that was."""
+    moment = time.time()
+    running.process.send_signal(number)
+    return moment
+
+
+def assert_stopped(running: Running, number: signal.Signals, moment: float) -> None:
+    """What must hold of a run that was stopped, at whatever moment."""
+    out, _ = running.process.communicate(timeout=300)
+    place = running.workspace
+    deadline = time.monotonic() + 120
+    while place is not None and holder(place) is not None:
+        assert time.monotonic() < deadline, "the lock is held for ever"
+        time.sleep(0.01)
+    assert running.left() == [], "the lock is free while a process is left"
+    # Before its first own line Python dies of a signal, which shells tell as the same status.
+    assert running.process.returncode in (-number, STATUS.get(number, -number)), out
+    if place is None:
+        return
+    late = [event for event in running.events(StepStarted) if event.time > moment + NOTICE_SECONDS]
+    assert {event.stage for event in late} <= {"report"}, out
+    for noted in place.folder.glob("*-noted"):
+        assert float(noted.read_text()) < moment + NOTICE_SECONDS
+    if running.events(StepStarted):
+        assert place.report.is_file(), out
+        assert running.events(StepFinished)[-1].stage == "report"
+    failed = [event.error for event in running.events(StepFailed)]
+    assert set(failed) <= {"Stopped"}, failed
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("phase", ["startup", "later"])
+def test_stopped_at_some_moment(start, number, phase):
+    draw = random.Random(f"{SEED} {number} {phase}")
+    startup = phase == "startup"
+    events = 0 if startup else draw.randrange(1, EVENTS + 1)
+    seconds = draw.uniform(0, 4 if startup else 0.6)
+    print(f"STEADYTRAIN_STOP_SEED={SEED}: {seconds:.2f} s after {events} events")
+    running = start()
+    running.until(events)
+    time.sleep(seconds)
+    assert_stopped(running, number, stop(running, number))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.timeout(4 * 3600)
+def test_stopped_at_every_moment(start, tmp_path, number):
+    for moment in (0.2 * step for step in itertools.count()):
+        running = start(steadytrain=Command(tmp_path / f"{moment:.1f}" / "output"))
+        time.sleep(moment)
+        if running.process.poll() is not None:
+            assert running.process.returncode == 0, running.process.communicate()[0]
+            return
+        assert_stopped(running, number, stop(running, number))
+
+
+def test_a_second_signal_while_it_winds_down(start):
+    """A step that does not heed the first one is killed; the report is written all the same."""
+    running = start(QUICK_STEPS_DEAF="train")
+    running.until_deaf("train")
+    moment = stop(running, signal.SIGINT)
+    time.sleep(NOTICE_SECONDS)
+    assert running.process.poll() is None, "the step is deaf"
+    stop(running, signal.SIGTERM)
+    assert_stopped(running, signal.SIGINT, moment)
+    assert [event.stage for event in running.events(StepFailed)] == ["train"]
+
+
+def test_a_third_signal_ends_everything(start):
+    running = start(QUICK_STEPS_DEAF="train report")
+    running.until_deaf("train")
+    stop(running, signal.SIGTERM)
+    time.sleep(NOTICE_SECONDS)
+    stop(running, signal.SIGTERM)
+    running.until_deaf("report")
+    # Signals within a second of each other are one request.
+    time.sleep(NOTICE_SECONDS)
+    stop(running, signal.SIGTERM)
+    out, _ = running.process.communicate(timeout=60)
+    assert running.process.returncode == 143, out
+    assert running.left() == []
+    assert holder(running.workspace) is None
+
+
+def test_both_the_command_and_its_pipeline_are_killed(start):
+    """Nobody is left to end the step at work, which sees it by itself."""
+    running = start()
+    running.until(7)
+    pipeline = psutil.Process(running.process.pid).children()
+    for process in [psutil.Process(running.process.pid), *pipeline]:
+        process.kill()
+    wait_for(lambda: not running.left())
+    assert holder(running.workspace) is None
+    assert "register" not in {event.stage for event in running.events(StepStarted)}
+
+
+def test_a_terminal_that_is_closed_stops_the_run(start):
+    terminal, inside = os.openpty()
+    running = start(terminal=inside)
+    os.close(inside)
+    running.until(3)
+    os.close(terminal)
+    running.process.wait(timeout=300)
+    assert running.process.returncode == 143
+    assert_stopped(running, signal.SIGHUP, time.time())
+
+
+@pytest.mark.parametrize(("step", "name"), [("train", "SIGKILL"), ("evaluate", "SIGSEGV")])
+def test_a_step_that_is_killed_is_named_with_its_signal(start, step, name):
+    """Also one that leaves a process behind, as train does, which has its output open."""
+    running = start(QUICK_STEPS_KILL=f"{step} {name}")
+    out, _ = running.process.communicate(timeout=300)
+    assert running.process.returncode == 1
+    assert f"failed in {step}: killed by {name}" in out
+    assert "the same command continues the run" in out
+    assert f"failed in {step}" in running.workspace.report.read_text()

@@ -1,0 +1,26 @@
+"""With this folder on PYTHONPATH the steps of a pipeline do next to nothing.
+
+Everything around them is real: the command, kfp.local, the processes, the stages, the events.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+_STEPS = ("preprocess", "train", "evaluate", "register", "report")
+
+
+class _Quick(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name in {f"steadytrain.components.{step}.artifacts" for step in _STEPS}:
+            return importlib.util.spec_from_file_location(
+                name, Path(__file__).with_name("quick.py")
+            )
+        return None
+
+
+sys.meta_path.insert(0, _Quick())

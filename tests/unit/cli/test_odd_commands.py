@@ -1,0 +1,136 @@
+"""Whatever an option or an argument of a command is given: success, or an error that tells why."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.odd import LONG, QUICK, argument, call, commands
+
+ORDINARY = {
+    ("run",): ["good.yaml", "--dry-run"],
+    ("stop",): ["mine"],
+    ("resume",): ["mine"],
+    ("explain",): ["mine"],
+    ("report",): ["mine"],
+    ("gc",): ["--dry-run"],
+    ("plan",): ["good.yaml", "--formula", "--gpu=h100"],
+    ("submit",): ["good.yaml", "--set=output=/mnt"],
+    ("trigger",): ["good.yaml", "--set=output=/mnt"],
+    ("watch",): ["good.yaml", "--set=output=/mnt"],
+    ("schedule", "apply"): ["schedules.yaml"],
+    ("schedule", "diff"): ["schedules.yaml"],
+    ("schedule", "pause"): ["nightly"],
+    ("schedule", "resume"): ["nightly"],
+    ("schedule", "delete"): ["nightly"],
+    ("validate",): ["good.yaml"],
+    ("step",): ["no-such", "good.yaml"],
+}
+"""What a command needs beside the odd value. None of them trains, or reaches a server."""
+SLOW = {("compile",), ("submit",), ("doctor",)}
+"""Seconds each, for what they import or compile."""
+PLACES = [
+    (path, item)
+    for path, parameters in commands()
+    for item in parameters
+    if item.takes_value and not (path == ("compile",) and not item.name)
+]
+
+
+def check(folder, path, item, value):
+    arguments = list(ORDINARY.get(path, []))
+    if item.name:
+        arguments.append(f"{item.name}={value}")
+    elif arguments:
+        arguments[0] = value
+    done = call(*path, *arguments, folder=folder)
+    assert done.code in (0, 1, 2), done
+    assert done.code == 0 or done.err.strip() or done.out.strip()
+    assert len(done.err) < 20_000
+    assert "Traceback" not in done.out + done.err
+
+
+def test_every_command_is_known():
+    assert {path for path, _ in PLACES} >= ORDINARY.keys()
+
+
+@QUICK
+@given(where=st.sampled_from([place for place in PLACES if place[0] not in SLOW]), value=argument)
+def test_any_value_of_any_option(places, where, value):
+    check(places, *where, value)
+
+
+@pytest.mark.parametrize("value", ["file", "folder", "/dev/full", "x" * 300, "/proc/nothing/x"])
+def test_a_pipeline_goes_to_a_file_that_can_be_written(places, value):
+    done = call("compile", "-o", value, folder=places)
+    assert done.code == 0 or "--output" in done.err
+
+
+@pytest.mark.soak
+@LONG
+@given(where=st.sampled_from(PLACES), value=argument.filter(lambda value: value != "fifo"))
+def test_any_value_of_any_option_for_long(places, where, value):
+    check(places, *where, value)
+
+
+@pytest.mark.parametrize("value", ["1e400", "nan", "-inf"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stop", "mine", "--grace"),
+        ("gc", "--idle-hours"),
+        ("watch", "good.yaml", "--every"),
+        ("watch", "good.yaml", "--quiet"),
+        ("plan", "good.yaml", "--host-memory-gb"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_by_its_option(places, arguments, value):
+    done = call(*arguments[:-1], f"{arguments[-1]}={value}", folder=places)
+    assert done.code == 2
+    assert arguments[-1] in done.err
+
+
+@pytest.mark.parametrize("name", ["2024", "1e3", "0x10", "2024-01-01", "on", "null", "1_0"])
+def test_a_runs_name_may_look_like_something_else(places, name):
+    done = call("run", "good.yaml", "--dry-run", "--run", name, folder=places)
+    if "_" in name:
+        assert (done.code, "run = " in done.err) == (2, True)
+    else:
+        assert (done.code, done.out.split()[1]) == (0, name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.config.hidden_size=x"],
+        ["model.config.num_attention_heads=0"],
+        ["model.config.vocab_size=-1"],
+        ["model.config.attention_dropout=[]"],
+        ["model.config.head_dim=1.5"],
+        ["recovery.seconds_between_failures=1e308"],
+        ["model.base=~nobody", "model.config={}"],
+        ["model.base=package:__main__", "model.config={}"],
+        ["model.base=file", "model.config={}"],
+        ["output=" + "x" * 5000],
+    ],
+)
+def test_a_plan_refuses_what_has_no_size(places, settings):
+    sets = [part for item in settings for part in ("--set", item)]
+    done = call("plan", "good.yaml", "--formula", "--gpu=h100", *sets, folder=places)
+    assert done.code == 2
+    field, _, value = settings[0].partition("=")
+    assert field.split(".")[-1] in done.err or value in done.err
+    assert "remedy: " in done.err
+
+
+def test_prices_in_a_pipe_that_nobody_fills_do_not_hang(places):
+    done = call("plan", "good.yaml", "--formula", "--prices", "fifo", folder=places)
+    assert (done.code, "not a regular file" in done.err) == (2, True)
+
+
+def test_a_plan_is_written_only_where_that_is_possible(places):
+    arguments = ("plan", "good.yaml", "--formula", "--gpu=h100", "--write")
+    for value in ("file", "/dev/null/x", "/proc/nothing", "x" * 300):
+        done = call(*arguments, value, folder=places)
+        assert (done.code, "--write" in done.err) == (2, True)

@@ -1,0 +1,112 @@
+"""An output folder that the user may only read, as an account other than its owner."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.config import from_mapping
+
+from support.written_run import Writer
+
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def output():
+    """The folder of a run that failed, which nobody may write; not below a private folder."""
+    place = Path(tempfile.mkdtemp(prefix="steadytrain-read-only-"))
+    content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
+    run = Writer(from_mapping({**content, "name": "tiny", "run": "2024", "output": str(place)}))
+    run.again()
+    run.begin("preprocess")
+    run.fail("preprocess", "DataError", "no data", "give some")
+    for folder, _, files in os.walk(place):
+        Path(folder).chmod(0o555)
+        for name in files:
+            Path(folder, name).chmod(0o444)
+        if os.geteuid() == 0:
+            for path in (folder, *(Path(folder, name) for name in files)):
+                os.chown(path, NOBODY, NOBODY)
+    yield place
+    for folder, _, _ in os.walk(place):
+        Path(folder).chmod(0o755)
+    shutil.rmtree(place)
+
+
+def powerless():
+    """Root loses the capabilities by which it may read and write what others own."""
+    for capability in (0, 1, 2, 3):  # chown, dac_override, dac_read_search, fowner
+        assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+
+
+def steadytrain(*arguments, **environment):
+    """The command as an account that owns nothing there."""
+    other = {"preexec_fn": powerless} if os.geteuid() == 0 else {}
+    return subprocess.run(
+        [sys.executable, "-m", "steadytrain.pipelines.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={**os.environ, "HOME": "/nonexistent", **environment},
+        timeout=300,
+        **other,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list"], "2024"),
+        (["explain", "2024"], "no data"),
+        (["stop", "2024"], "nobody works on 2024"),
+        (["gc", "--dry-run", "--idle-hours", "0"], "nothing to remove"),
+    ],
+)
+def test_what_only_reads_works(output, arguments, words):
+    done = steadytrain(*arguments, "--output", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words in done.stdout
+
+
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_what_must_write_says_what_it_lacks(output, command):
+    done = steadytrain(command, "2024", "--output", output)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr
+    assert str(output) in done.stderr
+    assert "remedy: " in done.stderr
+
+
+@pytest.mark.parametrize("hidden", ["config.yaml", "events", ""])
+def test_what_may_not_be_read_is_named(output, hidden):
+    path = output / "runs" / "2024" / hidden if hidden else output
+    before = path.stat().st_mode
+    path.chmod(0)
+    try:
+        for arguments in (["list"], ["explain", "2024"], ["resume", "2024"], ["gc", "--dry-run"]):
+            done = steadytrain(*arguments, "--output", output)
+            assert done.returncode in (0, 1, 2)
+            assert "Traceback" not in done.stderr
+            assert "unexpected" not in done.stderr
+            assert done.stdout or done.stderr
+            # The option's own check is the command line's: it names the option and the path.
+            told = "remedy: " in done.stderr or "Invalid value for '--output'" in done.stderr
+            assert done.returncode == 0 or told
+    finally:
+        path.chmod(before)
+
+
+@pytest.mark.parametrize("folder", ["/nonexistent", "/proc", "x" * 300])
+def test_a_bad_folder_for_temporary_files_is_passed_over(tmp_path, folder):
+    done = steadytrain("submit", "causal-lm", "--set", "output=/mnt", "--dry-run", TMPDIR=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pipeline " in done.stdout

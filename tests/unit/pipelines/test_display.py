@@ -1,0 +1,76 @@
+"""Standard output breaks while a run is shown: real descriptors, a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import typer
+from steadytrain.components.shared.events.types import StepStarted
+from steadytrain.components.shared.progress import Progress
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.interrupts import Display
+from steadytrain.pipelines.local import LocalRun
+from steadytrain.pipelines.outline import tell_ending
+from steadytrain.pipelines.unexpected import told
+
+output, *steps = sys.argv[1:]
+with told():
+    display = Display(Progress())
+    for step in steps:
+        display.emit(StepStarted(stage=step))
+    display.close()
+    run = LocalRun(Workspace(Path(output), "tiny"), False, 15, None, not display.given_up)
+    try:
+        tell_ending(run)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+"""
+ENDING = "\nstopped; the same command continues it\n"
+
+
+@pytest.fixture
+def left():
+    """The writing end of a pipe whose reader has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@pytest.fixture(params=["Broken pipe", "No space left on device"])
+def broken(request, left):
+    """A descriptor that takes no output, and the system's word for it."""
+    if request.param == "Broken pipe":
+        yield left, request.param
+    else:
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            yield full.fileno(), request.param
+
+
+def shown(output, steps, **streams):
+    command = [sys.executable, "-c", PROGRAM, str(output), *steps]
+    return subprocess.run(command, text=True, timeout=120, **streams)
+
+
+def test_the_run_goes_on_and_standard_error_tells_how_it_ended(tmp_path, broken):
+    descriptor, reason = broken
+    done = shown(tmp_path, ["preprocess", "train"], stdout=descriptor, stderr=subprocess.PIPE)
+    said = f"standard output cannot be written ({reason}); the run goes on\n"
+    assert done.stderr.startswith(said + ENDING)
+    assert done.returncode == 143
+
+
+def test_a_reader_that_leaves_at_the_end(tmp_path, left):
+    done = shown(tmp_path, [], stdout=left, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (143, ENDING)
+
+
+def test_the_status_is_the_same_where_nothing_can_be_written(tmp_path, left):
+    assert shown(tmp_path, ["train"], stdout=left, stderr=left).returncode == 143

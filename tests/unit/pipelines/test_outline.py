@@ -1,0 +1,57 @@
+"""What a run's end tells the user."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from steadytrain.components.register.verdict import decided_about
+from steadytrain.components.shared.records import GateRecord, RegistrationRecord
+from steadytrain.pipelines.local import LocalRun
+from steadytrain.pipelines.outline import ending
+
+
+@pytest.fixture
+def ended(make_run, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def end(**sections):
+        run = make_run(**sections)
+        workspace = run.workspace
+        workspace.config.write_text(run.config.to_yaml())
+        RegistrationRecord(
+            model_name="tiny", version="7", model_uri="models:/tiny/7", champion=True, reason="best"
+        ).save(workspace.record("register"))
+        GateRecord(
+            subject=decided_about(run.config, "w"), promoted=True, reason="best", metric="loss",
+            greater_is_better=False, candidate=1.0, margin=0.0,
+        ).save(workspace.record("gate"))  # fmt: skip
+        lines = ending(LocalRun(workspace, succeeded=True, stopped=None, failure=None))
+        (line,) = (line for line in lines if line.startswith("mlflow"))
+        return line, workspace
+
+    return end
+
+
+def test_where_a_server_tracks_its_page_is_named(ended):
+    line, _ = ended(tracking={"uri": "http://tracking:5000/"})
+    assert line == "mlflow  http://tracking:5000/#/models/tiny/versions/7"
+
+
+def test_a_server_of_the_environment_is_named_without_its_password(ended, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@tracking/mlflow")
+    line, _ = ended()
+    assert line == "mlflow  https://tracking/mlflow/#/models/tiny/versions/7"
+
+
+def test_a_database_elsewhere_is_named_without_its_password(ended, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@database/mlflow")
+    line, _ = ended()
+    assert line == "mlflow  mlflow ui --backend-store-uri postgresql://database/mlflow"
+
+
+def test_the_store_in_the_output_is_served_by_a_command(ended, tmp_path):
+    line, _ = ended(output=tmp_path / "a b?c")
+    address = f"sqlite+pysqlite:///{tmp_path}/a b%3Fc/mlflow.db"
+    assert line == f"mlflow  mlflow ui --backend-store-uri {shlex.quote(address)}"

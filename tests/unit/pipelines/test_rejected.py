@@ -1,0 +1,112 @@
+"""A command that is refused, since a run is another's, leaves no trace in that run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from steadytrain.components.preprocess import artifacts
+from steadytrain.components.shared.config import to_parameters
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.train import step
+from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.pipelines import runs
+from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.steps import run_step
+
+STEPS = ("preprocess", "train", "evaluate", "register", "promote", "report")
+TRAIN = """
+import sys
+from pathlib import Path
+from steadytrain.components.shared.config import load
+from steadytrain.components.train.recovery.ownership import owned
+with owned(load(Path(sys.argv[1]))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def trained(make_run):
+    """A run that another process trains, without the lock of this machine, as a pod does."""
+    run = make_run()
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAIN, str(run.workspace.config)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield run
+    process.communicate()
+
+
+def files(run):
+    """What the run's folder holds, but for its report, and probes that come and go."""
+    folder = run.workspace.folder
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path != run.workspace.report and "lease" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_beside_a_command_at_work(make_run, name):
+    run = make_run()
+    before = files(run)
+    with run_lock(run.workspace), pytest.raises(RunBusy):
+        run_step(name, run.config)
+    assert files(run) == before
+
+
+def test_a_train_step_beside_another(trained):
+    before = files(trained)
+    with pytest.raises(RunBusy):
+        step.run_stage(trained.config)
+    assert files(trained) == before
+    assert runs.state_of(trained.workspace).state == "running"
+
+
+def test_a_pipeline_that_is_submitted_beside_another(trained):
+    before = files(trained)
+    parameters = to_parameters(trained.config, run=trained.config.run_id)
+    with pytest.raises(RunBusy):
+        artifacts.preprocess(
+            parameters={**parameters, "overrides": {}, "job": "1"},
+            resolved=None, data=None, data_card=None, counts=None,
+        )  # fmt: skip
+    assert files(trained) == before
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_report_of_a_run_at_work_is_only_a_page(trained, make_run, locked):
+    run = make_run("local") if locked else trained
+    before = files(run)
+    arguments = ["report", run.config.run_id, "--output", str(run.workspace.output)]
+    if locked:
+        with run_lock(run.workspace):
+            done = CliRunner().invoke(app, arguments)
+    else:
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert files(run) == before
+    assert run.workspace.report.is_file()
+
+
+def test_a_run_that_is_taken_over_is_told_of_by_the_other(make_run, monkeypatch):
+    """Its end is not told by the one that was too slow."""
+    run = make_run()
+
+    def refused(*_, **__):
+        raise RunBusy("this run was taken over")
+
+    told = run.workspace.events / "train.jsonl"
+    monkeypatch.setattr(step, "_trainer", refused)
+    with owned(run.config), pytest.raises(RunBusy):
+        step.run_stage(run.config)
+    assert "step_failed" not in told.read_text()

@@ -1,0 +1,93 @@
+"""`stop` signals the process that holds a run, and never another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.lock import holder, run_lock
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.local import stop_run
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.workspace import Workspace
+with run_lock(Workspace(Path(sys.argv[1]), "tiny")):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+IN_NAMESPACE = """
+import os, sys
+from pathlib import Path
+# Ours is to be the process id that means another process outside.
+Path("/proc/sys/kernel/ns_last_pid").write_text(str(int(sys.argv[2]) - 1))
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1]])
+"""
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare"
+)
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path, "tiny")
+
+
+@pytest.fixture
+def bystander():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def held_by(command):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_the_holder_is_stopped(workspace):
+    process = held_by([sys.executable, "-c", HOLD, str(workspace.output)])
+    assert stop_run(workspace, grace_seconds=30)
+    assert process.wait() == -signal.SIGTERM
+    assert not stop_run(workspace, grace_seconds=30)
+
+
+@needs_namespaces
+def test_a_process_of_another_pid_namespace_is_not_mistaken_for_the_holder(workspace, bystander):
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+    process = held_by([*unshare, IN_NAMESPACE, str(workspace.output), str(bystander.pid), HOLD])
+    try:
+        assert holder(workspace).pid == bystander.pid
+        with pytest.raises(RunBusy, match="cannot be reached from here"):
+            stop_run(workspace, grace_seconds=1)
+        assert bystander.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("change", [{"machine": "another"}, {"born": 1.0}])
+def test_a_process_of_another_host_or_another_time_is_not_stopped(workspace, bystander, change):
+    """As another host writes it, or a holder whose process id has come again."""
+    with run_lock(workspace):
+        (path,) = workspace.locks.iterdir()
+        told = json.loads(path.read_text()) | {"pid": bystander.pid} | change
+        path.write_text(json.dumps(told))
+        with pytest.raises(RunBusy):
+            stop_run(workspace, grace_seconds=0.1)
+    assert bystander.poll() is None

@@ -1,0 +1,162 @@
+"""Columnar files that are damaged, or that ask for more memory than they are worth."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.preprocess.apart import Apart
+from steadytrain.components.preprocess.chunks import Table
+from steadytrain.components.preprocess.columnar import COLUMNAR, tables
+from steadytrain.components.preprocess.formats import read_files, wanted
+from steadytrain.components.preprocess.hub import read_dataset
+from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.validate import Defect
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.train.loop.data import Rows
+
+from support.apart import counting, crash
+
+
+def read(path: Path) -> list[Any]:
+    data = DataConfig(source=[str(path)])
+    files = wanted(find_files(str(path), []), str(path), data)
+    return [row for chunk in read_files(files, data, path.parent) for *_, row in chunk.rows()]
+
+
+def write_offset_outside(path: Path, make: Any) -> None:
+    """Two texts, the last of which ends a gigabyte after its buffer."""
+    batch = pa.record_batch({"text": ["good", "bad"]})
+    with make(str(path), batch.schema) as out:
+        out.write_batch(batch)
+    good, bad = (np.array([0, 4, end], dtype=np.int32).tobytes() for end in (7, 1 << 30))
+    content = path.read_bytes()
+    assert content.count(good) == 1
+    path.write_bytes(content.replace(good, bad))
+
+
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_an_offset_outside_its_buffer_is_refused(tmp_path: Path, make: Any) -> None:
+    write_offset_outside(tmp_path / "x.arrow", make)
+    with pytest.raises(DataError, match=r"x\.arrow: the file cannot be read"):
+        read(tmp_path / "x.arrow")
+
+
+def test_a_saved_data_set_with_an_offset_outside_its_buffer_is_refused(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(saved)
+    write_offset_outside(saved / "data-00000-of-00001.arrow", pa.ipc.new_stream)
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_dataset(str(saved)))
+
+
+def test_a_trainer_refuses_a_damaged_shard(tmp_path: Path) -> None:
+    write_offset_outside(tmp_path / "shard.arrow", pa.ipc.new_file)
+    rows = Rows([tmp_path / "shard.arrow"])
+    with pytest.raises(DataError, match=r"shard\.arrow is not a whole Arrow file"):
+        rows[1]
+    content = (tmp_path / "shard.arrow").read_bytes()
+    for size in (0, 5, len(content) // 2, len(content) - 1):
+        (tmp_path / "shard.arrow").write_bytes(content[:size])
+        with pytest.raises(DataError, match=r"shard\.arrow is not a whole Arrow file"):
+            Rows([tmp_path / "shard.arrow"])
+
+
+def fuzzed(folder: Path, count: int) -> list[Path]:
+    """Files with some bits flipped."""
+    generator = random.Random(3)
+    table = pa.table(
+        {
+            "text": [f"record {number} " * (number % 7) for number in range(300)],
+            "label": pa.array([str(number % 3) for number in range(300)]).dictionary_encode(),
+            "messages": [[{"role": "user", "content": "hi"}] * (n % 4) for n in range(300)],
+        }
+    )
+    paths = []
+    for number in range(count):
+        path = folder / f"{number}.{'parquet' if number % 4 == 3 else 'arrow'}"
+        if number % 4 == 3:
+            pq.write_table(table, path, row_group_size=100)
+        else:
+            make = pa.ipc.new_stream if number % 4 == 1 else pa.ipc.new_file
+            options = pa.ipc.IpcWriteOptions(compression="zstd" if number % 4 == 2 else None)
+            with make(str(path), table.schema, options=options) as out:
+                out.write_table(table, max_chunksize=100)
+        content = bytearray(path.read_bytes())
+        for _ in range(generator.choice([1, 1, 2, 8])):
+            content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(content)
+        paths.append(path)
+    return paths
+
+
+def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
+    """300 files; that this process is alive afterwards is what is shown."""
+    outcomes = {"rows": 0, "refused": 0}
+    with Apart() as apart:
+        for path in fuzzed(tmp_path, 300):
+            reader = COLUMNAR[path.suffix.removeprefix(".")]
+            try:
+                for chunk in apart.iterate(path.name, reader, path.name, path):
+                    list(chunk.rows())
+                outcomes["rows"] += 1
+            except DataError:
+                outcomes["refused"] += 1
+    assert min(outcomes.values()) > 10, outcomes
+
+
+def test_a_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> None:
+    """469 bytes that hold a gigabyte of text."""
+    table = pa.table({"text": ["a" * 1_000_000] * 1024})
+    pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    del table
+    assert (tmp_path / "x.parquet").stat().st_size < 1000
+    with Apart(512 << 20) as apart:
+        rows = 0
+        for chunk in apart.iterate("x", COLUMNAR["parquet"], "x", tmp_path / "x.parquet"):
+            rows += 1
+            assert isinstance(chunk, Table)
+            assert chunk.batch.nbytes < 2 << 20
+    assert rows == 1024
+
+
+def test_one_value_that_takes_more_than_may_be_taken_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a" * (200 << 20)]})
+    pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    with Apart(100 << 20) as apart, pytest.raises(DataError, match="takes more than 100 MiB"):
+        list(apart.iterate("x", COLUMNAR["parquet"], "x", tmp_path / "x.parquet"))
+    (row,) = read(tmp_path / "x.parquet")
+    assert isinstance(row, Defect)
+
+
+def test_a_reader_that_crashes_is_an_error_and_the_next_file_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with Apart() as apart:
+        with pytest.raises(DataError, match="ended with SIGSEGV"):
+            list(apart.iterate("x", crash))
+        assert list(apart.iterate("x", counting, 3)) == [0, 1, 2]
+
+
+def test_values_that_python_does_not_have_are_defects_of_their_rows() -> None:
+    when = pa.array([0, 2**62], pa.timestamp("s"))
+    batch = pa.record_batch({"text": ["a", "b"], "when": when})
+    (chunk,) = tables("x", [batch])
+    first, second = (row for *_, row in chunk.rows())
+    assert not isinstance(first, Defect)
+    assert isinstance(second, Defect)
+
+
+def test_a_dictionary_is_not_taken_along_with_every_row() -> None:
+    names = pa.array([f"{number} " * 2000 for number in range(300)]).dictionary_encode()
+    found = list(tables("x", [pa.record_batch({"text": names})]))
+    assert sum(chunk.batch.nbytes for chunk in found if isinstance(chunk, Table)) < 4 << 20

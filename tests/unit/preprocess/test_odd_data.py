@@ -1,0 +1,162 @@
+"""Data that look whole and are not: each is named, refused, or told of."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.labels import alike_labels
+from steadytrain.components.preprocess.signatures import sign
+from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.split import content_id, side_of
+from steadytrain.components.preprocess.step import run
+from steadytrain.components.preprocess.validate import Defect, check
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.workspace import Workspace
+
+from support.data import quarantined, read_table, sentence, texts, write_jsonl
+
+NFC, NFD = "caf\u00e9 na\u00efve", "cafe\u0301 nai\u0308ve"
+
+
+def rows(path: Path, scratch: Path, **data: Any) -> list[Any]:
+    config = DataConfig(source=[str(path)], **data)
+    return [
+        row for chunk in find_inputs(config).chunks(config, scratch) for _, _, row in chunk.rows()
+    ]
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(json.dumps(texts(200)).encode()))
+    for place in range(60, 90):
+        content[place] ^= 0xFF
+    (tmp_path / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: the compressed file is damaged"):
+        rows(tmp_path / "a.jsonl.gz", tmp_path)
+
+
+def test_a_file_whose_name_is_no_text_is_read(tmp_path: Path, configure: Any) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.jsonl")).write_text(
+        "".join(json.dumps(row) + "\n" for row in [*texts(99), {"text": ""}])
+    )
+    (entry,) = quarantined(run(configure(folder)))
+    assert entry["source"].endswith(r"\xff\xfe.jsonl")
+    BadInput(os.fsdecode(b"\xff")).message.encode()
+
+
+def test_messages_nested_without_end_are_a_defect() -> None:
+    data = DataConfig(source=["x"], task="supervised_finetuning")
+    with pytest.raises(Defect, match="bad_messages"):
+        check({"messages": "[" * 100_000}, data)
+
+
+@pytest.mark.parametrize("pattern", ["[z-a]", "[!]", "a[!]x"])
+def test_what_is_no_pattern_is_refused_by_field(tmp_path: Path, pattern: str) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(1))
+    with pytest.raises(BadInput, match=r"data\.exclude = .* is no pattern") as caught:
+        find_files(str(tmp_path), [pattern])
+    assert repr(pattern) in caught.value.message
+
+
+@pytest.mark.parametrize("pattern", ["[", "a[b", "**" * 30 + "y", "**/" * 30 + "y", "*" * 9 + "y"])
+def test_odd_patterns_cost_no_more_than_others(tmp_path: Path, pattern: str) -> None:
+    folders = tmp_path.joinpath(*"abcdefgh" * 3)
+    write_jsonl(folders / f"{'a' * 60}.jsonl", texts(1))
+    assert len(find_files(str(tmp_path), [pattern])) == 1
+
+
+@pytest.mark.parametrize("field", ["text", "other"])
+def test_a_json_field_that_stands_twice_is_a_defect(tmp_path: Path, field: str) -> None:
+    twice = f'{{"text": "a", "{field}": 1, "{field}": 2}}'
+    for name in ("a.jsonl", "a.json"):
+        (tmp_path / name).write_text(f'{{"text": "b"}}\n{twice}\n{{"text": "c"}}\n')
+        first, defect, last = rows(tmp_path / name, tmp_path)
+        assert (first, last) == ({"text": "b"}, {"text": "c"})
+        assert isinstance(defect, Defect)
+        assert (defect.reason, defect.detail) == (
+            "bad_format",
+            f"the field {field!r} stands twice",
+        )
+
+
+def test_a_message_with_two_contents_is_a_defect(tmp_path: Path) -> None:
+    data = DataConfig(source=["x"], task="supervised_finetuning")
+    messages = '[{"role": "assistant", "content": "a", "content": "b"}]'
+    (tmp_path / "a.jsonl").write_text(f'{{"messages": {messages}}}')
+    (row,) = rows(tmp_path / "a.jsonl", tmp_path)
+    for one in (row, {"messages": messages}):
+        with pytest.raises(Defect, match="bad_messages"):
+            check(one, data)
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text\na,b\n")
+    column = pa.array(["a"])
+    table = pa.Table.from_arrays([column, column], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as out:
+        out.write_table(table)
+    for name in ("a.csv", "a.parquet", "a.arrow"):
+        with pytest.raises(DataError, match=f"{name}: the column 'text' stands twice"):
+            rows(tmp_path / name, tmp_path)
+    (tmp_path / "b.csv").write_text("text,,\na,,\n")
+    assert rows(tmp_path / "b.csv", tmp_path) == [{"text": "a", "": ""}]
+
+
+def test_labels_that_look_alike_are_told(tmp_path: Path, configure: Any) -> None:
+    labels = ["pos", "Pos", "pos ", "neg", "neg\u00a0", " neg", "other"]
+    data = [{"text": sentence(seed), "label": labels[seed % 7]} for seed in range(140)]
+    config = configure(write_jsonl(tmp_path / "a.jsonl", data), task="sequence_classification")
+    assert len(run(config).labels) == 7
+    told = [
+        event.message
+        for event in read_events(Workspace.of(config).events)
+        if isinstance(event, Warned)
+    ]
+    assert [message.partition(" are")[0] for message in told] == [
+        r"the labels ' neg', 'neg', 'neg\xa0'",
+        "the labels 'Pos', 'pos', 'pos '",
+    ]
+    assert alike_labels(["a", "b", NFC, NFD]) == [sorted([NFC, NFD])]
+    assert alike_labels(["a", "b", "ab c"]) == []
+
+
+def test_unicode_forms_of_a_text_are_one_record_and_its_own_form_is_learned(
+    tmp_path: Path, configure: Any
+) -> None:
+    pairs = [
+        {"text": f"{form} {seed} {sentence(seed)}"} for seed in range(40) for form in (NFC, NFD)
+    ]
+    made = []
+    for order in (pairs, pairs[::-1]):
+        source = write_jsonl(tmp_path / f"{len(made)}.jsonl", order)
+        record = run(configure(source, near_duplicate_threshold=None))
+        assert sum(side.documents for side in record.sides.values()) == 40
+        assert {entry["reason"] for entry in quarantined(record)} == {"exact_duplicate"}
+        made.append(record)
+    assert made[0].fingerprint == made[1].fingerprint
+    tested = read_table(made[0].path(made[0].test_records))["text"].to_pylist()
+    assert {text.startswith(NFD) for text in tested} == {True, False}
+
+
+def test_unicode_forms_have_one_side_and_one_signature() -> None:
+    data = DataConfig(source=["x"])
+    assert content_id(NFC) == content_id(NFD)
+    for seed in range(20):
+        sides = {side_of(b"", f"{form} {seed}", data) for form in (NFC, NFD)}
+        assert len(sides) == 1
+    first, second = sign([NFC, NFD])
+    assert (first == second).all()

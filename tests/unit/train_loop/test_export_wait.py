@@ -1,0 +1,46 @@
+"""A long export is no hang; one that stands still is."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from steadytrain.components.train.loop import export_wait
+from steadytrain.components.train.loop.export_wait import beating, wait_for_file
+
+
+def test_work_beats_and_standing_still_does_not(monkeypatch):
+    monkeypatch.setattr(export_wait, "EVERY_SECONDS", 0.05)
+    beats = []
+    with beating(lambda: beats.append(1)):
+        end = time.monotonic() + 60
+        while len(beats) < 5 and time.monotonic() < end:
+            sum(range(10_000))
+        assert len(beats) >= 5
+        time.sleep(0.2)
+        seen = len(beats)
+        time.sleep(1)  # as in a write that never returns
+        assert len(beats) == seen
+    assert "beating" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_it_ends_with_what_it_watches(monkeypatch):
+    monkeypatch.setattr(export_wait, "EVERY_SECONDS", 0.05)
+    try:
+        with beating(lambda: None):
+            raise OSError
+    except OSError:
+        pass
+    assert "beating" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_who_waits_for_rank_0_beats_until_it_has_told(tmp_path):
+    beats, told = [], tmp_path / "result.json"
+
+    def beat():
+        beats.append(1)
+        if len(beats) == 3:
+            told.touch()
+
+    wait_for_file(told, beat)
+    assert len(beats) == 3

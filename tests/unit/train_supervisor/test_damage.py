@@ -1,0 +1,170 @@
+"""A supervisor that finds its run's state damaged, or cannot write it, or died over it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade, Warned
+from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+
+RANK = Path(__file__).with_name("rank.py")
+DIES_BEFORE_IT_DECIDES = """
+import os, signal, sys
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.process import ProcessLauncher
+from steadytrain.components.train.recovery.supervisor import Supervisor
+config = load(sys.argv[1])
+data = DataRecord.load(Workspace.of(config).record("preprocess"))
+rank = [sys.executable, sys.argv[2], "diverge"]
+Supervisor._decide = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with ProcessLauncher(config.compute, rank, imports=()) as launcher:
+    Supervisor(config, data, launcher).run()
+"""
+
+
+def spec(workspace, attempt):
+    return AttemptSpec.load(AttemptFolder(workspace.attempts / f"{attempt:04d}").spec)
+
+
+def test_a_batch_is_left_out_although_the_supervisor_died_before_it_decided(
+    supervisor, workspace, data, config
+):
+    """Else the same divergence came again, and counted as the second one."""
+    workspace.create()
+    workspace.config.write_text(config.to_yaml())
+    data.save(workspace.record("preprocess"))
+    program = [sys.executable, "-c", DIES_BEFORE_IT_DECIDES, str(workspace.config), str(RANK)]
+    assert subprocess.run(program, timeout=300).returncode == -9
+    kept = supervisor("finish").ledger.history()
+    assert [attempt.ended.failure_class for attempt in kept.attempts] == ["divergence"]
+    assert kept.decisions == []
+
+    assert supervisor("finish").run().succeeded
+    (decided,) = supervisor("finish").ledger.history().decisions
+    assert (decided.attempt, decided.skipped_batch) == (1, 3)
+    assert spec(workspace, 2).skipped_batches == (3,)
+
+
+def test_a_ledger_that_refuses_for_a_while_ends_no_run(supervisor, workspace, wait_for):
+    """A file stands where its folder should be: the system itself refuses every write."""
+    running = supervisor("save")
+    folder, ledger = workspace.attempts / "0001", workspace.ledger
+    away = ledger.with_name("away")
+
+    def disturb():
+        wait_for(lambda: (folder / "ready-0").exists())
+        time.sleep(0.5)
+        ledger.rename(away)
+        ledger.touch()
+        (folder / "save-1").touch()
+        wait_for(lambda: any("retrying" in item.message for item in warned()))
+        (folder / "end").touch()
+        time.sleep(2)
+        ledger.unlink()
+        away.rename(ledger)
+
+    def warned():
+        return [event for event in read_events(workspace.events) if isinstance(event, Warned)]
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    outcome = running.run()
+    thread.join()
+    assert outcome.succeeded
+    (attempt,) = supervisor("finish").ledger.history().attempts
+    assert [item.step for item in attempt.checkpoints] == [1]
+    assert attempt.ended.outcome == "finished"
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def binary(path):
+    path.write_bytes(random.Random(0).randbytes(999) + b"\n")
+
+
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "harm"),
+    [
+        ("lease/*", truncate),
+        ("lease/*", make_folder),
+        ("ledger/00000001.json", binary),
+        ("ledger/00000002.json", make_pipe),
+        ("ledger/00000003.json", truncate),
+        ("ledger/00000004.json", make_folder),
+        ("ledger/00000004.json", Path.unlink),
+        ("events/supervisor.jsonl", binary),
+        ("events/supervisor.jsonl", make_pipe),
+        ("attempts/0001/spec.json", truncate),
+        ("records/preprocess.json", make_pipe),
+        ("config.yaml", make_pipe),
+    ],
+)
+def test_a_damaged_file_does_not_keep_a_run_from_going_on(
+    supervisor, workspace, config, pattern, harm
+):
+    recovery = config.recovery.model_copy(update={"lease_seconds": 2.0})
+    first = supervisor("diverge", decide=stop_after_skip)
+    first.run()
+    before = first.ledger.history()
+    (path,) = workspace.folder.glob(pattern)
+    harm(path)
+    again = supervisor("finish")
+    again.config = again.config.model_copy(update={"recovery": recovery})
+    assert again.run().succeeded
+    after = supervisor("finish").ledger.history()
+    assert after.decisions == before.decisions
+    assert after.attempts[: len(before.attempts)] == before.attempts
+    assert spec(workspace, len(after.attempts)).skipped_batches == (7,)
+
+
+def stop_after_skip(history, failure):
+    from steadytrain.components.train.recovery.policy import Decision
+
+    return Decision("stop", "enough", skipped_batch=7)
+
+
+def test_what_is_lost_in_ledger_and_events_is_an_error_and_no_new_beginning(supervisor, workspace):
+    supervisor("diverge", decide=stop_after_skip).run()
+    for path in [*workspace.ledger.iterdir(), *workspace.events.iterdir()]:
+        path.unlink()
+    with pytest.raises(SteadytrainError, match="there was an attempt 1") as raised:
+        supervisor("finish").run()
+    Path(raised.value.remedy.rpartition("touch ")[2]).touch()
+    outcome = supervisor("finish").run()
+    assert outcome.succeeded
+    # The lost attempt's files are left alone.
+    assert (workspace.attempts / "0002").is_dir()
+
+
+def test_every_entry_of_the_ledger_is_among_the_events(supervisor, workspace):
+    """From where it is restored."""
+    running = supervisor("diverge")
+    running.run()
+    told = read_events(workspace.events)
+    kept = [entry.event for entry in running.ledger.entries()]
+    assert {type(event) for event in kept} >= {AttemptEnded, DecisionMade}
+    assert all(event in told for event in kept)
