@@ -18,6 +18,8 @@ __all__ = ["PLACEHOLDER", "find_secrets", "names_a_secret", "redact"]
 
 _SHORT_NAME = re.compile(r"(?:^|[_.-])(?:pass|pw|auth)$", re.IGNORECASE)
 """Names of secrets in a mapping; in a text they are words."""
+_FLAG = re.compile(r"--[\w.-]+")
+"""An argument whose value is the next one; --name=value has its own."""
 _ADDRESS = re.compile(r"\s*[A-Za-z][\w+.-]*:\s*[/\\]\s*[/\\]")
 _COPIED = re.compile(r"[\w.-]+:[^\s/@]+@[\w.-]+[:/]\S*")
 """user:password@host:path, as of scp."""
@@ -39,7 +41,7 @@ def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
         before = ""
         for index, value in enumerate(content):
             inner = f"{field}[{index}]"
-            if before.startswith("--") and _is_secret_value(before, value):
+            if _FLAG.fullmatch(before) and _is_secret_value(before, value):
                 yield _problem(inner)
             else:
                 yield from find_secrets(value, inner)

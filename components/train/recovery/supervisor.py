@@ -153,7 +153,7 @@ class Supervisor:
 
     @cached_property
     def _inputs(self) -> str:
-        """Asked once: for a base model elsewhere it is a request, which an attempt can do without."""
+        """Asked once: of a base model that is elsewhere, it takes a request."""
         return inputs_digest(self.config, self.data)
 
     def _tell(self, event: Event) -> None:

@@ -135,6 +135,7 @@ def test_a_secret_is_known_by_what_stands_beside_it(content, field):
     "content",
     [
         ["--tokens", "5"],
+        ["--app-name=basic-auth", "--serve-artifacts"],
         [{"name": "MODE", "value": "fast"}],
         {"auth": False, "pass": {"manager": 1}},
         {"name": "HF_TOKEN"},
