@@ -47,6 +47,8 @@ def _span(content: str, after: str, text: str, start: int, *, last: bool) -> Spa
     end += len(core)
     # The first place is taken: nothing is tried twice.
     found = len(text) - len(after) if last else text.find(after, end, end + len(tail) + len(after))
-    if found < end or not tail.startswith(text[end:found]) or not text.startswith(after, found):
+    if found < end or not text.startswith(after, found):
         return None
-    return start, found
+    # White space alone may have lost both its ends.
+    left = text[end:found]
+    return (start, found) if tail.startswith(left) or (not core and left in tail) else None

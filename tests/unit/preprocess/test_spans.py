@@ -32,7 +32,7 @@ def test_contents_as_they_are_stand_where_they_were_printed(
     assert [text[start:end] for start, end in spans] == contents
 
 
-@settings(max_examples=300)
+@settings(max_examples=500)
 @given(
     solid,
     st.lists(st.tuples(parts, solid), min_size=1, max_size=4),
@@ -60,6 +60,10 @@ def test_what_is_found_is_there_in_full(
         assert printed(own, found) == text
         assert [one.strip() for one in found] == [one.strip() for one in contents]
         assert all(one in content for one, content in zip(found, contents, strict=True))
+
+
+def test_white_space_alone_may_lose_its_beginning() -> None:
+    assert content_spans(["<a>", "<b>"], ["\n "], "<a> <b>") == [(3, 4)]
 
 
 @pytest.mark.parametrize("size", [10**4, 10**6])
