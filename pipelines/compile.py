@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.written import write_asked
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 
@@ -32,7 +35,8 @@ def compile_pipeline(
 
     Raises:
         UnsafePipeline: it would break on a server; nothing is written.
-        BadInput: the file cannot be written.
+        BadInput: the file cannot be written, or no folder for temporary files can.
+        StorageError: there is no room for temporary files.
     """
     # kfp takes 1.5 s to import, and asks about a decorator's return types.
     with warnings.catch_warnings():
@@ -45,13 +49,26 @@ def compile_pipeline(
         with fused(fuse):
             dag = module.pipeline(getattr(module, pipeline))
 
-    with tempfile.TemporaryDirectory() as folder:
+    with _temporary_folder() as folder:
         compiled = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(dag, str(compiled))
         for finding in checked(compiled):
             tell(finding)
         write_asked(path, compiled.read_bytes(), "--output")
     return path
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    try:
+        place = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise BadInput(
+            f"no folder for temporary files can be written: {error.strerror}",
+            remedy="free space in one of them, or name another by TMPDIR",
+        ) from error
+    with local_errors("write", place), tempfile.TemporaryDirectory(dir=place) as folder:
+        yield folder
 
 
 def checked(path: Path) -> list[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from steadytrain.components.shared.begin import MIN_FREE_BYTES
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.tracking.connect import (
     brisk,
     import_mlflow,
@@ -48,7 +48,16 @@ def examine(output: Path) -> list[Finding]:
     """Looks at environment, versions, memory, disk, tracking server and credentials.
 
     Credentials are told as present or absent, never shown.
+
+    Raises:
+        BadInput: the current folder is gone, in which torch cannot even be imported.
     """
+    try:
+        output = output.absolute()
+    except FileNotFoundError as error:
+        raise BadInput(
+            "the current folder has been removed", remedy="change to another one"
+        ) from error
     return [*_machine(output), *_packages(), *_accelerators(), _tracking(), *_credentials()]
 
 
@@ -59,9 +68,7 @@ def _machine(output: Path) -> Iterator[Finding]:
         "memory", f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
     )
     yield Finding("cores", str(len(os.sched_getaffinity(0))))
-    place = next(
-        folder for folder in [output.absolute(), *output.absolute().parents] if folder.is_dir()
-    )
+    place = next(folder for folder in [output, *output.parents] if folder.is_dir())
     free, writable = shutil.disk_usage(place).free, os.access(place, os.W_OK)
     text = f"{free / _GIB:.1f} GiB free at {place}{'' if writable else ', not writable'}"
     yield Finding("disk", text, good=writable and free >= MIN_FREE_BYTES)

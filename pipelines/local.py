@@ -11,10 +11,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from steadytrain.components.shared.config import RunConfig, to_parameters
 from steadytrain.components.shared.errors import RunBusy, Stopped
@@ -161,7 +164,12 @@ def _start(
     command: list[str], workspace: Workspace, lifeline: Lifeline, lock: int
 ) -> subprocess.Popen[bytes]:
     # It and its steps hold the lock too: a run is free when the last of them has ended.
-    told = {VARIABLE: str(lifeline.descriptor), LOCK_VARIABLE: str(lock)}
+    told = {
+        VARIABLE: str(lifeline.descriptor),
+        LOCK_VARIABLE: str(lock),
+        # Unlike Python, a step's shell does not pass over a folder that cannot be written.
+        "TMPDIR": tempfile.gettempdir(),
+    }
     with (workspace.logs / "pipeline.log").open("ab") as log:
         # A session of its own: Ctrl-C on the terminal reaches this process alone.
         return subprocess.Popen(
@@ -192,10 +200,17 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
             f"run {workspace.run_id!r} is worked on by {found}, which cannot be reached from here",
             remedy=f"run `steadytrain stop {workspace.run_id}` there, in the same container",
         )
-    process = found.process()
-    # One that is dead has left its steps to stop by themselves.
-    if process is not None:
-        process.terminate()
+    try:
+        # One that is dead has left its steps to stop by themselves.
+        if process := found.process():
+            process.terminate()
+    except psutil.NoSuchProcess:
+        pass  # It has ended just now.
+    except psutil.AccessDenied as error:
+        raise RunBusy(
+            f"run {workspace.run_id!r} is worked on by {found}, which is another user's",
+            remedy=f"run `steadytrain stop {workspace.run_id}` as that user",
+        ) from error
     deadline = time.monotonic() + grace_seconds
     while holder(workspace) is not None:
         if time.monotonic() > deadline:

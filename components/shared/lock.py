@@ -23,6 +23,7 @@ from steadytrain.components.shared.workspace import Workspace
 
 _NAME_SECONDS = 1.0
 """A holder writes its name right after it has locked the file."""
+_LOOK_SECONDS = 0.01
 _UNKNOWN = Identity(pid=0, host="an unknown host", machine="", born=0.0, since="an unknown time")
 
 
@@ -42,13 +43,16 @@ def run_lock(workspace: Workspace) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+", encoding="utf-8")
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _busy(workspace, holder(workspace)) from error
-        handle.truncate(0)
-        handle.write(Identity.here().model_dump_json())
-        handle.flush()
+        while not _taken(handle):
+            found = holder(workspace)
+            if found is not None:
+                raise _busy(workspace, found)
+            # Somebody only asks who holds it.
+            time.sleep(_LOOK_SECONDS)
+        with local_errors("write", path):
+            handle.truncate(0)
+            handle.write(Identity.here().model_dump_json())
+            handle.flush()
         try:
             yield handle.fileno()
         finally:
@@ -75,12 +79,20 @@ def holder(workspace: Workspace) -> Identity | None:
                 return found
             if time.monotonic() > deadline:
                 return _UNKNOWN
-            time.sleep(0.01)
+            time.sleep(_LOOK_SECONDS)
     return None
 
 
 def _path(workspace: Workspace) -> Path:
     return workspace.locks / f"{workspace.run_id}.run"
+
+
+def _taken(handle: IO[str]) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _free(handle: IO[str]) -> bool:

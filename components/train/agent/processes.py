@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,8 +16,10 @@ MARK = "STEADYTRAIN_ATTEMPT"
 """Variable that whatever an attempt starts inherits, orphans too; its value is the folder.
 
 A forked process has the variables of the program that it was forked from, as far as others can
-see. It is known by its output, which goes to a file in the folder.
+see. It is known by its output, which goes to the log of a rank or an agent in the folder.
 """
+_LOG = re.compile(r".*/(?:rank-\d+\.log|node-\d+/log)")
+"""As `attempt.py` names them. Any other file may be where a user's shell writes."""
 
 
 class Process(Protocol):
@@ -74,7 +77,9 @@ def alive(process: psutil.Process) -> bool:
 def _is_of(process: psutil.Process, folder: Path, real: Path) -> bool:
     if process.pid == os.getpid():
         return False
-    return _below(_mark(process), folder) or _below(_output(process), real)
+    output = _output(process)
+    forked = _LOG.fullmatch(output) is not None and _below(output, real)
+    return forked or _below(_mark(process), folder)
 
 
 def _below(path: str, folder: Path) -> bool:

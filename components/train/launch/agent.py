@@ -177,8 +177,8 @@ class _Node:
             return kind, f"failed: {message or kind}; see {self.folder.log}", output.traceback
         kind = "Crashed" if status is not None and -status in CRASHES else "NodeLost"
         how = "" if status is None else f", exit status {status}"
-        last = f": {output.last_line}" if output.last_line else ""
-        return kind, f"ended without a word{how}{last}; see {self.folder.log}", ""
+        last = f"ends with: {output.last_line}" if output.last_line else "is empty"
+        return kind, f"ended without a word{how}; its log, {self.folder.log}, {last}", ""
 
     def _lose(self, kind: str, what: str, traceback: str = "", *, still_since: float = 0.0) -> None:
         self.lost = True

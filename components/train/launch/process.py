@@ -147,7 +147,8 @@ class Template:
         """How the agent has ended, or that it will never be there; None: neither."""
         agent = self._answer()
         if agent is not None:
-            return None if alive(agent) else Gone()
+            # It dies with the template, whose status is the only one known here.
+            return None if alive(agent) else Gone(self._process.poll())
         status = self._process.poll()
         return None if status is None else Gone(status)
 

@@ -47,14 +47,14 @@ def powerless():
         assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
-def steadytrain(*arguments, **environment):
+def steadytrain(*arguments, cwd="/", **environment):
     """The command as an account that owns nothing there."""
     other = {"preexec_fn": powerless} if os.geteuid() == 0 else {}
     return subprocess.run(
         [sys.executable, "-m", "steadytrain.pipelines.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        cwd="/",
+        cwd=cwd,
         env={**os.environ, "HOME": "/nonexistent", **environment},
         timeout=300,
         **other,
@@ -110,3 +110,14 @@ def test_a_bad_folder_for_temporary_files_is_passed_over(tmp_path, folder):
     done = steadytrain("submit", "causal-lm", "--set", "output=/mnt", "--dry-run", TMPDIR=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "pipeline " in done.stdout
+
+
+def test_doctor_in_a_folder_that_has_been_removed(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    inside = os.open(gone, os.O_RDONLY)
+    gone.rmdir()
+    done = steadytrain("doctor", cwd=f"/proc/self/fd/{inside}")
+    os.close(inside)
+    assert "error: the current folder has been removed\n  remedy: " in done.stderr
+    assert done.returncode == 2

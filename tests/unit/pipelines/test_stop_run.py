@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +68,26 @@ def test_the_holder_is_stopped(workspace):
     assert stop_run(workspace, grace_seconds=30)
     assert process.wait() == -signal.SIGTERM
     assert not stop_run(workspace, grace_seconds=30)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_the_run_of_another_user_is_not_stopped_and_whose_it_is_told():
+    shared = Path(tempfile.mkdtemp())
+    shared.chmod(0o755)
+    with contextlib.ExitStack() as held:
+        held.callback(shutil.rmtree, shared)
+        workspace = Workspace(shared, "tiny")
+        held.enter_context(run_lock(workspace))
+        child = os.fork()
+        if not child:
+            try:
+                os.setuid(65534)
+                stop_run(workspace, grace_seconds=1)
+            except RunBusy as error:
+                os._exit(0 if "which is another user's" in str(error) else 2)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @needs_namespaces

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
-from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.agent.processes import end_processes, processes_of
 from steadytrain.components.train.agent.ranks import Share, _environment
 from steadytrain.components.train.attempt import AttemptResult
 from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
@@ -158,3 +158,16 @@ def test_no_secret_is_on_a_command_line(folder, monkeypatch):
         arguments = launcher._arguments(folder)
         assert "hf_" not in " ".join([*launcher._command(), *arguments])
         assert list(RANK_PROGRAM) == arguments[-3:]
+
+
+def test_a_process_that_only_writes_to_a_file_there_is_not_the_attempts(folder, tmp_path):
+    for place in (tmp_path / "console.log", folder.path / "notes.log", folder.path / "log"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as output:
+            shell = subprocess.Popen(["sleep", "60"], stdout=output)
+        try:
+            end_processes(tmp_path)
+            assert shell.poll() is None
+        finally:
+            shell.kill()
+            shell.wait()

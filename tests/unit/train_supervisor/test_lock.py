@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -56,6 +57,33 @@ def test_the_second_is_told_who_and_what_to_do(workspace, other):
         assert part in text
     assert holder(workspace).pid == other.pid
     assert holder(workspace).alive()
+
+
+def test_who_only_asks_keeps_nobody_from_a_run(workspace):
+    asked = threading.Event()
+
+    def ask():
+        while not asked.is_set():
+            holder(workspace)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(300):
+            with run_lock(workspace):
+                pass
+    finally:
+        asked.set()
+        asking.join()
+
+
+def test_a_name_that_cannot_be_written_is_told(workspace):
+    code = HOLD.replace("with", "import resource; resource.setrlimit(1, (0, 0))\nwith", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(workspace.output)], capture_output=True, check=False
+    )
+    assert b"StorageError: cannot write" in done.stderr
+    assert b"File too large" in done.stderr
 
 
 def test_a_crash_lets_go(workspace, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,10 +24,10 @@ def module(tmp_path, monkeypatch):
     """A module to import ahead, which does what a test says."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(filter(None, sys.path))}")
 
-    def make(content):
+    def make(content, how="tell"):
         (tmp_path / "ahead.py").write_text(content)
         compute = ComputeConfig(threads_per_rank=1)
-        return ProcessLauncher(compute, [sys.executable, str(RANK), "tell"], imports=["ahead"])
+        return ProcessLauncher(compute, [sys.executable, str(RANK), how], imports=["ahead"])
 
     return make
 
@@ -53,6 +54,18 @@ def test_a_template_that_was_killed_is_replaced(module, folder, make_folder):
         psutil.Process(launcher._template._process.pid).kill()
         launcher._template._process.wait()
         assert run(launcher, make_folder(attempt=2)) == {0: 0}
+
+
+def test_an_agent_that_dies_with_its_template_is_told_with_its_signal(module, folder, wait_for):
+    warning = "import sys; print('install something', file=sys.stderr); sys.stderr.flush()"
+    with module(warning, "wait") as launcher, launcher.start(folder) as attempt:
+        wait_for(lambda: (folder.path / "waiting-0").exists())
+        psutil.Process(launcher._template._process.pid).terminate()
+        wait_for(attempt.poll)
+    failure = conclude(folder, {}, None).failure
+    assert failure.failure_class is FailureClass.NODE_LOST
+    assert f"exit status {-signal.SIGTERM}; its log, " in failure.message
+    assert failure.message.endswith("ends with: install something")
 
 
 def test_what_an_import_prints_is_no_answer(module, folder):
