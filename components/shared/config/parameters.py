@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from steadytrain.components.shared.config.load import load
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.errors import BadInput
@@ -36,10 +38,28 @@ def to_parameters(config: RunConfig, *, run: str) -> dict[str, Any]:
     Args:
         config: goes whole, as its YAML; `output` is said again, since its parameter has a default.
         run: identity of the run; EACH for another one each time.
+
+    Raises:
+        BadInput: `output` would be replaced on its way.
     """
+    if "{{" in config.output:
+        raise BadInput(
+            f"output = {config.output!r} has {{{{ in it, which KFP and Argo replace",
+            remedy="give a folder of another name",
+        )
     named = config.model_copy(update={"run": None if EACH in run else run})
-    parameters = {"config": named.to_yaml(), "output": config.output}
+    parameters = {"config": _unreplaced(named.to_yaml()), "output": config.output}
     return {**parameters, "run": run} if EACH in run else parameters
+
+
+def _unreplaced(text: str) -> str:
+    """The same configuration, without what KFP ({{$...}}) and Argo ({{...}}) would replace.
+
+    As JSON, which is YAML too: there, any character can be written by its number.
+    """
+    if "{{" not in text:
+        return text
+    return json.dumps(yaml.safe_load(text), indent=1).replace("{{", r"\u007b\u007b")
 
 
 def from_parameters(

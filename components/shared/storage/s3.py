@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
+from steadytrain.components.shared.storage.s3_answers import listed, stream
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
@@ -121,28 +122,9 @@ class S3Storage:
             )
 
     def read_stream(self, name: str) -> Iterator[bytes]:
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-
         get = partial(self.client.get_object, Bucket=self.bucket, Key=self._key(name))
         with self._named(name):
-            answer = get()
-            tag, size, done = answer["ETag"], answer["ContentLength"], 0
-            delays = iter(_delays())
-            while True:
-                # Botocore does not repeat a request whose answer breaks off in its body.
-                try:
-                    for part in answer["Body"].iter_chunks(CHUNK_BYTES):
-                        done += len(part)
-                        delays = iter(_delays())
-                        yield part
-                except (HTTPClientError, IncompleteReadError):
-                    delay = next(delays, None)
-                    if delay is None:
-                        raise
-                    time.sleep(delay)
-                if done >= size:
-                    return
-                answer = get(Range=f"bytes={done}-", IfMatch=tag)
+            yield from stream(get, f"{self.uri}/{name}", _delays)
 
     def exists(self, name: str) -> bool:
         try:
@@ -161,7 +143,7 @@ class S3Storage:
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=self._key(prefix)
             )
-            found = [item for page in pages for item in page.get("Contents", [])]
+            found = listed(pages, f"{self.uri}/{prefix}")
         objects = (
             ObjectInfo(
                 item["Key"][self._cut :],
@@ -310,7 +292,8 @@ class S3Storage:
             code = refusal.response["Error"]["Code"] if isinstance(refusal, ClientError) else ""
             if code in _ABSENT:
                 raise FileNotFoundError(place) from error
-            raise StorageError(f"{place}: {code or error}", remedy=_remedy(code)) from error
+            what = "it changed while it was read" if code in _TAKEN else code or error
+            raise StorageError(f"{place}: {what}", remedy=_remedy(code)) from error
         except BotoCoreError as error:
             code = "AccessDenied" if isinstance(error, NoCredentialsError) else ""
             raise StorageError(f"{place}: {error}", remedy=_remedy(code)) from error
@@ -361,6 +344,8 @@ class _Stream(io.RawIOBase):
 def _remedy(code: str) -> str:
     if code in _REFUSED:
         return "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role) that may do this"
+    if code in _TAKEN:
+        return "start again when nobody writes there"
     if code == "NoSuchBucket":
         return "name a bucket that exists; AWS_ENDPOINT_URL_S3 chooses the server"
     return "check AWS_ENDPOINT_URL_S3, the network and the credentials, then start again"

@@ -222,6 +222,17 @@ def test_a_learning_rate_that_is_open_stays_so_on_its_way_through_a_pipeline():
     assert opened.training.learning_rate is None
 
 
+@pytest.mark.parametrize("text", ["{{$.pipeline_job_name}}", "a {{workflow.name}} b", "{{$}} é"])
+def test_what_kfp_and_argo_would_replace_arrives_as_it_was_given(text):
+    given = load(yaml.safe_dump({**MINIMAL, "data": {**MINIMAL["data"], "exclude": [text]}}))
+    sent = to_parameters(given, run="r")["config"]
+    assert "{{" not in sent
+    arrived = from_parameters(config=sent, overrides={})
+    assert arrived == given.model_copy(update={"run": "r"})
+    with pytest.raises(BadInput, match=r"output = .* has \{\{ in it"):
+        to_parameters(given.model_copy(update={"output": f"/tmp/{text}"}), run="r")
+
+
 def test_a_field_given_twice_is_refused():
     with pytest.raises(BadInput, match=r"training\.learning_rate"):
         from_parameters(

@@ -1,0 +1,89 @@
+"""What an S3 server answers, where it may break off, or does not do as S3 does.
+
+Gateways and caches leave out headers, ignore `Range`, or page without end: that is told, and
+never taken for content.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.storage.base import CHUNK_BYTES
+
+EMPTY_PAGES = 100
+"""Of a listing, one after another: with more it is taken to be without end."""
+
+
+def stream(
+    get: Callable[..., Mapping[str, Any]], place: str, delays: Callable[[], Sequence[float]]
+) -> Iterator[bytes]:
+    """The content of an object, in parts; where an answer breaks off, the rest is asked for.
+
+    Args:
+        get: asks for the object, with the request's further parameters.
+        delays: seconds to wait between requests that bring nothing.
+
+    Raises:
+        StorageError: the server sends something else than the rest of the object.
+    """
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+    answer = get()
+    size, done, waits = answer.get("ContentLength"), 0, iter(delays())
+    # A server that gives no tag cannot be asked for the rest of the same content.
+    same = {"IfMatch": answer["ETag"]} if "ETag" in answer else {}
+    while True:
+        failure = None
+        try:
+            # Botocore does not repeat a request whose answer breaks off in its body.
+            for part in answer["Body"].iter_chunks(CHUNK_BYTES):
+                done += len(part)
+                waits = iter(delays())
+                yield part
+        except (HTTPClientError, IncompleteReadError) as error:
+            failure = error
+        if done == size or (size is None and failure is None):
+            return
+        if size is not None and done > size:
+            raise _odd(place, f"{done} bytes of an object that was to have {size}")
+        wait = next(waits, None)
+        if wait is None:
+            raise failure or _odd(place, f"{done} of {size} bytes, and then nothing")
+        time.sleep(wait)
+        answer = get(Range=f"bytes={done}-", **same)
+        if not str(answer.get("ContentRange", "")).startswith(f"bytes {done}-"):
+            raise _odd(place, f"something else than the bytes from {done} on, as was asked (Range)")
+
+
+def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[str, Any]]:
+    """The entries of a listing.
+
+    Raises:
+        StorageError: it has no end, or lacks what a listing has.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    empty = 0
+    try:
+        for page in pages:
+            before = len(found)
+            found.update((item["Key"], item) for item in page.get("Contents", []))
+            empty = 0 if len(found) > before else empty + 1
+            if empty > EMPTY_PAGES:
+                raise _odd(place, "a listing without end")
+        for item in found.values():
+            if missing := {"Size", "ETag", "LastModified"} - item.keys():
+                raise _odd(place, f"a listing without {', '.join(sorted(missing))}")
+    except ValueError as error:
+        raise _odd(place, f"a listing that cannot be read: {error}") from error
+    return list(found.values())
+
+
+def _odd(place: str, what: str) -> StorageError:
+    return StorageError(
+        f"{place}: the server sent {what}",
+        remedy="AWS_ENDPOINT_URL_S3 names the server; look whether it, or a proxy or a cache in "
+        "front of it, does as S3 does",
+    )

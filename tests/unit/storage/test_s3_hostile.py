@@ -1,0 +1,124 @@
+"""Servers and gateways that do not do as S3 does: told by name, never taken for content."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.storage import open_storage, s3
+
+CONTENT = bytes(range(256)) * 40
+TAG = {"ETag": '"one"'}
+ENTRY = (
+    "<Contents><Key>p/a</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
+    "<ETag>&quot;one&quot;</ETag><Size>1</Size></Contents>"
+)
+
+
+@pytest.fixture
+def answered(credentials, monkeypatch):
+    """Storage on a server that answers as a function of (path, headers, count of requests) says:
+    status, headers, and body, whose Content-Length is its own unless a header says otherwise."""
+    monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)
+    with contextlib.ExitStack() as held:
+
+        def make(answer):
+            counter = itertools.count(1)
+
+            class Handler(BaseHTTPRequestHandler):
+                protocol_version = "HTTP/1.1"
+
+                def do_GET(self):
+                    status, headers, body = answer(self.path, self.headers, next(counter))
+                    self.send_response(status)
+                    for name, value in ({"Content-Length": len(body)} | headers).items():
+                        if value is not None:
+                            self.send_header(name, str(value))
+                    self.end_headers()
+                    self.wfile.write(body)
+                    self.close_connection = True
+
+                def log_message(self, *_):
+                    pass
+
+            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            held.callback(server.server_close)
+            held.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+            return open_storage("s3://bucket/p")
+
+        yield make
+
+
+def cut(headers):
+    """The first answer, which breaks off."""
+    return 200, {**headers, "Content-Length": len(CONTENT)}, CONTENT[:4000]
+
+
+def test_a_server_that_ignores_ranges_corrupts_nothing(answered):
+    storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else (200, TAG, CONTENT))
+    with pytest.raises(StorageError, match=r"bytes from 4000 on, as was asked \(Range\)"):
+        storage.read("a")
+
+
+def test_answers_without_content_end(answered):
+    empty = 206, {"Content-Range": f"bytes 4000-4000/{len(CONTENT)}"}, b""
+    storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else empty)
+    with pytest.raises(StorageError, match="4000 of 10240 bytes, and then nothing"):
+        storage.read("a")
+
+
+def test_more_than_was_told_is_refused(answered):
+    storage = answered(lambda *_: (200, {**TAG, "Content-Length": -3}, CONTENT))
+    with pytest.raises(StorageError, match="an object that was to have -3"):
+        storage.read("a")
+
+
+def test_an_object_without_a_tag_is_read_to_its_end(answered):
+    rest = 206, {"Content-Range": f"bytes 4000-10239/{len(CONTENT)}"}, CONTENT[4000:]
+    storage = answered(lambda *asked: cut({}) if asked[2] == 1 else rest)
+    assert storage.read("a") == CONTENT
+
+
+def test_an_object_of_untold_length_is_read_to_its_end(answered):
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
+    told = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+    assert answered(lambda *_: (200, told, chunked)).read("a") == CONTENT
+
+
+def test_an_object_that_changes_while_it_is_read_is_told_so(answered):
+    storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else (412, {}, b""))
+    with pytest.raises(StorageError, match="it changed while it was read"):
+        storage.read("a")
+
+
+def listing(entries, token=""):
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    truncated = str(bool(token)).lower()
+    body = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{more}{entries}"
+    return 200, {"Content-Type": "application/xml"}, f"{body}</ListBucketResult>".encode()
+
+
+@pytest.mark.parametrize("entries", ["", ENTRY])
+def test_a_listing_without_end_is_refused(answered, entries):
+    storage = answered(lambda *asked: listing(entries, token=f"next-{asked[2]}"))
+    with pytest.raises(StorageError, match="a listing without end"):
+        storage.list()
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (ENTRY.replace("<ETag>&quot;one&quot;</ETag>", ""), "a listing without ETag"),
+        (ENTRY.replace("<Size>1</Size>", "<Size>many</Size>"), "cannot be read"),
+    ],
+)
+def test_a_listing_that_lacks_what_it_must_have_is_told(answered, entries, said):
+    with pytest.raises(StorageError, match=said):
+        answered(lambda *_: listing(entries)).list()
