@@ -20,13 +20,15 @@ from pathlib import Path
 import psutil
 
 from steadytrain.components.shared.config import RunConfig, to_parameters
-from steadytrain.components.shared.errors import RunBusy, Stopped
+from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Follower, Sink
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.lock import holder, run_lock
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
+from steadytrain.components.train.lease import held
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.dag import LOCK_VARIABLE
 from steadytrain.pipelines.interrupts import Display, Interrupts
@@ -91,6 +93,15 @@ def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
 
 def _unexplained(workspace: Workspace, status: int) -> StepFailed:
     """What there is to tell of a pipeline that has told nothing: on a full disk it could not."""
+    with contextlib.suppress(StorageError):
+        if held(LocalStorage(workspace.lease)):
+            return StepFailed(
+                stage="train",
+                error="RunBusy",
+                message="another supervisor trains this run",
+                remedy="nothing is lost: the run goes on there, and the same command continues it "
+                "when that has ended",
+            )
     try:
         free = os.statvfs(workspace.output)
     except OSError:

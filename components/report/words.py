@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from steadytrain.components.shared.events.types import LATEST
+
 
 def number(value: float | int | None, digits: int = 4) -> str:
     """1,234,567 for whole numbers, four significant digits for others, "" for none."""
@@ -47,4 +49,4 @@ def duration(seconds: float) -> str:
 
 def moment(time: float) -> str:
     """A time of the clock, in UTC."""
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(min(time, LATEST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -10,16 +10,23 @@ import contextlib
 import errno
 import heapq
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from steadytrain.components.shared.events.types import Event, Warned, from_json, to_json
+from steadytrain.components.shared.events.types import LATEST, Event, Warned, from_json, to_json
 from steadytrain.components.shared.storage.regular import open_regular, set_aside
 
 MAX_WAITING = 10_000
 """Events that wait for a disk that refuses them: about 5 MB."""
+
+
+MAX_AHEAD_SECONDS = 86_400.0
+"""How far clocks may differ, or be set back, with events still in the order of what happened."""
+_TAIL_BYTES = 1 << 16
 
 
 class Sink(Protocol):
@@ -52,6 +59,9 @@ class JsonLines:
 
     A full or failing disk stops nobody: events wait in memory until a write succeeds, the oldest
     are dropped beyond MAX_WAITING, and a warning in the file then says what happened.
+
+    No event has an earlier time than those that were there before it, whatever the clock says:
+    it may be set back, and those of two nodes differ.
     """
 
     def __init__(self, path: Path, *, job_id: str) -> None:
@@ -68,6 +78,7 @@ class JsonLines:
         self._torn = _torn(path)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._dropped, self._refusal = 0, ""
+        self._newest = _newest(path.parent)
         for place, now in moved:
             message = f"{place} was not what a run keeps there; it was moved to {now}"
             self.emit(Warned(stage=path.stem, message=message))
@@ -90,7 +101,8 @@ class JsonLines:
         self.handle.close()
 
     def _line(self, event: Event) -> bytes:
-        return f"{to_json(event, job_id=self.job_id)}\n".encode()
+        self._newest = min(max(event.time, self._newest), LATEST)
+        return f"{to_json(replace(event, time=self._newest), job_id=self.job_id)}\n".encode()
 
     def _write(self, line: bytes) -> None:
         """Writes a whole line; a part of one that was refused is ended before the next."""
@@ -169,6 +181,18 @@ def _tail(path: Path, offset: int) -> Iterator[Placed]:
             except ValueError:
                 continue
             yield Placed(event, path.name, offset)
+
+
+def _newest(folder: Path) -> float:
+    """Time of a folder's newest event; one in the far future is a mistake, and no measure."""
+    farthest = time.time() + MAX_AHEAD_SECONDS
+    found = 0.0
+    for path in folder.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            offset = max(0, path.stat().st_size - _TAIL_BYTES)
+            times = [placed.event.time for placed in _tail(path, offset)]
+            found = max([found, *(when for when in times if when <= farthest)])
+    return found
 
 
 def problems(folder: Path) -> list[str]:

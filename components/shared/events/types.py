@@ -308,8 +308,8 @@ class Resubmitted(Event):
 # Made once, and fields as they are: this runs between two steps of the training.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
-_LATEST = 253_402_300_800.0
-"""The year 10,000, which no calendar function goes beyond."""
+LATEST = 253_402_300_799.0
+"""The end of the year 9999, which no calendar function goes beyond."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
 
 
@@ -335,7 +335,7 @@ def from_json(line: str) -> Event:
         raise ValueError(f"no known event in {line[:80]!r}")
     validator, known = _validator(name)
     event = validator.validate_python({key: content[key] for key in known if key in content})
-    if not 0 <= event.time < _LATEST:
+    if not 0 <= event.time <= LATEST:
         raise ValueError(f"an event at no time that can be: {event.time}")
     return event
 

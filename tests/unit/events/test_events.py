@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import time
 
 import pytest
 
@@ -21,11 +22,13 @@ from steadytrain.components.shared.events import (
     stream as stream_module,
 )
 from steadytrain.components.shared.events.types import (
+    LATEST,
     Event,
     StepFailed,
     StepStarted,
     TrainingDiverged,
     TrainingStep,
+    Warned,
     from_json,
     to_json,
 )
@@ -92,12 +95,33 @@ def test_a_follower_sees_each_event_once_and_waits_for_whole_lines(tmp_path):
 def test_events_of_all_writers_come_in_the_order_of_their_times(tmp_path):
     late = StepFailed(stage="b", error="E", message="m", time=20.0)
     early = StepStarted(stage="a", time=10.0)
-    for name, event in (("1", late), ("2", early)):
-        stream = EventStream(JsonLines(tmp_path / f"{name}.jsonl", job_id="r"))
+    streams = [EventStream(JsonLines(tmp_path / f"{name}.jsonl", job_id="r")) for name in (1, 2)]
+    for stream, event in zip(streams, (late, early), strict=True):
         stream.emit(event)
         stream.close()
     (tmp_path / "3.jsonl").write_text('{"torn": \nnot json\n{"event": "step_started"}\n')
     assert read_events(tmp_path) == [early, late]
+
+
+@pytest.mark.parametrize("back", [5.0, 3600.0])
+def test_a_clock_that_is_set_back_changes_no_order(tmp_path, back):
+    told = []
+    for number, stage in enumerate(["preprocess", "train", "train"]):
+        stream = EventStream(JsonLines(tmp_path / f"{stage}.jsonl", job_id="r"))
+        for offset in (0.0, 1.0):
+            told.append(f"{stage} {number} {offset}")
+            when = time.time() + offset - back * number
+            stream.emit(Warned(stage=stage, message=told[-1], time=when))
+        stream.close()
+    assert [event.message for event in read_events(tmp_path)] == told
+
+
+def test_a_time_in_the_far_future_is_no_measure_for_what_follows(tmp_path):
+    for when in (1e12, 1e9):
+        stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
+        stream.emit(StepStarted(stage="train", time=when))
+        stream.close()
+    assert [event.time for event in read_events(tmp_path)] == [1e9, LATEST]
 
 
 def test_a_follower_can_leave_out_the_past(tmp_path):

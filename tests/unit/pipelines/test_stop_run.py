@@ -15,15 +15,21 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.lock import holder, run_lock
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.local import stop_run
+from steadytrain.pipelines.step_processes import StepProcesses
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from steadytrain.components.shared.lock import run_lock
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.lease import hold
 with run_lock(Workspace(Path(sys.argv[1]), "tiny")):
     print("held", flush=True)
     time.sleep(600)
@@ -114,3 +120,26 @@ def test_a_process_of_another_host_or_another_time_is_not_stopped(workspace, bys
         with pytest.raises(RunBusy):
             stop_run(workspace, grace_seconds=0.1)
     assert bystander.poll() is None
+
+
+def test_of_a_run_that_another_supervisor_took_over_nothing_is_told(workspace):
+    """Nor does the exit handler begin, whose report would be of the other's run."""
+    workspace.create()
+    processes = StepProcesses(workspace)
+    step = ["sh", "-c", "exit 1", "--function_to_execute"]
+    with hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60):
+        assert processes.run([*step, "train"]) == 1
+        assert processes.run(["sh", "-c", "exit 0", "--function_to_execute", "report"]) != 0
+    assert processes.taken_over
+    assert read_events(workspace.events) == []
+    processes.close()
+
+
+def test_of_a_step_that_died_alone_it_is_told_and_the_exit_handler_begins(workspace):
+    workspace.create()
+    processes = StepProcesses(workspace)
+    step = ["sh", "-c", "exit 1", "--function_to_execute"]
+    assert processes.run([*step, "train"]) == 1
+    assert processes.run(["sh", "-c", "exit 0", "--function_to_execute", "report"]) == 0
+    assert [event.stage for event in read_events(workspace.events)] == ["train"]
+    processes.close()
