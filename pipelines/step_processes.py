@@ -35,9 +35,6 @@ class StepProcesses:
     begins too late to be seen here, and so does the death of this process. The exit handler
     has one of its own, which is cut by that death alone.
 
-    taken_over: whether another supervisor, as on another host, was seen to train the run; then
-        no other step starts, not even the exit handler.
-
     Args:
         workspace: of the run, whose events tell of a step that was killed.
         also_hold: descriptors that every step inherits.
@@ -48,13 +45,12 @@ class StepProcesses:
         self._steps, self._closing = Lifeline(), Lifeline()
         self._process: subprocess.Popen[str] | None = None
         self._stopped = self._urgent = False
-        self.taken_over = False
 
     def run(self, full_command: list[str], env_vars: Mapping[str, str] | None = None) -> int:
         """Runs a step to its end, with its output as this process's; returns its exit status."""
         name = full_command[full_command.index(_FUNCTION) + 1]
         closing = name == _EXIT_HANDLER
-        if self.taken_over or (self._stopped and not closing):
+        if self._stopped and not closing:
             return _NOT_STARTED
         began = time.time()
         line = (self._closing if closing else self._steps).descriptor
@@ -83,7 +79,7 @@ class StepProcesses:
             # What a step leaves would hold its output open, and this process with it.
             end_processes(self._workspace.folder)
             shown.join()
-        if status and not self._look_who_holds():
+        if status and not self._taken_over():
             self._tell(name, status, began)
         return status
 
@@ -105,11 +101,11 @@ class StepProcesses:
         """Leaves no process behind."""
         end_processes(self._workspace.folder)
 
-    def _look_who_holds(self) -> bool:
-        """Whether another supervisor has taken the run over, and is the one to tell of it."""
+    def _taken_over(self) -> bool:
+        """Whether another supervisor trains the run, and is the one to tell of it."""
         with contextlib.suppress(StorageError):
-            self.taken_over = held(LocalStorage(self._workspace.lease))
-        return self.taken_over
+            return held(LocalStorage(self._workspace.lease))
+        return False
 
     def _tell(self, name: str, status: int, began: float) -> None:
         """Tells of a step that could not tell itself how it ended."""

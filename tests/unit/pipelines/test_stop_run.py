@@ -123,23 +123,19 @@ def test_a_process_of_another_host_or_another_time_is_not_stopped(workspace, bys
 
 
 def test_of_a_run_that_another_supervisor_took_over_nothing_is_told(workspace):
-    """Nor does the exit handler begin, whose report would be of the other's run."""
     workspace.create()
     processes = StepProcesses(workspace)
     step = ["sh", "-c", "exit 1", "--function_to_execute"]
     with hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60):
         assert processes.run([*step, "train"]) == 1
-        assert processes.run(["sh", "-c", "exit 0", "--function_to_execute", "report"]) != 0
-    assert processes.taken_over
     assert read_events(workspace.events) == []
     processes.close()
 
 
-def test_of_a_step_that_died_alone_it_is_told_and_the_exit_handler_begins(workspace):
+def test_a_step_that_died_without_a_word_is_told(workspace):
     workspace.create()
     processes = StepProcesses(workspace)
     step = ["sh", "-c", "exit 1", "--function_to_execute"]
     assert processes.run([*step, "train"]) == 1
-    assert processes.run(["sh", "-c", "exit 0", "--function_to_execute", "report"]) == 0
     assert [event.stage for event in read_events(workspace.events)] == ["train"]
     processes.close()
