@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-import torch
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 
+if TYPE_CHECKING:
+    # A step whose work is done already imports tasks as well, and never computes.
+    import torch
+
 Row = Mapping[str, Any]
 """A row of a prepared shard, as plain Python and NumPy values."""
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, "torch.Tensor"]
 """Tensors of one micro-batch; the loop moves them to the device."""
 
 Components = Mapping[str, Any]

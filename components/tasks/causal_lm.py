@@ -14,8 +14,8 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
+from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
-from steadytrain.components.tasks.fused_head import asking, fuse_head
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packing import (
     IGNORED,
@@ -40,6 +40,8 @@ class CausalLanguageModel(TextTask):
         return model
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        from steadytrain.components.tasks.fused_head import fuse_head
+
         why = fuse_head(model)
         return [f"the loss takes the logits of a whole micro-batch: {why}"] if why else []
 

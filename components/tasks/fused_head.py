@@ -7,39 +7,12 @@ names, tied or not; and without targets it gives logits.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from steadytrain.components.tasks.asked_loss import asked_loss, asking
 from steadytrain.components.tasks.fused_loss import summed_loss
-
-
-class Asked:
-    """A loss that a head is asked for.
-
-    targets: (rows, length), int64. loss: the head's answer; None: the model has no such head.
-    """
-
-    def __init__(self, targets: torch.Tensor) -> None:
-        self.targets = targets
-        self.loss: torch.Tensor | None = None
-
-
-_asked: ContextVar[Asked | None] = ContextVar("_asked", default=None)
-
-
-@contextlib.contextmanager
-def asking(targets: torch.Tensor) -> Iterator[Asked]:
-    """Within, a fused head gives the summed loss in place of logits."""
-    asked = Asked(targets)
-    token = _asked.set(asked)
-    try:
-        yield asked
-    finally:
-        _asked.reset(token)
 
 
 class FusedHead(torch.nn.Linear):
@@ -48,7 +21,7 @@ class FusedHead(torch.nn.Linear):
     # Compiled, targets would be a constant of the graph.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
-        asked = _asked.get()
+        asked = asked_loss()
         if asked is None:
             return super().forward(input)
         asked.loss = summed_loss(input, self.weight, self.bias, asked.targets)

@@ -34,6 +34,7 @@ _PRELOAD = [
     "transformers.models.gpt2.modeling_gpt2",
     "steadytrain.components.shared.config",
     "steadytrain.components.tasks.causal_lm",
+    "steadytrain.components.tasks.fused_head",
     "steadytrain.components.train.loop.main",
     "steadytrain.components.train.loop.training",
 ]

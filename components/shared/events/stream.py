@@ -60,8 +60,8 @@ class JsonLines:
     A full or failing disk stops nobody: events wait in memory until a write succeeds, the oldest
     are dropped beyond MAX_WAITING, and a warning in the file then says what happened.
 
-    No event has an earlier time than those that were there before it, whatever the clock says:
-    it may be set back, and those of two nodes differ.
+    Where the clock is behind the events that are there, as when it was set back or is another
+    node's, times are put forward by as much, so that their order is that of what happened.
     """
 
     def __init__(self, path: Path, *, job_id: str) -> None:
@@ -78,7 +78,8 @@ class JsonLines:
         self._torn = _torn(path)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._dropped, self._refusal = 0, ""
-        self._newest = _newest(path.parent)
+        self._clock = time.time()
+        self._ahead = max(0.0, _newest(path.parent) - self._clock)
         for place, now in moved:
             message = f"{place} was not what a run keeps there; it was moved to {now}"
             self.emit(Warned(stage=path.stem, message=message))
@@ -101,8 +102,11 @@ class JsonLines:
         self.handle.close()
 
     def _line(self, event: Event) -> bytes:
-        self._newest = min(max(event.time, self._newest), LATEST)
-        return f"{to_json(replace(event, time=self._newest), job_id=self.job_id)}\n".encode()
+        now = time.time()
+        self._ahead += max(0.0, self._clock - now)
+        self._clock = now
+        placed = replace(event, time=min(event.time + self._ahead, LATEST))
+        return f"{to_json(placed, job_id=self.job_id)}\n".encode()
 
     def _write(self, line: bytes) -> None:
         """Writes a whole line; a part of one that was refused is ended before the next."""

@@ -26,6 +26,7 @@ RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
 RANK_IMPORTS = (
     "steadytrain.components.shared.config",
     "steadytrain.components.tasks.causal_lm",
+    "steadytrain.components.tasks.fused_head",
     "steadytrain.components.train.loop.training",
     "torch.distributed.run",
     # Nearly all that one model imports, the others import too.

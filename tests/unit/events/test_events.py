@@ -103,17 +103,31 @@ def test_events_of_all_writers_come_in_the_order_of_their_times(tmp_path):
     assert read_events(tmp_path) == [early, late]
 
 
-@pytest.mark.parametrize("back", [5.0, 3600.0])
-def test_a_clock_that_is_set_back_changes_no_order(tmp_path, back):
-    told = []
+@pytest.mark.parametrize("back", [0.0, 5.0, 3600.0])
+def test_a_clock_that_is_set_back_changes_no_order(tmp_path, monkeypatch, back):
+    clock, told = 1.8e9, []
+    monkeypatch.setattr(stream_module.time, "time", lambda: clock)
     for number, stage in enumerate(["preprocess", "train", "train"]):
         stream = EventStream(JsonLines(tmp_path / f"{stage}.jsonl", job_id="r"))
-        for offset in (0.0, 1.0):
-            told.append(f"{stage} {number} {offset}")
-            when = time.time() + offset - back * number
-            stream.emit(Warned(stage=stage, message=told[-1], time=when))
+        for change in (1.0, -back, 1.0):
+            clock += change
+            told.append(f"{stage} {number} {change}")
+            stream.emit(Warned(stage=stage, message=told[-1], time=clock))
         stream.close()
-    assert [event.message for event in read_events(tmp_path)] == told
+        clock -= back
+    events = read_events(tmp_path)
+    assert [event.message for event in events] == told
+    assert events[-1].time - events[0].time == pytest.approx(5.0)
+
+
+def test_what_is_told_of_an_earlier_time_keeps_it(tmp_path):
+    earlier = time.time() - 100
+    for _ in range(2):
+        stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
+        stream.emit(StepStarted(stage="train"))
+        stream.emit(StepStarted(stage="train", time=earlier))
+        stream.close()
+    assert [event.time for event in read_events(tmp_path)][:2] == [earlier, earlier]
 
 
 def test_a_time_in_the_far_future_is_no_measure_for_what_follows(tmp_path):

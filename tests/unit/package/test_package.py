@@ -40,6 +40,8 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines.cluster.doctor",
         "steadytrain.pipelines.server.triggers",
         "steadytrain.components.preprocess.step",
+        "steadytrain.components.evaluate.step",
+        "steadytrain.components.register.step",
         "steadytrain.components.train.plan.plan",
     ],
 )

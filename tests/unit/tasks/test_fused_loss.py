@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks import fused_loss
+from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.fused_head import FusedHead, asking, fuse_head
+from steadytrain.components.tasks.fused_head import FusedHead, fuse_head
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.train.loop.adapter import attach
