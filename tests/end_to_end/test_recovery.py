@@ -170,6 +170,19 @@ def test_a_users_bug_stops_at_once_with_its_own_traceback(bench, data, monkeypat
     assert len(events_of(bad.workspace, AttemptStarted)) == 1
 
 
+def test_data_that_are_damaged_while_they_are_trained_on_are_named(bench, tmp_path):
+    data = write_data(tmp_path / "data", language_rows(60), [])
+    data = data.model_copy(update={"task": "support.faults:DamagesData"})
+    shard = data.path(data.sides["train"].shards[0])
+    outcome = train(
+        bench("bad", data=data), launcher=ForkedLauncher(FAULT_STEP="3", FAULT_FILE=str(shard))
+    )
+    assert outcome.failure.failure_class == "data", outcome.failure
+    assert f"{shard} is not a whole Arrow file" in outcome.failure.message
+    assert "the data are prepared anew" in outcome.failure.remedy
+    assert outcome.attempts == 1
+
+
 def poisoned_data(folder, batches):
     """Rows of which one in each of these global batches makes the loss not a number."""
     rows, size = language_rows(60), RECIPE["global_batch_size"]

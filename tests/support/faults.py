@@ -84,6 +84,18 @@ class Bug(Faulty):
         raise KeyError("no such thing; the token is hf_abcdefghijklmnopqrstuvwxyz0123456789")
 
 
+class DamagesData(Faulty):
+    """The file that the environment names is damaged in place, after rows of it were used."""
+
+    def fault(self, found: LossSum) -> LossSum:
+        path = Path(os.environ["FAULT_FILE"])
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(size // 4)
+            file.write(b"\x7f" * (size // 2))
+        return found
+
+
 class Stops(Faulty):
     """Someone writes the attempt's stop file, whose path and content the environment tells."""
 

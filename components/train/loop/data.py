@@ -49,6 +49,16 @@ class Rows(Sequence[Row]):
         inner = index - (self.ends[number] - batch.num_rows)
         return {name: _value(batch.column(name)[inner]) for name in batch.schema.names}
 
+    def check_used(self) -> None:
+        """Looks once more at what rows were taken from: it may have changed on the disk since.
+
+        Raises:
+            DataError: it has.
+        """
+        for stored, used in zip(self._stored, self._checked, strict=True):
+            if used:
+                stored.checked()
+
 
 class RowOrder:
     """The order of training: the same for equal seeds and numbers of rows."""

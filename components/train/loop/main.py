@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.parent import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.train.agent.stacks import answer_to_signal
@@ -126,6 +127,7 @@ class Rank:
 
     def report(self, error: BaseException) -> None:
         """Writes why this rank failed, and after which step."""
+        error = self._cause(error)
         step = self.training.progress.step if self.training else 0
         if isinstance(error, Diverged):
             # Of a checkpoint it is found when training has gone on.
@@ -139,6 +141,18 @@ class Rank:
             step=step,
             memory_needed=self._least_memory(),
         ).save(self.folder.error(self.number))
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """The damage of the rows it has used, where that is what a task can have failed of."""
+        damaged = isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, Diverged))
+        if damaged and self.training:
+            parts = self.training.parts
+            for rows in (parts.train, parts.validation):
+                try:
+                    rows.check_used()
+                except DataError as damage:
+                    return damage
+        return error
 
     def _least_memory(self) -> int:
         from steadytrain.components.train.loop.memory import least_memory
