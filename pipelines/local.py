@@ -86,9 +86,22 @@ def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
             seen = _Seen(Display(display))
             status = _execute(config, workspace, lock, interrupts, lambda: seen.take(follower))
             seen.display.close()
-        failure = seen.failure or (_unexplained(workspace, status) if status else None)
+            failure = seen.failure or (_unexplained(workspace, status) if status else None)
+            if status < 0 and interrupts.number is None:
+                # Its steps have stopped of it, and tell of no more than that.
+                failure = died("pipeline", status)
+                _report_in_its_place(workspace)
         shown = not seen.display.given_up
         return LocalRun(workspace, status == 0, interrupts.number, failure, shown)
+
+
+def _report_in_its_place(workspace: Workspace) -> None:
+    """Writes the page of a pipeline that was killed, and its exit handler with it."""
+    from steadytrain.components.report.step import write_page
+
+    # What has no room on the disk is told by the command at least.
+    with contextlib.suppress(StorageError):
+        write_page(workspace)
 
 
 def _unexplained(workspace: Workspace, status: int) -> StepFailed:

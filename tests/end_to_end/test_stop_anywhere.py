@@ -205,6 +205,20 @@ def test_both_the_command_and_its_pipeline_are_killed(start):
     assert "register" not in {event.stage for event in running.events(StepStarted)}
 
 
+def test_the_pipeline_alone_is_killed(start):
+    """And with it the exit handler: the command writes the report."""
+    running = start()
+    running.until(7)
+    (pipeline,) = psutil.Process(running.process.pid).children()
+    pipeline.kill()
+    out, _ = running.process.communicate(timeout=300)
+    assert running.process.returncode == 1
+    assert "killed by SIGKILL" in out
+    assert "register" not in {event.stage for event in running.events(StepStarted)}
+    assert " was stopped in " in running.workspace.report.read_text()
+    assert holder(running.workspace) is None
+
+
 def test_a_terminal_that_is_closed_stops_the_run(start):
     terminal, inside = os.openpty()
     running = start(terminal=inside)
