@@ -9,7 +9,7 @@ together: from some tens of tokens on a call costs little beside its work.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -31,15 +31,14 @@ class Documents:
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = tuple(lengths)
+        self.lengths = list(lengths)
         self.asked: set[int | None] = set()
         self.seen: set[int | None] = set()
         self._ends: torch.Tensor | None = None
 
-    @property
-    def places(self) -> Iterator[slice]:
-        """Of each document's tokens in the row."""
-        return (slice(*pair) for pair in pairwise(accumulate(self.lengths, initial=0)))
+    def parts(self, *items: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
+        """Of each document its part of each item, (1, heads, tokens, width)."""
+        return zip(*(torch.split(item, self.lengths, 2) for item in items), strict=True)
 
     def ends(self, device: torch.device) -> torch.Tensor:
         """0, and where each document ends; int32."""
@@ -104,10 +103,10 @@ class _Attention(torch.autograd.Function):
         _, heads, tokens, width = query.shape
         result = query.new_empty(1, tokens, heads, width)
         sums = []
-        for place in documents.places:
-            own = (_repeated(item[:, :, place], heads) for item in (query, key, value))
-            found, summed = _forward(*own, scale=scale, **_seen(place, window, query))
-            result[:, place] = found.transpose(1, 2)
+        for place, *own in documents.parts(result.transpose(1, 2), query, key, value):
+            given = (_repeated(item, heads) for item in own)
+            found, summed = _forward(*given, scale=scale, **_seen(place.shape[2], window, query))
+            place.copy_(found)
             sums.append(summed)
         ctx.save_for_backward(query, key, value, result, *sums)
         ctx.documents, ctx.scale, ctx.window = documents, scale, window
@@ -117,23 +116,23 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, result, *sums = ctx.saved_tensors
         heads = query.shape[1]
-        # As they came, (1, tokens, heads, width): so that what follows finds them in one piece.
-        gradients = [torch.empty_like(item.transpose(1, 2)) for item in (query, key, value)]
+        gradients = [torch.empty_like(item) for item in (query, key, value)]
         given = (outputs[0].transpose(1, 2), query, key, value, result.transpose(1, 2))
-        for place, summed in zip(ctx.documents.places, sums, strict=True):
-            own = [_repeated(item[:, :, place], heads) for item in given]
-            if place.stop - place.start <= _SHORT:
+        parts = zip(ctx.documents.parts(*gradients), ctx.documents.parts(*given), sums, strict=True)
+        for places, own, summed in parts:
+            length = own[0].shape[2]
+            own = [_repeated(item, heads) for item in own]
+            if length <= _SHORT:
                 own = [item.float() for item in own]
-            seen = _seen(place, ctx.window, own[0])
+            seen = _seen(length, ctx.window, own[0])
             found = _backward(*own, summed, scale=ctx.scale, **seen)
-            for gradient, part in zip(gradients, found, strict=True):
-                gradient[:, place] = _added_up(part, gradient.shape[2]).transpose(1, 2)
-        return (*(item.transpose(1, 2) for item in gradients), None, None, None)
+            for place, part in zip(places, found, strict=True):
+                place.copy_(_added_up(part, place.shape[1]))
+        return (*gradients, None, None, None)
 
 
-def _seen(place: slice, window: int | None, like: torch.Tensor) -> dict[str, Any]:
+def _seen(length: int, window: int | None, like: torch.Tensor) -> dict[str, Any]:
     """What each token of a document sees, as the CPU's kernel takes it."""
-    length = place.stop - place.start
     if window is None or length <= window:
         return {"dropout_p": 0.0, "is_causal": True}
     return {"dropout_p": 0.0, "is_causal": False, "attn_mask": _band(length, window, like)}
@@ -168,13 +167,9 @@ def _one_by_one(
     window: int | None,
 ) -> torch.Tensor:
     """By PyTorch's own attention: with dropout, or where no other kernel is."""
-    parts = zip(
-        *(torch.split(item, list(documents.lengths), 2) for item in (query, key, value)),
-        documents.lengths,
-        strict=True,
-    )
     found = []
-    for own_query, own_key, own_value, length in parts:
+    for own_query, own_key, own_value in documents.parts(query, key, value):
+        length = own_query.shape[2]
         banded = window is not None and length > window
         result = functional.scaled_dot_product_attention(
             own_query,
