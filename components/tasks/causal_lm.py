@@ -16,11 +16,14 @@ from torch.nn import functional
 
 from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.document_attention import Documents
+from steadytrain.components.tasks.documents import attend_by_document, telling
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packing import (
     IGNORED,
     collate_apart,
     collate_packed,
+    collate_rows,
     keeps_documents_apart,
 )
 from steadytrain.components.tasks.text import TextTask
@@ -31,6 +34,7 @@ class CausalLanguageModel(TextTask):
 
     auto = "AutoModelForCausalLM"
     packed = True
+    by_document = False
 
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForCausalLM
@@ -42,11 +46,29 @@ class CausalLanguageModel(TextTask):
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         from steadytrain.components.tasks.fused_head import fuse_head
 
-        why = fuse_head(model)
-        return [f"the loss takes the logits of a whole micro-batch: {why}"] if why else []
+        remarks = []
+        if why := fuse_head(model):
+            remarks.append(f"the loss takes the logits of a whole micro-batch: {why}")
+        if why := self._attend_by_document(model):
+            remarks.append(f"attention goes over padding and pairs of documents: {why}")
+        return remarks
+
+    def _attend_by_document(self, model: torch.nn.Module) -> str:
+        """Why not; empty: attention does."""
+        # The lengths would be constants of the graph.
+        compiled = self.config.training.torch_compile
+        why = (
+            "training.torch_compile is on"
+            if compiled
+            else attend_by_document(model, len(self.tokenizer))
+        )
+        self.by_document = not why
+        return why
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        collate = collate_packed if self.packed else collate_apart
+        if self.by_document:
+            return collate_packed(rows)
+        collate = collate_rows if self.packed else collate_apart
         return collate(rows, self.pad_token_id)
 
     def weight(self, batch: Batch) -> int:
@@ -93,9 +115,10 @@ class CausalLanguageModel(TextTask):
 
 def next_token_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Summed cross-entropy of a micro-batch, in nats; the one place of forward and loss."""
-    inputs = {key: value for key, value in batch.items() if key != "targets"}
-    with asking(batch["targets"]) as asked:
-        logits: torch.Tensor = model(**inputs, use_cache=False).logits
+    inputs = {key: value for key, value in batch.items() if key not in ("targets", "lengths")}
+    documents = Documents(batch["lengths"].tolist()) if "lengths" in batch else None
+    with asking(batch["targets"]) as asked, telling(documents) as told:
+        logits: torch.Tensor = model(**inputs, **told, use_cache=False).logits
     if asked.loss is not None:
         # As wrappers of the model have passed it on, with what they do in backward.
         return logits

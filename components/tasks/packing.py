@@ -4,9 +4,11 @@ A packed row holds whole documents (or windows of long ones) one after another:
 `input_ids` (int32), `targets` (1 where a token is to be predicted from those
 before it), and `lengths` (int32), the tokens of each document.
 
-Attention stays inside each document because positions begin anew with each:
-Transformers derives its block-diagonal causal mask from them where no other mask
-is given. Padding is one more document, which nothing looks at.
+All documents of a micro-batch come to lie in one row without padding, for attention that is told
+their lengths (`documents.py`). For other attention each packed row is a row of the micro-batch:
+there too it stays inside each document, because positions begin anew with each, and Transformers
+derives its block-diagonal causal mask from them where no other mask is given. Padding is one more
+document, which nothing looks at.
 """
 
 from __future__ import annotations
@@ -25,7 +27,27 @@ IGNORED = -100
 Tokens = npt.NDArray[np.int64]
 
 
-def collate_packed(rows: Sequence[Row], pad_token_id: int) -> Batch:
+def collate_packed(rows: Sequence[Row]) -> Batch:
+    """A micro-batch of packed rows in one row, without padding.
+
+    Returns:
+        `input_ids`, `position_ids` and `targets`, each (1, tokens) of int64, as `collate_rows`
+        has them; `lengths` (documents) of int32.
+    """
+    ids, positions, targets = (
+        torch.from_numpy(np.concatenate(parts))[None]
+        for parts in zip(*map(_packed, rows), strict=True)
+    )
+    lengths = np.concatenate([np.asarray(row["lengths"], dtype=np.int32) for row in rows])
+    return {
+        "input_ids": ids,
+        "position_ids": positions,
+        "targets": targets,
+        "lengths": torch.from_numpy(lengths),
+    }
+
+
+def collate_rows(rows: Sequence[Row], pad_token_id: int) -> Batch:
     """A micro-batch of packed rows, padded to the longest.
 
     Returns:
@@ -39,7 +61,7 @@ def collate_apart(rows: Sequence[Row], pad_token_id: int) -> Batch:
     """The same documents, each in a row of its own, for models that cannot keep them apart.
 
     Returns:
-        As `collate_packed`, with `attention_mask` (1 for tokens, 0 for padding) added.
+        As `collate_rows`, with `attention_mask` (1 for tokens, 0 for padding) added.
     """
     documents = [document for row in rows for document in _documents(row)]
     batch = _stack(documents, pad_token_id)

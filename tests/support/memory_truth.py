@@ -113,4 +113,8 @@ def _batch(case: Case) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, "attention_mask": mask, "targets": torch.zeros(rows).long()}
     first = length // 2 if case.setting.masked else 0
     positions = torch.cat([torch.arange(first), torch.arange(length - first)]).repeat(rows, 1)
-    return {"input_ids": ids, "position_ids": positions, "targets": ids}
+    batch = {"input_ids": ids, "position_ids": positions, "targets": ids}
+    if case.setting.masked:
+        return batch
+    packed = {name: tensor.view(1, -1) for name, tensor in batch.items()}
+    return {**packed, "lengths": torch.tensor([length] * rows)}

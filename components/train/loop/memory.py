@@ -29,6 +29,7 @@ def least_memory(parts: Parts) -> int:
         length=parts.sequence_length or shape.positions,
         precision=precision(parts.config),
         recompute=True,
+        masked=classes or parts.config.training.torch_compile,
         accumulates=batch > 1,
         strategy="ddp" if parts.world_size > 1 else "single",
         ranks=parts.world_size,

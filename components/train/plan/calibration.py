@@ -20,7 +20,7 @@ import torch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.packing import collate_packed
+from steadytrain.components.tasks.packing import collate_packed, collate_rows
 from steadytrain.components.tasks.registry import BUILT_IN
 from steadytrain.components.tasks.sequence_classification import collate_padded
 from steadytrain.components.train.agent.ranks import threads_of_each
@@ -187,7 +187,9 @@ class Trial:
             }
             for length in lengths
         ]
-        return (collate_padded if self.shape.labels else collate_packed)(rows, 0)
+        if not self.setting.masked:
+            return collate_packed(rows)
+        return (collate_padded if self.shape.labels else collate_rows)(rows, 0)
 
     def _refuse_what_is_too_large(self) -> None:
         need = peak_memory(self.shape, replace(self.setting, strategy="single", ranks=1)).total

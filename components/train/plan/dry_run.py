@@ -48,7 +48,7 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
     Raises:
         BadInput: the formula does not know the architecture, or fakes cannot run it.
     """
-    shape, nearest = shape_of(architecture, labels=labels), _nearest(setting)
+    shape, nearest = shape_of(architecture, labels=labels), _nearest(setting, labels)
     try:
         found = _run(architecture, nearest, labels, shape.layers)
     except BadInput:
@@ -63,17 +63,18 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
     return _moved(found, peak_memory(shape, nearest), peak_memory(shape, setting))
 
 
-def _nearest(setting: Setting) -> Setting:
+def _nearest(setting: Setting, labels: int) -> Setting:
     """What fakes can run: one rank with all gradients for DDP, FSDP for ZeRO.
 
-    With a mask in any case: whether one is needed Transformers reads off values, which fakes lack.
+    Padding is masked in any case: whether there is some Transformers reads off values, which fakes
+    lack.
     """
     shares = setting.shards_optimizer and setting.ranks > 1
     kind = "none" if setting.adapter.kind == "none" else "lora"
     return replace(
         setting,
         precision="bf16" if setting.half else "fp32",
-        masked=True,
+        masked=setting.masked or labels > 0,
         strategy="fsdp" if shares else "single",
         ranks=setting.ranks if shares else 1,
         accumulates=setting.accumulates or setting.strategy == "ddp",
@@ -119,6 +120,8 @@ def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Mem
     """One micro-batch and one update, with the state of earlier ones."""
     vocabulary = int(architecture["vocab_size"])
     live = LiveTensors(lambda operator, tensor: _kind(operator, tensor, vocabulary))
+    # Real, since attention needs the values.
+    lengths = torch.tensor([setting.length] * setting.micro_batch, dtype=torch.int32)
     with _mesh(setting) as mesh, FakeTensorMode(allow_non_fake_inputs=True), live:
         # Where nothing is computed it is made at once.
         with torch.device("meta"):
@@ -131,6 +134,8 @@ def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Mem
         batch = _batch(setting, labels)
         for tensor in batch.values():
             live.rename(tensor, "buffers")
+        if not setting.masked:
+            batch["lengths"] = lengths
         live.begin()
         live.now = _FORWARD
         loss = loss_of(labels)(model, batch)
@@ -209,7 +214,10 @@ def _with_state(
 
 def _batch(setting: Setting, labels: int) -> Batch:
     """A micro-batch as the tasks' `collate` makes them."""
-    tokens = torch.zeros(setting.micro_batch, setting.length, dtype=torch.int64)
+    rows, length = setting.micro_batch, setting.length
+    # Packed documents lie in one row.
+    shape = (rows, length) if setting.masked else (1, rows * length)
+    tokens = torch.zeros(shape, dtype=torch.int64)
     if labels:
         targets = torch.zeros(setting.micro_batch, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone(), "targets": targets}

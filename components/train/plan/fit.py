@@ -165,7 +165,8 @@ def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Ch
         micro_batch=micro_batch,
         precision=job.precision,
         recompute=way.recompute,
-        masked=True,
+        # Labelled texts are padded; of a compiled model packed rows too, which have a mask then.
+        masked=job.shape.labels > 0 or config.training.torch_compile,
         accumulates=batch.gradient_accumulation_steps > 1,
         strategy=way.strategy,
         ranks=ranks,

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss
+from steadytrain.components.tasks.documents import attend_by_document
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.adapter import attach
@@ -22,7 +23,7 @@ _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def random_model(
     architecture: Mapping[str, Any], setting: Setting, labels: int = 0
 ) -> torch.nn.Module:
-    """As training would have it, adapters and the head's loss included.
+    """As training would have it: adapters, the head's loss, attention by document.
 
     Args:
         architecture: Transformers' configuration.
@@ -43,6 +44,8 @@ def random_model(
     module = attach(module, setting.adapter) if frozen else module
     if not labels:
         fuse_head(module)
+        if not setting.masked:
+            attend_by_document(module, int(fields["vocab_size"]))
     return module
 
 

@@ -23,7 +23,7 @@ class Setting:
     length: tokens of a sequence.
     micro_batch: sequences a forward pass.
     recompute: whether a layer's activations are computed again in backward.
-    masked: whether attention is given a mask, as packed documents and padding need.
+    masked: whether attention is given a mask, as padding needs; packed documents do without.
     accumulates: whether gradients wait for more than one micro-batch.
     strategy: resolved: not "auto".
     cuda: whether on a GPU, whose kernels keep less.
@@ -33,7 +33,7 @@ class Setting:
     micro_batch: int = 1
     precision: Precision = "fp32"
     recompute: bool = False
-    masked: bool = True
+    masked: bool = False
     accumulates: bool = False
     strategy: Strategy = "single"
     ranks: int = 1

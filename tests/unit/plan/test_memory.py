@@ -55,14 +55,18 @@ HELD_OUT = [
     Case(gated("llama"), CPU),
     Case(gated("llama", tie_word_embeddings=True), replace(HALF, recompute=True, micro_batch=6)),
     Case(gated("llama"), replace(HALF, adapter=LORA, length=320)),
-    Case(gated("llama", num_key_value_heads=6), replace(CPU, accumulates=True), classes=True),
+    Case(
+        gated("llama", num_key_value_heads=6),
+        replace(CPU, accumulates=True, masked=True),
+        classes=True,
+    ),
     Case(gated("mistral", head_dim=32), replace(CPU, recompute=True, length=448)),
-    Case(gated("mistral"), replace(HALF, masked=False, micro_batch=1)),
+    Case(gated("mistral"), replace(HALF, masked=True, micro_batch=1)),
     Case(gated("qwen2", vocab_size=6000), replace(HALF, accumulates=True, micro_batch=2)),
     Case(gated("qwen2", tie_word_embeddings=True), replace(CPU, adapter=LORA, recompute=True)),
     Case(gpt2(0.1), CPU),
-    Case(gpt2(0.0), replace(HALF, recompute=True, accumulates=True, masked=False)),
-    Case(BERT, HALF, classes=True),
+    Case(gpt2(0.0), replace(HALF, recompute=True, accumulates=True, masked=True)),
+    Case(BERT, replace(HALF, masked=True), classes=True),
     Case(BERT, replace(CPU, recompute=True, masked=False, micro_batch=5), classes=True),
 ]
 """None of them was looked at while the formulas were written."""

@@ -14,6 +14,7 @@ from steadytrain.components.tasks.packing import (
     IGNORED,
     collate_apart,
     collate_packed,
+    collate_rows,
     keeps_documents_apart,
 )
 
@@ -46,7 +47,7 @@ def test_logits_of_a_packed_document_equal_those_of_the_document_alone(config, a
     generator = np.random.default_rng(0)
     documents = [generator.integers(2, VOCABULARY, size=size) for size in (9, 1, 14, 2, 6)]
     longer = [generator.integers(2, VOCABULARY, size=40)]
-    batch = collate_packed([row_of(*documents), row_of(*longer)], PADDING)
+    batch = collate_rows([row_of(*documents), row_of(*longer)], PADDING)
     del batch["targets"]
 
     together = model(**batch, use_cache=False).logits[0]
@@ -80,13 +81,29 @@ def test_loss_is_the_same_packed_and_apart(config):
     generator = np.random.default_rng(1)
     rows = [packed_row(lengths, generator) for lengths in ([5, 9, 3], [20], [2, 2])]
 
-    packed = next_token_loss(model, collate_packed(rows, PADDING))
+    packed = next_token_loss(model, collate_rows(rows, PADDING))
     apart = next_token_loss(model, collate_apart(rows, PADDING))
 
     torch.testing.assert_close(packed, apart, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("collate", [collate_packed, collate_apart])
+def in_one_row(rows, _):
+    return collate_packed(rows)
+
+
+def test_documents_of_all_rows_come_one_after_another_without_padding():
+    generator = np.random.default_rng(2)
+    rows = [packed_row(lengths, generator) for lengths in ([5, 9], [4])]
+
+    batch = collate_packed(rows)
+
+    assert batch["lengths"].tolist() == [5, 9, 4]
+    assert batch["position_ids"].tolist() == [[*range(5), *range(9), *range(4)]]
+    assert batch["input_ids"].tolist() == [rows[0]["input_ids"] + rows[1]["input_ids"]]
+    assert batch["targets"].shape == (1, 18)
+
+
+@pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_apart])
 @given(
     rows=st.lists(
         st.lists(

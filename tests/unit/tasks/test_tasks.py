@@ -32,7 +32,7 @@ BERT = {
 }
 
 
-def task_of(tmp_path, name, model):
+def task_of(tmp_path, name, model, **training):
     classes = name == "sequence_classification"
     data = write_data(
         tmp_path / "data",
@@ -42,7 +42,8 @@ def task_of(tmp_path, name, model):
         schema=CLASSES if classes else write_data.__kwdefaults__["schema"],
         labels=["a", "b", "c"] if classes else [],
     )
-    return open_task(Bench.make(tmp_path, data, model={"config": model}).config, data)
+    bench = Bench.make(tmp_path, data, model={"config": model}, training=training)
+    return open_task(bench.config, data)
 
 
 CASES = [
@@ -85,6 +86,28 @@ def test_an_exported_model_loads_back_equal(tmp_path, name, model):
     for key, value in built.state_dict().items():
         assert torch.equal(value, loaded["model"].state_dict()[key])
     assert loaded["tokenizer"].get_vocab() == task.tokenizer.get_vocab()
+
+
+WAYS = {
+    "by-document": (LLAMA, {}, ""),
+    "compiled": (LLAMA, {"torch_compile": True}, "training.torch_compile is on"),
+    "eager": ({**LLAMA, "attn_implementation": "eager"}, {}, "its attention is 'eager'"),
+    "apart": (BLOOM, {}, "its attention is 'eager'"),
+}
+
+
+@pytest.mark.parametrize(("model", "training", "why"), WAYS.values(), ids=WAYS)
+def test_documents_are_packed_where_attention_can_be_told_of_them(tmp_path, model, training, why):
+    task, rows = task_of(tmp_path, "causal_lm", model, **training), language_rows(6)
+    built = task.build_model().eval()
+    before = task.validate(built, task.collate(rows))
+    remarks = task.ready(built)
+    batch = task.collate(rows)
+    assert ("lengths" in batch) == (not why)
+    assert remarks == (
+        [f"attention goes over padding and pairs of documents: {why}"] if why else []
+    )
+    assert task.validate(built, batch) == pytest.approx(before, rel=1e-6)
 
 
 def test_cost_counts_tokens(tmp_path):
