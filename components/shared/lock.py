@@ -24,6 +24,9 @@ from steadytrain.components.shared.workspace import Workspace
 _NAME_SECONDS = 1.0
 """A holder writes its name right after it has locked the file."""
 _LOOK_SECONDS = 0.01
+_LINGER_SECONDS = 30.0
+"""That a holder in another container or on another host is given to go: it may be dying, as a pod
+that was deleted, whose successor begins at once."""
 _UNKNOWN = Identity(pid=0, host="an unknown host", machine="", born=0.0, since="an unknown time")
 
 
@@ -43,11 +46,12 @@ def run_lock(workspace: Workspace) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+", encoding="utf-8")
     with handle:
+        deadline = time.monotonic() + _LINGER_SECONDS
         while not _taken(handle):
+            # Where nobody holds it, somebody only asks who does.
             found = holder(workspace)
-            if found is not None:
+            if found is not None and (not _elsewhere(found) or time.monotonic() > deadline):
                 raise _busy(workspace, found)
-            # Somebody only asks who holds it.
             time.sleep(_LOOK_SECONDS)
         with local_errors("write", path):
             handle.truncate(0)
@@ -85,6 +89,10 @@ def holder(workspace: Workspace) -> Identity | None:
 
 def _path(workspace: Workspace) -> Path:
     return workspace.locks / f"{workspace.run_id}.run"
+
+
+def _elsewhere(found: Identity) -> bool:
+    return found is not _UNKNOWN and found.alive() is None
 
 
 def _taken(handle: IO[str]) -> bool:

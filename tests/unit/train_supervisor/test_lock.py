@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import threading
 
 import pytest
 
+from steadytrain.components.shared import lock
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.workspace import Workspace
@@ -84,6 +86,20 @@ def test_a_name_that_cannot_be_written_is_told(workspace):
     )
     assert b"StorageError: cannot write" in done.stderr
     assert b"File too large" in done.stderr
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_one_in_another_container_is_given_time_to_go(workspace, other, monkeypatch, leaves):
+    monkeypatch.setattr(lock, "_LINGER_SECONDS", 60.0 if leaves else 0.5)
+    (path,) = workspace.locks.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
+    if leaves:
+        threading.Timer(0.5, other.kill).start()
+        with run_lock(workspace):
+            assert holder(workspace).pid == os.getpid()
+    else:
+        with pytest.raises(RunBusy, match=f"process {other.pid}"), run_lock(workspace):
+            pass
 
 
 def test_a_crash_lets_go(workspace, other):
