@@ -9,6 +9,9 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.workspace import Workspace
 
+_LINGER_SECONDS = 30.0
+"""A pod that is deleted may be dying when its successor begins."""
+
 
 def run_step(name: str, config: RunConfig) -> str:
     """Runs one step on what the steps before it left in the run's folder.
@@ -24,7 +27,7 @@ def run_step(name: str, config: RunConfig) -> str:
         raise BadInput(f"step {name!r} is not known", remedy=f"one of {', '.join(_STEPS)}")
     workspace = Workspace.of(config)
     workspace.create()
-    with run_lock(workspace):
+    with run_lock(workspace, linger_seconds=_LINGER_SECONDS):
         return _STEPS[name](config)
 
 

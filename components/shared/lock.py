@@ -24,15 +24,15 @@ from steadytrain.components.shared.workspace import Workspace
 _NAME_SECONDS = 1.0
 """A holder writes its name right after it has locked the file."""
 _LOOK_SECONDS = 0.01
-_LINGER_SECONDS = 30.0
-"""That a holder in another container or on another host is given to go: it may be dying, as a pod
-that was deleted, whose successor begins at once."""
 _UNKNOWN = Identity(pid=0, host="an unknown host", machine="", born=0.0, since="an unknown time")
 
 
 @contextlib.contextmanager
-def run_lock(workspace: Workspace) -> Iterator[int]:
+def run_lock(workspace: Workspace, *, linger_seconds: float = 0.0) -> Iterator[int]:
     """Holds a run for this process.
+
+    Args:
+        linger_seconds: that a holder in another container or on another host is given to go.
 
     Yields:
         The locked descriptor, for child processes that must hold the lock as well.
@@ -46,7 +46,7 @@ def run_lock(workspace: Workspace) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+", encoding="utf-8")
     with handle:
-        deadline = time.monotonic() + _LINGER_SECONDS
+        deadline = time.monotonic() + linger_seconds
         while not _taken(handle):
             # Where nobody holds it, somebody only asks who does.
             found = holder(workspace)

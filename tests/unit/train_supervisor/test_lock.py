@@ -11,7 +11,6 @@ import threading
 
 import pytest
 
-from steadytrain.components.shared import lock
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.workspace import Workspace
@@ -89,16 +88,18 @@ def test_a_name_that_cannot_be_written_is_told(workspace):
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_one_in_another_container_is_given_time_to_go(workspace, other, monkeypatch, leaves):
-    monkeypatch.setattr(lock, "_LINGER_SECONDS", 60.0 if leaves else 0.5)
+def test_one_in_another_container_is_given_time_to_go(workspace, other, leaves):
     (path,) = workspace.locks.iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     if leaves:
         threading.Timer(0.5, other.kill).start()
-        with run_lock(workspace):
+        with run_lock(workspace, linger_seconds=60):
             assert holder(workspace).pid == os.getpid()
     else:
-        with pytest.raises(RunBusy, match=f"process {other.pid}"), run_lock(workspace):
+        with (
+            pytest.raises(RunBusy, match=f"process {other.pid}"),
+            run_lock(workspace, linger_seconds=0.5),
+        ):
             pass
 
 
