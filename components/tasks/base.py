@@ -45,6 +45,8 @@ class Task(Protocol):
 
     metric: validation score that chooses the best model, for example "loss".
     greater_is_better: its direction.
+    padded: column whose lists a micro-batch pads to its longest: rows of about equal length then
+        come together. A task of a user's own may do without; empty: nothing is padded.
     """
 
     metric: str

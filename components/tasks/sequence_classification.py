@@ -19,6 +19,7 @@ class SequenceClassification(TextTask):
     """Predicts the label of each row: `input_ids` (int32) and `label` (index of the class)."""
 
     auto = "AutoModelForSequenceClassification"
+    padded = "input_ids"
 
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForSequenceClassification

@@ -20,7 +20,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.train import step
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.loop.data import RowOrder
+from steadytrain.components.train.loop.order import RowOrder
 
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher, train

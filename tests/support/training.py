@@ -22,8 +22,8 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
-from steadytrain.components.train.loop.data import RowOrder
 from steadytrain.components.train.loop.main import Rank
+from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.plan.batch import REPLICATED, plan_batch
 
 if TYPE_CHECKING:

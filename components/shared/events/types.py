@@ -199,6 +199,7 @@ class TrainingStep(Event):
     tokens: tokens processed since the attempt began, padding left out.
     gpu_memory_used: bytes allocated on this rank's device; 0 on a CPU.
     memory_used: resident bytes of rank 0's process.
+    padding: share of the tokens' places that padding took in the steps since the last such event.
     """
 
     name: ClassVar[str] = "training_step"
@@ -212,6 +213,7 @@ class TrainingStep(Event):
     tokens_per_second: float
     gpu_memory_used: int
     memory_used: int
+    padding: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

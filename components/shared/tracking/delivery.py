@@ -196,6 +196,7 @@ def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
     yield "learning_rate", event.learning_rate
     yield "grad_norm", event.grad_norm
     yield "tokens_per_second", event.tokens_per_second
+    yield "padding", event.padding
     yield "memory_used", event.memory_used
     yield "gpu_memory_used", event.gpu_memory_used
     yield "epoch", event.epoch

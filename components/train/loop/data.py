@@ -1,10 +1,4 @@
-"""Prepared rows, their order, and each rank's part of it.
-
-The order is an endless stream: one seeded permutation of all rows after another.
-Step s takes the rows at s * global batch and on, so that the step alone tells
-the position, no epoch's tail is dropped, and neither micro-batch nor world size
-changes which rows make up a global batch.
-"""
+"""Prepared rows, and each rank's part of a global batch."""
 
 from __future__ import annotations
 
@@ -17,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.base import Row
 
 
@@ -49,6 +43,11 @@ class Rows(Sequence[Row]):
         inner = index - (self.ends[number] - batch.num_rows)
         return {name: _value(batch.column(name)[inner]) for name in batch.schema.names}
 
+    def lengths(self, column: str) -> npt.NDArray[np.int32]:
+        """How long each row's list in a column is; what the lists hold is not read."""
+        lists = (batch.column(column) for batch in self.batches)
+        return np.concatenate([np.from_dlpack(pc.list_value_length(item)) for item in lists])
+
     def check_used(self) -> None:
         """Looks once more at what rows were taken from: it may have changed on the disk since.
 
@@ -58,31 +57,6 @@ class Rows(Sequence[Row]):
         for stored, used in zip(self._stored, self._checked, strict=True):
             if used:
                 stored.checked()
-
-
-class RowOrder:
-    """The order of training: the same for equal seeds and numbers of rows."""
-
-    def __init__(self, rows: int, seed: int) -> None:
-        if rows < 1:
-            raise DataError(
-                "the training side has no rows", remedy="give more data, or smaller held-out shares"
-            )
-        self.rows, self.seed = rows, seed
-        self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
-
-    def take(self, position: int, count: int) -> list[int]:
-        """Indices of `count` rows of the stream from `position` on."""
-        return [self._at(place) for place in range(position, position + count)]
-
-    def _at(self, place: int) -> int:
-        epoch, offset = divmod(place, self.rows)
-        if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, self._permute(epoch)
-        return int(self._permutation[offset])
-
-    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.rows)
 
 
 def share(items: Sequence[int], rank: int, world_size: int) -> Sequence[int]:

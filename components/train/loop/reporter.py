@@ -35,7 +35,7 @@ class Reporter:
     def __init__(self, stream: EventStream | None, attempt: int) -> None:
         self.stream, self.attempt = stream, attempt
         self.tokens = 0
-        self._window_tokens, self._window_seconds = 0, 0.0
+        self._window_tokens, self._window_places, self._window_seconds = 0, 0, 0.0
         self._process = psutil.Process()
         self._memory, self._measured = 0, -math.inf
         self._lock = threading.Lock()
@@ -59,16 +59,22 @@ class Reporter:
             )
         )
 
-    def count(self, tokens: int, seconds: float) -> None:
-        """Counts a step's work; validation and saving are not in its time."""
+    def count(self, tokens: int, places: int, seconds: float) -> None:
+        """Counts a step's work; validation and saving are not in its time.
+
+        Args:
+            places: of tokens, padding included.
+        """
         self.tokens += tokens
         self._window_tokens += tokens
+        self._window_places += places
         self._window_seconds += seconds
 
     def step(self, parts: Parts, progress: Progress, result: StepResult) -> None:
         """Reports the steps since the last report."""
         rate = self._window_tokens / self._window_seconds
-        self._window_tokens, self._window_seconds = 0, 0.0
+        padding = 1 - self._window_tokens / self._window_places
+        self._window_tokens, self._window_places, self._window_seconds = 0, 0, 0.0
         on_gpu = parts.accelerator.device.type == "cuda"
         self.emit(
             TrainingStep(
@@ -80,6 +86,7 @@ class Reporter:
                 grad_norm=result.grad_norm,
                 tokens=self.tokens,
                 tokens_per_second=rate,
+                padding=padding,
                 gpu_memory_used=torch.cuda.memory_allocated() if on_gpu else 0,
                 memory_used=self._resident(),
             )

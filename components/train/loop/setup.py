@@ -19,9 +19,10 @@ from steadytrain.components.tasks.base import Task
 from steadytrain.components.tasks.registry import open_task
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.adapter import attach
-from steadytrain.components.train.loop.data import RowOrder, Rows
+from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
+from steadytrain.components.train.loop.order import RowOrder, order_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.plan.batch import REPLICATED
 from steadytrain.components.train.plan.device import refuse_what_needs_cuda
@@ -113,7 +114,7 @@ def set_up(
         make_deterministic()
     task = open_task(config, data)
     rows = _rows(data, "train")
-    order = RowOrder(len(rows), training.seed)
+    order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
     module = build_module(config, task)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
     parameters = sum(item.numel() for item in module.parameters())

@@ -21,10 +21,12 @@ class Share:
     """This rank's part of a global batch.
 
     tokens: cost of its rows, in the task's units.
+    places: of tokens in its micro-batches, padding included.
     """
 
     batches: list[Batch]
     tokens: int
+    places: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Agreement:
 
     weight: targets of the whole global batch.
     tokens: cost of its rows.
+    places: of tokens, padding included.
     stop: outcome to leave with, or None to go on.
     unsaved: a rank has failed to write its part of a checkpoint.
     due: a checkpoint is to be saved after the step.
@@ -40,6 +43,7 @@ class Agreement:
 
     weight: int
     tokens: int
+    places: int
     stop: AttemptOutcome | None
     unsaved: bool = False
     due: bool = False
@@ -61,10 +65,11 @@ def take_share(parts: Parts, step: int) -> Share:
     position = batch_at(step, parts.skipped_batches) * size
     indices = share(parts.order.take(position, size), parts.rank, parts.world_size)
     rows = [parts.train[index] for index in indices]
-    return Share(
-        [parts.task.collate(part) for part in micro_batches(rows, parts.micro_batch_size)],
-        sum(map(parts.task.cost, rows)),
-    )
+    batches = [parts.task.collate(part) for part in micro_batches(rows, parts.micro_batch_size)]
+    tokens = sum(map(parts.task.cost, rows))
+    padded = getattr(parts.task, "padded", "")
+    places = sum(batch[padded].numel() for batch in batches) if padded else tokens
+    return Share(batches, tokens, places)
 
 
 def agree(
@@ -82,14 +87,21 @@ def agree(
     """
     weight = sum(map(parts.task.weight, own.batches))
     counts = torch.tensor(
-        [weight, own.tokens, int(unsaved), int(due), *stop_flags],
+        [weight, own.tokens, own.places, int(unsaved), int(due), *stop_flags],
         dtype=torch.int64,
         device=parts.accelerator.device,
     )
-    weight, tokens, failed, waiting, *stops = parts.accelerator.reduce(counts, "sum").tolist()
+    weight, tokens, places, failed, waiting, *stops = parts.accelerator.reduce(
+        counts, "sum"
+    ).tolist()
     asked = [outcome for outcome, count in zip(OUTCOMES, stops, strict=True) if count]
     return Agreement(
-        max(weight, 1), tokens, asked[0] if asked else None, unsaved=failed > 0, due=waiting > 0
+        max(weight, 1),
+        tokens,
+        places,
+        asked[0] if asked else None,
+        unsaved=failed > 0,
+        due=waiting > 0,
     )
 
 

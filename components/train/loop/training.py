@@ -141,7 +141,7 @@ class Training:
         progress.note_loss(result.loss / agreed.weight, keep=keep)
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
-        self.reporter.count(agreed.tokens, time.monotonic() - began)
+        self.reporter.count(agreed.tokens, agreed.places, time.monotonic() - began)
         if result.overflow:
             self.reporter.overflow(parts, progress)
         every = parts.config.training.logging_steps

@@ -21,10 +21,11 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.packing import collate_packed, collate_rows
-from steadytrain.components.tasks.registry import BUILT_IN
+from steadytrain.components.tasks.registry import BUILT_IN, open_task
 from steadytrain.components.tasks.sequence_classification import collate_padded
 from steadytrain.components.train.agent.ranks import threads_of_each
-from steadytrain.components.train.loop.data import RowOrder, Rows
+from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.order import order_of
 from steadytrain.components.train.loop.setup import make_accelerator, make_ready
 from steadytrain.components.train.plan.architectures import architecture_of
 from steadytrain.components.train.plan.fit import Choice
@@ -217,5 +218,6 @@ def row_lengths(config: RunConfig, count: int) -> list[int]:
     if data is None:
         return [config.data.sequence_length] * count
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
-    order = RowOrder(len(rows), config.training.seed).take(0, count)
-    return [len(rows[index]["input_ids"]) for index in order]
+    task, training = open_task(config, data), config.training
+    order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
+    return [len(rows[index]["input_ids"]) for index in order.take(0, count)]

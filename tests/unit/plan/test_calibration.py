@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.loop.data import RowOrder
+from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.plan import calibration
 from steadytrain.components.train.plan.calibration import STEPS, calibrate, row_lengths
 from steadytrain.components.train.plan.device import this_cpu
@@ -141,8 +142,11 @@ def test_rows_are_as_long_as_the_prepared_ones_in_their_order(tiny, tmp_path, ta
     write_data(tmp_path / "data", train, held_out, task=task).save(
         Workspace.of(config).record("preprocess")
     )
-    order = RowOrder(20, config.training.seed).take(0, 30)
-    assert row_lengths(config, 30) == [len(train[index]["input_ids"]) for index in order]
+    lengths = np.array([len(row["input_ids"]) for row in train], dtype=np.int32)
+    padded = lengths if task == "sequence_classification" else None
+    training = config.training
+    order = RowOrder(20, training.seed, padded, training.global_batch_size).take(0, 30)
+    assert row_lengths(config, 30) == lengths[order].tolist()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.train.loop.data import RowOrder, Rows, micro_batches, share
+from steadytrain.components.train.loop.data import Rows, micro_batches, share
 
 from support.training import CLASSES, PACKED, class_rows, language_rows, write_shard
 
@@ -30,6 +30,17 @@ def test_rows_are_read_by_global_index_over_files_and_batches(tmp_path):
     assert isinstance(rows[0]["input_ids"], np.ndarray)
     with pytest.raises(IndexError):
         rows[30]
+
+
+def test_lengths_are_known_without_what_the_lists_hold(tmp_path):
+    made = language_rows(30)
+    for name, part in (("a", made[:11]), ("b", []), ("c", made[11:])):
+        write_shard(tmp_path / name, part, PACKED)
+
+    rows = Rows([tmp_path / name for name in "abc"])
+
+    assert rows.lengths("input_ids").tolist() == [len(row["input_ids"]) for row in made]
+    assert not any(rows._checked)
 
 
 def test_plain_values_come_as_python(tmp_path):
@@ -72,31 +83,6 @@ def test_a_torn_shard_is_named(tmp_path, content):
 def test_a_missing_shard_is_named(tmp_path):
     with pytest.raises(DataError, match=r"gone\.arrow"):
         Rows([tmp_path / "gone.arrow"])
-
-
-@given(rows=st.integers(1, 40), batch=st.integers(1, 17), seed=st.integers(0, 5))
-def test_each_epoch_sees_every_row_once_and_no_tail_is_dropped(rows, batch, seed):
-    order = RowOrder(rows, seed)
-    steps = -(-3 * rows // batch)
-
-    stream = [index for step in range(steps) for index in order.take(step * batch, batch)]
-
-    for epoch in range(3):
-        assert sorted(stream[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
-
-
-def test_the_order_depends_on_seed_epoch_and_position_alone():
-    first, again, other = RowOrder(50, 1), RowOrder(50, 1), RowOrder(50, 2)
-    again.take(170, 3)
-
-    assert first.take(90, 30) == again.take(90, 30)
-    assert first.take(0, 50) != first.take(50, 50)
-    assert first.take(0, 50) != other.take(0, 50)
-
-
-def test_an_empty_training_side_is_refused():
-    with pytest.raises(DataError, match="training side has no rows"):
-        RowOrder(0, 1)
 
 
 @given(count=st.integers(0, 40), world=st.integers(1, 9), micro=st.integers(1, 9))

@@ -1,0 +1,102 @@
+"""Which rows make up a global batch: each once an epoch, by the position alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.events.types import TrainingStep
+from steadytrain.components.train.loop.order import GROUPED_BATCHES, RowOrder
+
+from support.training import CLASSES, Bench, class_rows, events_of, write_data
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@given(rows=st.integers(1, 40), batch=st.integers(1, 17), seed=st.integers(0, 5))
+def test_each_epoch_sees_every_row_once_and_no_tail_is_dropped(grouped, rows, batch, seed):
+    lengths = np.arange(rows, dtype=np.int32) % 7 if grouped else None
+    order = RowOrder(rows, seed, lengths, batch)
+    steps = -(-3 * rows // batch)
+
+    stream = [index for step in range(steps) for index in order.take(step * batch, batch)]
+
+    for epoch in range(3):
+        assert sorted(stream[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
+
+
+def test_the_order_depends_on_seed_epoch_and_position_alone():
+    first, again, other = RowOrder(50, 1), RowOrder(50, 1), RowOrder(50, 2)
+    again.take(170, 3)
+
+    assert first.take(90, 30) == again.take(90, 30)
+    assert first.take(0, 50) != first.take(50, 50)
+    assert first.take(0, 50) != other.take(0, 50)
+
+
+def test_an_empty_training_side_is_refused():
+    with pytest.raises(DataError, match="training side has no rows"):
+        RowOrder(0, 1)
+
+
+def padding(order, lengths, batch, batches):
+    """Share of places that padding takes where each global batch is padded to its longest."""
+    stream = [lengths[order.take(step * batch, batch)] for step in range(batches)]
+    return 1 - sum(map(np.sum, stream)) / sum(len(part) * part.max() for part in stream)
+
+
+def test_rows_of_a_global_batch_are_about_equally_long():
+    lengths = np.random.default_rng(0).geometric(1 / 60, 4003).astype(np.int32)
+    grouped, plain = RowOrder(4003, 1, lengths, 16), RowOrder(4003, 1)
+
+    # Three epochs, of which the second and the third begin within a batch.
+    assert padding(plain, lengths, 16, 750) > 0.6
+    assert padding(grouped, lengths, 16, 750) < 0.1
+
+
+def test_lengths_change_no_pool_and_batches_keep_no_order_of_length():
+    rows, batch = 2 * GROUPED_BATCHES * 8, 8
+    lengths = np.random.default_rng(0).integers(1, 500, rows).astype(np.int32)
+    grouped, plain = RowOrder(rows, 1, lengths, batch), RowOrder(rows, 1)
+
+    assert sorted(grouped.take(0, rows)) == sorted(plain.take(0, rows))
+    longest = [lengths[grouped.take(step * batch, batch)].max() for step in range(rows // batch)]
+    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.3
+
+
+def test_grouped_too_the_order_depends_on_the_position_alone():
+    lengths = np.random.default_rng(0).integers(1, 90, 50).astype(np.int32)
+    first, again = (RowOrder(50, 1, lengths, 4) for _ in range(2))
+    again.take(170, 3)
+
+    assert first.take(90, 30) == again.take(90, 30)
+
+
+def test_a_training_tells_how_much_is_padding(tmp_path):
+    rows = class_rows(40, classes=2)
+    for index, row in enumerate(rows):
+        row["input_ids"] *= 1 + index % 4
+    data = write_data(
+        tmp_path / "data",
+        rows,
+        rows[:4],
+        task="sequence_classification",
+        schema=CLASSES,
+        labels=["no", "yes"],
+    )
+    size, micro = 8, 4
+    steps = {"global_batch_size": size, "micro_batch_size": micro, "max_steps": 6}
+    bench = Bench.make(tmp_path / "run", data, training={**steps, "logging_steps": 1})
+
+    parts = bench.train_here().parts
+
+    lengths = parts.train.lengths("input_ids")
+    told = [event.padding for event in events_of(bench.workspace, TrainingStep)]
+    assert len(told) == 6
+    for step, share in enumerate(told):
+        taken = lengths[parts.order.take(step * size, size)]
+        cuts = [taken[at : at + micro] for at in range(0, size, micro)]
+        assert share == pytest.approx(1 - taken.sum() / sum(len(cut) * cut.max() for cut in cuts))
+    assert 0 < max(told) < 0.5
