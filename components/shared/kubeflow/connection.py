@@ -122,9 +122,18 @@ def _address(host: str) -> str:
             remedy=f"take it out; a token is taken from {TOKEN_VARIABLE}, a cookie from "
             f"{COOKIE_VARIABLE}",
         )
-    if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
+    if not _of_a_server(address):
         raise BadInput(f"host = {address!r} is no address of http or https", remedy=_NO_HOST)
     return address.rstrip("/")
+
+
+def _of_a_server(address: str) -> bool:
+    try:
+        url = urlsplit(address)
+        _ = url.port
+    except ValueError:  # brackets that are no IPv6 address, or a port that is no number
+        return False
+    return url.scheme in ("http", "https") and bool(url.hostname)
 
 
 def _namespace(namespace: str) -> str:

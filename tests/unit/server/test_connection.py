@@ -159,6 +159,9 @@ def test_tls_to_a_server_without_it():
         ("", "no address"),
         ("kubeflow.example", "no address of http"),
         ("ftp://kubeflow.example", "no address of http"),
+        ("http://[", "no address of http"),
+        ("http://kubeflow.example:many", "no address of http"),
+        ("http://kubeflow.example:99999", "no address of http"),
         ("https://me:hunter2@kubeflow.example", "holds a password"),
     ],
 )
