@@ -157,7 +157,7 @@ def _override_items(
         field, separator, value = item.partition("=")
         if not separator or not field:
             raise BadInput(
-                f"override {item!r} is not of the form section.field=value",
+                f"override {shown(redact(item))} is not of the form section.field=value",
                 remedy="for example training.learning_rate=3e-4",
             )
         yield field.strip(), _value(field.strip(), value)
@@ -196,7 +196,7 @@ def _assign(content: dict[str, Any], field: str, value: Any) -> None:
         inner = place.setdefault(section, {})
         if not isinstance(inner, dict):
             raise BadInput(
-                f"override {field!r}: {section!r} is not a section",
+                f"override {shown(redact(field))}: {shown(redact(section))} is not a section",
                 remedy="`steadytrain schema` lists every field",
             )
         place = inner

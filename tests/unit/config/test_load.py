@@ -233,6 +233,13 @@ def test_what_kfp_and_argo_would_replace_arrives_as_it_was_given(text):
         to_parameters(given.model_copy(update={"output": f"/tmp/{text}"}), run="r")
 
 
+@pytest.mark.parametrize("override", ["=" + "x" * 50_000, "name." + "x" * 50_000 + ".y=1"])
+def test_a_long_override_is_not_repeated_whole(override):
+    with pytest.raises(BadInput) as caught:
+        load(yaml.safe_dump(MINIMAL), [override])
+    assert len(str(caught.value)) < 1000
+
+
 def test_a_field_given_twice_is_refused():
     with pytest.raises(BadInput, match=r"training\.learning_rate"):
         from_parameters(
