@@ -179,4 +179,7 @@ class RunConfig(Section):
     def to_yaml(self) -> str:
         """The whole configuration, defaults included, as YAML that reads back equal."""
         content: dict[str, Any] = self.model_dump(mode="json")
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        # Other ends of lines than Python's are written as they are, and read as one.
+        ends = any(end in text for end in ("\x85", "\u2028", "\u2029"))
+        return yaml.safe_dump(content, sort_keys=False) if ends else text

@@ -233,6 +233,13 @@ def test_what_kfp_and_argo_would_replace_arrives_as_it_was_given(text):
         to_parameters(given.model_copy(update={"output": f"/tmp/{text}"}), run="r")
 
 
+@pytest.mark.parametrize("text", ["0\x850", "a\u2028 b", "\u2029", "é"])
+def test_any_end_of_a_line_in_a_text_reads_back_equal(text):
+    config = load(yaml.safe_dump({**MINIMAL, "data": {"source": ["a.txt", text]}}))
+    assert config.data.source[1] == text
+    assert load(config.to_yaml()) == config
+
+
 @pytest.mark.parametrize("override", ["=" + "x" * 50_000, "name." + "x" * 50_000 + ".y=1"])
 def test_a_long_override_is_not_repeated_whole(override):
     with pytest.raises(BadInput) as caught:
