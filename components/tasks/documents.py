@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from steadytrain.components.tasks.document_attention import Documents, attend
+from steadytrain.components.tasks.judged import judged
 
 _NAME: Final = "steadytrain_documents"
 _REPLACED: Final = "sdpa"
@@ -120,10 +121,9 @@ def _attention(
     return result, None
 
 
-@torch.no_grad()
 def _alone(model: torch.nn.Module, vocabulary: int) -> torch.Tensor:
     """Logits of two documents, each in a pass of its own."""
-    with _judged(model):
+    with judged(model):
         return torch.cat(
             [
                 model(input_ids=ids[None], use_cache=False).logits[0]
@@ -132,14 +132,13 @@ def _alone(model: torch.nn.Module, vocabulary: int) -> torch.Tensor:
         )
 
 
-@torch.no_grad()
 def _refusal(model: torch.nn.Module, vocabulary: int, alone: torch.Tensor) -> str:
     """Asked of the model itself: layers may mix documents by other ways than attention."""
     ids = torch.cat(_examples(model, vocabulary))[None]
     positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)])[None].to(ids.device)
     documents = Documents([_FIRST, _SECOND])
     try:
-        with _judged(model), telling(documents) as told:
+        with judged(model), telling(documents) as told:
             together = model(input_ids=ids, position_ids=positions, use_cache=False, **told).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
@@ -155,14 +154,3 @@ def _refusal(model: torch.nn.Module, vocabulary: int, alone: torch.Tensor) -> st
 def _examples(model: torch.nn.Module, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.arange(_FIRST + _SECOND, device=next(model.parameters()).device)
     return ids[:_FIRST] % vocabulary, (ids[_FIRST:] - 3) % vocabulary
-
-
-@contextlib.contextmanager
-def _judged(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -13,6 +13,7 @@ import torch
 
 from steadytrain.components.tasks.asked_loss import asked_loss, asking
 from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.judged import judged
 
 
 class FusedHead(torch.nn.Linear):
@@ -49,20 +50,15 @@ def fuse_head(model: Any) -> str:
     return why
 
 
-@torch.no_grad()
 def _refusal(model: torch.nn.Module) -> str:
     """Asked of the model itself: logits that it scales or caps are others than its head's."""
     device = next(model.parameters()).device
     ids = torch.zeros((1, 4), dtype=torch.int64, device=device)
-    training = model.training
-    model.eval()
     try:
-        with asking(ids) as asked:
+        with judged(model), asking(ids) as asked:
             given = model(input_ids=ids, use_cache=False).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"the model makes more of its head's output than logits ({error})"
-    finally:
-        model.train(training)
     if asked.loss is None:
         return "the model does not call its head"
     return "" if given is asked.loss else "the model changes what its head gives"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from steadytrain.components.tasks.base import Batch, Row
+from steadytrain.components.tasks.judged import judged
 
 IGNORED = -100
 """Target of a place where nothing is to be predicted, as PyTorch's cross-entropy has it."""
@@ -104,7 +105,6 @@ def _stack(rows: Sequence[tuple[Tokens, Tokens, Tokens]], pad_token_id: int) -> 
     return batch
 
 
-@torch.no_grad()
 def keeps_documents_apart(model: torch.nn.Module, vocabulary: int) -> bool:
     """Whether a document's logits are the same packed behind another as alone.
 
@@ -118,13 +118,10 @@ def keeps_documents_apart(model: torch.nn.Module, vocabulary: int) -> bool:
     device = next(model.parameters()).device
     pair = torch.cat([first, second]).repeat(2, 1).to(device)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).repeat(2, 1).to(device)
-    training = model.training
-    model.eval()
     try:
-        together = model(input_ids=pair, position_ids=positions, use_cache=False).logits[:, 6:]
-        alone = model(input_ids=second[None].to(device), use_cache=False).logits
+        with judged(model):
+            together = model(input_ids=pair, position_ids=positions, use_cache=False).logits[:, 6:]
+            alone = model(input_ids=second[None].to(device), use_cache=False).logits
     except (TypeError, ValueError):
         return False
-    finally:
-        model.train(training)
     return bool((together - alone).abs().max() <= 1e-4 * alone.abs().max())
