@@ -1,4 +1,4 @@
-"""Authoring and running pipelines: what to run. Never imports torch."""
+"""Author and run pipelines. Importing this package never imports torch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["submit"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late: the command imports this package for each of its answers.
+    # Imported late, because every invocation of the command imports this package.
     if name == "submit":
         from steadytrain.pipelines.server.submission import submit
 

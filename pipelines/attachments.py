@@ -1,10 +1,10 @@
-"""What each step is given on a cluster beside its inputs; kfp.local leaves all of it aside."""
+"""What each step's pod gets on a cluster besides its inputs. kfp.local ignores all of it."""
 
 from __future__ import annotations
 
 from kfp import dsl, kubernetes
 
-from steadytrain.components.shared.attached import (
+from steadytrain.pipelines.attached import (
     API_ACCESS,
     MOUNT_PATH,
     NAME,
@@ -14,10 +14,13 @@ from steadytrain.components.shared.attached import (
 
 
 def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
-    """Gives a task the volume, its keys of the Secret, labels, and shared memory for ranks.
+    """Give a task the volume, its keys of the Secret, and labels.
+
+    The train step also gets shared memory for ranks, and an annotation that protects its pod from
+    the autoscaler.
 
     Args:
-        volume: name of the claim, or the pipeline's parameter that says it.
+        volume: name of the claim, or the pipeline parameter that holds it.
     """
     kubernetes.mount_pvc(task, pvc_name=volume, mount_path=MOUNT_PATH)
     keys = {key: key for key in STEP_SECRETS.get(task.name, ())}
@@ -26,12 +29,12 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
     for label, value in STEP_LABELS.items():
         kubernetes.add_pod_label(task, label, value)
     if task.name == "report":
-        # It submits a run again that lost a step.
+        # Resubmits a run that lost a step.
         kubernetes.add_pod_label(task, *API_ACCESS)
     if task.name == "train":
-        # What a node has by default is 64 MiB, too little for torch.
+        # The default on a node is 64 MiB, which is too little for torch.
         kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", medium="Memory")
-        # It supervises for as long as the training takes, and is no pod to tidy up.
+        # It supervises for the entire training run, so the autoscaler must not evict it.
         kubernetes.add_pod_annotation(
             task, "cluster-autoscaler.kubernetes.io/safe-to-evict", "false"
         )

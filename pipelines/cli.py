@@ -1,4 +1,4 @@
-"""The `steadytrain` command. Everything slow is imported where it is used."""
+"""The `steadytrain` command. Slow modules are imported only where they are used."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Training pipelines that finish: preprocess, train, evaluate, compare with the "
-    "champion, register.\n\nBegin with `steadytrain run causal-lm`, or write a configuration: "
-    "`steadytrain schema` lists every field.\n\nA run that breaks recovers by itself. Where it "
-    "could not: `steadytrain explain RUN` tells why and what to do, `steadytrain resume RUN` "
-    "goes on from its newest checkpoint.",
+    help="Training pipelines that finish: preprocess, train, evaluate, compare with the champion, "
+    "register.\n\nStart with `steadytrain run causal-lm`, or write a configuration: `steadytrain "
+    "schema` lists every field.\n\nA run that breaks recovers by itself. If it cannot, "
+    "`steadytrain explain RUN` shows why and what to do, and `steadytrain resume RUN` continues "
+    "from its newest checkpoint.",
 )
 
 
@@ -60,7 +59,9 @@ def _tell_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print it."),
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -70,13 +71,22 @@ def _options(
 def run(
     source: Source = "causal-lm",
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    name: Annotated[str, typer.Option("--run", help="Name of the run; the same continues.")] = "",
-    output: Annotated[str, typer.Option("--output", "-o", help="Overrides `output`.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done.")] = False,
+    name: Annotated[
+        str, typer.Option("--run", help="Name of the run. The same name continues the same run.")
+    ] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="Folder for the run, instead of the configuration's `output`."
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the run would do, and exit.")
+    ] = False,
 ) -> None:
     """Run the pipeline on this machine, or continue a run that stopped.
 
-    The same configuration continues the same run: what is done is not done again.
+    The same configuration continues the same run. Completed work is not repeated.
     """
     config = _load(source, overrides, run=name, output=output)
     if dry_run:
@@ -84,16 +94,18 @@ def run(
 
         typer.echo("\n".join(outline(config)))
         return
-    from steadytrain.components.shared.progress import Progress
+    from steadytrain.pipelines.light_kfp import import_kfp
     from steadytrain.pipelines.local import run_locally
     from steadytrain.pipelines.outline import tell_ending
+    from steadytrain.pipelines.progress import Progress
 
+    import_kfp()
     tell_ending(run_locally(config, display=Progress()))
 
 
 @app.command("list")
 def list_(output: Output = DEFAULT_OUTPUT) -> None:
-    """List the runs of an output folder."""
+    """List the runs in an output folder."""
     from rich.console import Console
     from rich.table import Table
 
@@ -118,10 +130,11 @@ def stop(
     name: RunName,
     output: Output = DEFAULT_OUTPUT,
     grace: Annotated[
-        float, typer.Option(min=0, callback=at_most(YEAR), help="Seconds to wait for it.")
+        float,
+        typer.Option(min=0, callback=at_most(YEAR), help="Seconds to wait for the run to stop."),
     ] = 60,
 ) -> None:
-    """Stop a run that works on this machine; it saves a checkpoint and can be continued."""
+    """Stop a run on this machine. It saves a checkpoint, and you can continue it later."""
     from steadytrain.pipelines.local import stop_run
     from steadytrain.pipelines.runs import find_workspace
 
@@ -138,11 +151,11 @@ for command in (recovery_commands.resume, recovery_commands.explain, recovery_co
 
 @app.command()
 def report(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
-    """Tell what happened in a run, and write its HTML report anew."""
+    """Summarize what happened in a run, and write its HTML report again."""
     from steadytrain.components.report.step import run as write_report
     from steadytrain.components.report.step import write_page
     from steadytrain.components.report.summary import summary
-    from steadytrain.components.shared.lock import run_lock
+    from steadytrain.pipelines.lock import run_lock
     from steadytrain.pipelines.runs import find_run
 
     config, workspace = find_run(output, name)
@@ -159,14 +172,14 @@ def compile_(
     output: Annotated[Path, typer.Option("--output", "-o", help="The YAML file to write.")],
     pipeline: Pipeline = "finetune",
     fuse: Annotated[
-        bool, typer.Option("--fuse", help="One step for all that follows the training.")
+        bool, typer.Option("--fuse", help="Put everything after training into one step.")
     ] = False,
 ) -> None:
-    """Write the pipeline as YAML, which the Kubeflow UI and the kfp SDK take as it is.
+    """Write the pipeline as YAML that the Kubeflow UI and the kfp SDK accept as is.
 
-    What would break on a server is refused, and what is unwise there is told, each with its
-    place and a remedy: retries that end before the task does, images without a version, KFP's
-    cache, secrets in parameters, tasks without limits.
+    Anything that would break on a server is an error, and anything unwise there is a warning. Each
+    comes with its location and a fix: retry windows that end before the task does, images without a
+    version, KFP's cache, secrets in parameters, tasks without limits.
     """
     from steadytrain.pipelines.compile import compile_pipeline
 
@@ -187,7 +200,9 @@ app.add_typer(schedule_commands.app, name="schedule")
 def validate(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    show: Annotated[bool, typer.Option("--show", help="Print it, defaults included.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the full configuration, including defaults.")
+    ] = False,
 ) -> None:
     """Check a configuration and report every problem at once."""
     config = _load(source, overrides)
@@ -196,7 +211,7 @@ def validate(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of the configuration: every field, its values and its default."""
+    """Print the JSON Schema of the configuration: every field with its values and its default."""
     from steadytrain.components.shared.config import RunConfig
 
     typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
@@ -204,7 +219,7 @@ def schema() -> None:
 
 @app.command()
 def presets() -> None:
-    """List the configurations that come with the product."""
+    """List the configurations that ship with steadytrain."""
     from steadytrain.components.shared.config import load, preset_names
 
     for name in preset_names():
@@ -223,20 +238,20 @@ def step(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
 ) -> None:
-    """Run one step alone, on what the steps before it left in the run's folder."""
+    """Run one step alone, on what the earlier steps wrote to the run's folder."""
     from steadytrain.pipelines.steps import run_step
 
     typer.echo(run_step(name, _load(source, overrides)))
 
 
 def main() -> None:
-    """Entry point: every end of the command, a stop included, has its message and its status."""
+    """Run the command. Errors and stops end it with a message and an exit status of their own."""
     with unexpected.told(), stoppable():
         app()
 
 
 def _load(source: str, overrides: list[str], **options: str) -> RunConfig:
-    """A configuration; `options` name fields that have an option of their own."""
+    """Load a configuration. `options` are the fields that have their own command-line option."""
     from steadytrain.components.shared.config import load
 
     given = {field: value for field, value in options.items() if value}

@@ -1,4 +1,4 @@
-"""From the DAG to the YAML that a Kubeflow server takes as it is."""
+"""Compile a pipeline to YAML that a Kubeflow server accepts as is."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def compile_pipeline(
     pipeline: Pipeline = "finetune",
     fuse: bool = False,
 ) -> Path:
-    """Writes a compiled DAG; identical bytes from run to run.
+    """Compile a pipeline and write it as YAML. Every run writes identical bytes.
 
     Args:
-        path: the YAML file to write; its folder is made.
-        tell: gets what is unwise on a server, though nothing breaks.
-        pipeline: the main DAG, or the one that looks for new data first.
-        fuse: whether all that follows the training is one step.
+        path: the YAML file to write; its folder is created.
+        tell: called with each warning: something unwise on a server, although nothing breaks.
+        pipeline: the main pipeline, or the one that looks for new data first.
+        fuse: whether one step does everything after training.
 
     Raises:
-        UnsafePipeline: it would break on a server; nothing is written.
+        UnsafePipeline: the pipeline would break on a server; nothing is written.
         BadInput: the file cannot be written, or no folder for temporary files can.
-        StorageError: there is no room for temporary files.
+        StorageError: there is no space for temporary files.
     """
-    # kfp takes 1.5 s to import, and asks about a decorator's return types.
+    # Importing kfp takes 1.5 s, and it warns about a decorator's return types.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from kfp import compiler
@@ -72,11 +72,11 @@ def _temporary_folder() -> Iterator[str]:
 
 
 def checked(path: Path) -> list[Finding]:
-    """What is unwise in a compiled file.
+    """Return the warnings for a compiled file.
 
     Raises:
-        BadInput: it is no compiled pipeline.
-        UnsafePipeline: it would break on a server.
+        BadInput: the file is not a compiled pipeline.
+        UnsafePipeline: the pipeline would break on a server.
     """
     findings = lint(*read_pipeline(path))
     if any(finding.unsafe for finding in findings):

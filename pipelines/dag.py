@@ -1,9 +1,9 @@
-"""The program that executes the compiled DAG on this machine, by kfp.local.
+"""Program that runs the compiled pipeline on this machine with kfp.local.
 
-It is a process of its own, so that the command beside it stays free to show
-progress: `python -m steadytrain.pipelines.dag PIPELINE PARAMETERS ROOT`. Asked to stop, by a
-signal or because its parent is gone, it ends the step at work and starts no other; the exit
-handler still writes the report, as on a cluster.
+It is a separate process, so that the command can show progress next to it: `python -m
+steadytrain.pipelines.dag PIPELINE PARAMETERS ROOT`. If a signal asks it to stop, or if its parent
+dies, it stops the running step and starts no other. The exit handler still writes the report, as on
+a cluster.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from pathlib import Path
 from steadytrain.components.shared.lifeline import tether
 from steadytrain.components.shared.stopping import stop_signals
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.light_kfp import import_kfp
 from steadytrain.pipelines.step_processes import StepProcesses
 
 LOCK_VARIABLE = "STEADYTRAIN_RUN_LOCK"
-"""Tells this program the descriptor of the run's lock, which its steps are to hold too."""
+"""Passes the descriptor of the run's lock to this program. Its steps must hold the lock too."""
 END_NOW = signal.SIGINT
-"""Ends the step at work without grace; all other stop signals leave it its grace."""
+"""Kills the running step immediately. Every other stop signal gives it its grace period."""
 
 
 def main(pipeline: str, parameters: str, root: str) -> int:
-    """Runs a compiled pipeline, unmodified.
+    """Run a compiled pipeline, unmodified.
 
     Args:
         pipeline: path of the compiled YAML.
         parameters: path of a JSON file with the pipeline's parameters.
-        root: folder for KFP's own artifacts, in the folder of the run.
+        root: folder for KFP's own artifacts, inside the run's folder.
 
     Returns:
-        0 where every task succeeded, else 1.
+        0 if every task succeeded, otherwise 1.
     """
     lock = os.environ.pop(LOCK_VARIABLE, "")
     run = Path(root).absolute().parent
@@ -53,10 +54,11 @@ def main(pipeline: str, parameters: str, root: str) -> int:
 
 
 def _execute(processes: StepProcesses, pipeline: str, parameters: str, root: str) -> int:
+    import_kfp()
     from kfp import components, local
     from kfp.local import subprocess_task_handler
 
-    # kfp's own knows neither a stop nor how a step was killed.
+    # kfp's own function cannot stop a step, and does not report how a step was killed.
     assert callable(subprocess_task_handler.run_local_subprocess)
     subprocess_task_handler.run_local_subprocess = processes.run
     local.init(
@@ -65,7 +67,7 @@ def _execute(processes: StepProcesses, pipeline: str, parameters: str, root: str
     run = components.load_component_from_file(pipeline)
     try:
         run(**json.loads(Path(parameters).read_text(encoding="utf-8")))
-    except RuntimeError as error:  # kfp's word for a failed task; the step told why
+    except RuntimeError as error:  # kfp's error for a failed task; the step has reported why
         print(error, file=sys.stderr)
         return 1
     finally:

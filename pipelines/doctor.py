@@ -1,4 +1,4 @@
-"""What this machine offers a run, and what stands in its way."""
+"""What this machine offers to a run, and what would prevent a run here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     topic: str
     text: str
@@ -45,12 +45,12 @@ class Finding:
 
 
 def examine(output: Path) -> list[Finding]:
-    """Looks at environment, versions, memory, disk, tracking server and credentials.
+    """Check the environment, versions, memory, disk, tracking server, and credentials.
 
-    Credentials are told as present or absent, never shown.
+    Credentials are reported as present or absent, never shown.
 
     Raises:
-        BadInput: the current folder is gone, in which torch cannot even be imported.
+        BadInput: the current folder has been removed. There, torch cannot even be imported.
     """
     try:
         output = output.absolute()

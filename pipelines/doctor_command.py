@@ -1,4 +1,4 @@
-"""`steadytrain doctor`: of this machine, and with --cluster of a cluster."""
+"""`steadytrain doctor`: check this machine or, with --cluster, a cluster."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ import typer
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Output
 
 Cluster = Annotated[
-    bool, typer.Option("--cluster", help="Look at the cluster that kubectl would talk to.")
+    bool,
+    typer.Option(
+        "--cluster", help="Check the cluster that kubectl connects to instead of this machine."
+    ),
 ]
 Namespace = Annotated[
-    str, typer.Option(help="Where runs work; by default KFP_NAMESPACE or the context's.")
+    str,
+    typer.Option(help="Namespace of the runs. Default: KFP_NAMESPACE, or the context's namespace."),
 ]
 Account = Annotated[
     str,
-    typer.Option(help="Whose rights to ask for, by impersonation: that of the steps."),
+    typer.Option(
+        help="Service account of the steps, whose rights to check by impersonation. Default: your "
+        "own rights."
+    ),
 ]
-Image = Annotated[str, typer.Option(help="Of training; by default that of this version.")]
-Storage = Annotated[str, typer.Option(help="An s3:// address to write to and read from.")]
+Image = Annotated[str, typer.Option(help="Training image. Default: the image of this version.")]
+Storage = Annotated[
+    str, typer.Option(help="An s3:// address to test by writing and reading. Default: no S3 check.")
+]
 
 
 def doctor(
@@ -33,14 +42,14 @@ def doctor(
     image: Image = "",
     storage: Storage = "",
     host: Host = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what this machine offers: versions, memory, disk, tracking, which credentials.
+    """Check this machine: versions, memory, disk, tracking, and credentials.
 
-    With --cluster, what the cluster does: rights, kinds of objects, GPUs, quota, volume, image,
-    S3, MLflow and Kubeflow Pipelines; each with a remedy where it does not pass. A pod is started
-    and removed, as are an object in S3 and an experiment in MLflow. It ends with status 1 where
-    something fails.
+    With --cluster, check the cluster instead: rights, object kinds, GPUs, quota, volume, image, S3,
+    MLflow, and Kubeflow Pipelines. Each check that does not pass comes with a fix. The checks
+    create and remove a pod, an object in S3, and an experiment in MLflow. The exit status is 1 if a
+    check fails.
     """
     if not cluster:
         _this_machine(output, as_json=as_json)

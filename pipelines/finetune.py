@@ -1,4 +1,4 @@
-"""The main DAG: preprocess, train, evaluate and gate, register, promote; then the report."""
+"""The main pipeline: preprocess, train, evaluate and gate, register, promote, then report."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -8,20 +8,19 @@ from typing import Any
 from kfp import dsl
 
 from steadytrain.components.evaluate.component import evaluate
-from steadytrain.components.judge.component import judge
 from steadytrain.components.preprocess.component import preprocess
-from steadytrain.components.register.component import promote, register
+from steadytrain.components.register.component import judge, promote, register
 from steadytrain.components.report.component import report
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.components.train.component import train
+from steadytrain.pipelines.attached import MOUNT_PATH, NAME
 from steadytrain.pipelines.attachments import attach
 from steadytrain.pipelines.resources import limit
 
 
 def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:
-    """A task as every one of ours is: with limits, the volume, a title, without KFP's cache."""
-    # KFP's cache decides before our code runs and knows neither data nor age;
-    # reuse is our own (components/shared/reuse.py).
+    """Give a task what every step of ours has: limits, the volume, a title, and no KFP cache."""
+    # KFP's cache decides before our code runs, and knows neither the data nor its age. Steps decide
+    # about reuse themselves (components/shared/reuse.py).
     return attach(limit(task), volume).set_display_name(title).set_caching_options(False)
 
 
@@ -30,8 +29,8 @@ _fused: ContextVar[bool] = ContextVar("fused", default=False)
 
 @contextlib.contextmanager
 def fused(fuse: bool) -> Iterator[None]:
-    """Whether pipelines that are made within have one step for all that follows the training."""
-    # KFP calls a pipeline's function with the pipeline's parameters alone.
+    """Set whether pipelines built within the block do everything after training in one step."""
+    # A context variable, since KFP calls a pipeline's function only with the pipeline's parameters.
     token = _fused.set(fuse)
     try:
         yield
@@ -40,7 +39,7 @@ def fused(fuse: bool) -> Iterator[None]:
 
 
 def train_and_judge(parameters: Mapping[str, Any], volume: str) -> None:
-    """The steps from the data to the champion, in the context of a pipeline."""
+    """Add the steps from the data to the champion to the pipeline that is being built."""
     prepared = step(preprocess(**parameters), "Preprocess", volume)
     resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
     trained = step(train(resolved=resolved, data=data), "Train", volume)
@@ -63,9 +62,9 @@ def train_and_judge(parameters: Mapping[str, Any], volume: str) -> None:
 pipeline = dsl.pipeline(
     name="steadytrain-finetune",
     display_name="Train, judge, register",
-    description="Trains or fine-tunes a model so that the run finishes, compares it with the "
-    "champion, and registers it in MLflow. A field left at its empty value is as the "
-    "configuration says.",
+    description="Train or fine-tune a model in a run that recovers from failures, compare the "
+    "model with the champion, and register it in MLflow. Parameters that you leave empty use the "
+    "value in the configuration.",
 )
 
 
@@ -81,22 +80,23 @@ def finetune(
     overrides: dict[str, Any] = {},  # noqa: B006  KFP takes the default as a literal
     volume: str = NAME,
 ) -> None:
-    """Trains, judges and registers one model.
+    """Train, evaluate, and register one model.
 
     Args:
-        config: Name of a preset (causal-lm, chat, sequence-classification), or a whole
+        config: Name of a preset (causal-lm, chat, sequence-classification), or a complete
             configuration as YAML text.
-        run: Identity of the run; the same name continues the same run. Empty: derived from
-            the configuration. An asterisk in it becomes the beginning of KFP's own run id: a
-            new run each time, for a schedule.
-        output: Folder of the volume, for data, checkpoints and reports.
+        run: Name of the run. The same name continues the same run. Empty: derived from the
+            configuration. An asterisk in it is replaced with the start of KFP's own run id, so that
+            each start is a new run, as a schedule needs.
+        output: Folder on the volume for data, checkpoints and reports.
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
-        global_batch_size: Sequences in an optimizer step, over all ranks. 0: as configured.
-        learning_rate: Peak learning rate. 0: as configured, or by the rules where that is open.
-        num_train_epochs: Passes over the training side. 0: as configured.
+        global_batch_size: Sequences per optimizer step, over all ranks. 0: as configured.
+        learning_rate: Peak learning rate. 0: as configured, or by the rules if the configuration
+            leaves it open.
+        num_train_epochs: Passes over the training data. 0: as configured.
         overrides: Any other field, such as {"training.max_steps": 100}.
-        volume: The claim of the volume that all steps share, mounted at /mnt/steadytrain.
+        volume: Claim of the volume that all steps share, mounted at /mnt/steadytrain.
     """
     parameters = {
         "config": config,

@@ -1,4 +1,4 @@
-"""What ended runs no longer need: checkpoints, model versions passed over, prepared data."""
+"""Find what ended runs no longer need: checkpoints, unpromoted model versions, prepared data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import Validated
-from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.gc_data import unneeded_data
 from steadytrain.pipelines.litter import Litter
+from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.runs import find_run, run_folders
 
 if TYPE_CHECKING:
@@ -30,10 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
-    """Everything that can go: checkpoints and data first, then versions, which need the registry.
+    """Yield everything that can be removed.
+
+    Checkpoints and data come first, then model versions, since those need the registry.
 
     Args:
-        idle_seconds: a run that gave a sign of life within this time is left alone.
+        idle_seconds: leave runs alone that were active within this time.
 
     Raises:
         TrackingError: the registry cannot be used.
@@ -45,7 +47,7 @@ def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
         except (StorageError, BadInput) as error:
             _log.warning("checkpoints of %s stay: %s", facts.workspace.run_id, error)
         except FileNotFoundError:
-            continue  # somebody else removes it, too
+            continue  # another process is removing it, too
     yield from unneeded_data(
         output.absolute(),
         idle_seconds=idle_seconds,
@@ -64,7 +66,7 @@ def _runs(output: Path) -> Iterator[Facts]:
 
 
 def _ended(facts: Facts, idle_seconds: float) -> bool:
-    """Whether a run is over; of a damaged one nobody knows, nor what it still needs."""
+    """Return whether a run has ended. False for a damaged run: its state and needs are unknown."""
     workspace = facts.workspace
     try:
         if os.path.lexists(workspace.config):
@@ -79,14 +81,14 @@ def _ended(facts: Facts, idle_seconds: float) -> bool:
 
 
 def _untrained(workspace: Workspace) -> AbstractContextManager[Lease]:
-    """Nobody trains the run meanwhile."""
+    """Hold the run's lease, so that nothing trains it meanwhile."""
     config, _ = find_run(workspace.output, workspace.run_id)
     seconds = config.recovery.lease_seconds
     return hold(LocalStorage(workspace.lease), run_id=workspace.run_id, seconds=seconds)
 
 
 def _unattended(workspace: Workspace, idle_seconds: float, take: Callable[[], bool]) -> bool:
-    """Takes something of a run while nobody can work on it; False where somebody does or has."""
+    """Call `take` while nothing else can use the run. Return False if it is in use or not idle."""
     try:
         with run_lock(workspace), _untrained(workspace):
             return _idle(workspace, idle_seconds) and take()
@@ -95,7 +97,7 @@ def _unattended(workspace: Workspace, idle_seconds: float, take: Callable[[], bo
 
 
 def _idle(workspace: Workspace, seconds: float) -> bool:
-    """By its events, which a run at work writes on another machine too."""
+    """Check the age of the run's events, which are also written by a run on another machine."""
     signs = [path.lstat().st_mtime for path in workspace.events.glob("*.jsonl")]
     return max(signs, default=0.0) <= time.time() - seconds
 
@@ -105,7 +107,8 @@ def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
 
     config, workspace = find_run(facts.workspace.output, facts.workspace.run_id)
     storage = open_storage(checkpoints_of(config))
-    # Elsewhere a run of that name may save, of which nothing is known here but what it writes.
+    # A run of the same name from another output may be saving to an external folder. Only its
+    # writes are visible from here.
     own = config.recovery.checkpoints is None
     idle = partial(_unwritten, storage, 0.0 if own else idle_seconds)
     if not idle():
@@ -118,7 +121,7 @@ def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
 
 
 def _superfluous(storage: Storage, facts: Facts) -> list[str]:
-    """Folders of checkpoints that nobody will read again, torn and damaged ones among them."""
+    """Return the checkpoint folders that nothing will read again, including damaged ones."""
     from steadytrain.components.train.checkpoint import Lineage
     from steadytrain.components.train.checkpoint.checkpoint import is_of_a_step
     from steadytrain.components.train.checkpoint.store import committed
@@ -136,7 +139,7 @@ def _superfluous(storage: Storage, facts: Facts) -> list[str]:
 
 
 def _has_its_model(facts: Facts) -> bool:
-    """Whether the run is finished and has the model that training left."""
+    """Return whether the run finished and its exported model exists."""
     done = facts.training is not None and Path(facts.training.model).is_dir()
     return done and outcome(facts).state == "finished"
 
@@ -153,7 +156,7 @@ def _is_whole(checkpoint: Checkpoint, lineage: Lineage) -> bool:
 
 
 def _best(facts: Facts) -> str:
-    """Name of the checkpoint of the best validation so far, which would leave the training."""
+    """Return the name of the checkpoint with the best validation, which would be exported."""
     from steadytrain.components.train.checkpoint.checkpoint import PREFIX
 
     steps = [event.step for event in facts.of(Validated) if event.best]
@@ -169,7 +172,7 @@ def _clear(storage: Storage, folder: str, idle: Callable[[], bool]) -> bool:
 
     if not idle():
         return False
-    # It stops counting before its first file goes.
+    # Without the commit marker, a half-removed checkpoint no longer counts.
     storage.delete(f"{folder}/{COMMIT}")
     storage.clear(folder)
     return True

@@ -1,10 +1,10 @@
-"""Prepared data that no run needs any more, and unfinished data of killed processes.
+"""Prepared data that no run needs anymore, and unfinished data of killed processes.
 
-A run needs the data that its record names until it is finished: until then it may be
-resumed. A run can begin to use data at any time without asking, so the folder is set
-aside first, then the records are read once more, and only then the folder goes. A run
-saves its record first and looks for the folder then (components/preprocess/step.py), so
-one of the two always sees the other.
+A run needs the data that its record names until it is finished, since it may be resumed until then.
+A run can start to use data at any time without asking. So `gc` first sets a folder aside, then
+reads the records again, and only then removes the folder. A run works the other way around: it
+saves its record first, and then looks for the folder (components/preprocess/step.py). That way, one
+of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Ask = Callable[[Workspace], bool]
 def unneeded_data(
     output: Path, *, idle_seconds: float, ended: Ask, finished: Ask
 ) -> Iterator[Litter]:
-    """Folders of <output>/data that can go.
+    """Yield the folders in <output>/data that can be removed.
 
     Args:
-        idle_seconds: data that were made or taken up within this time stay.
-        ended: whether nobody works on a run.
-        finished: whether a run has its model, so that it needs its data no more.
+        idle_seconds: keep data that a run created or used within this time.
+        ended: returns whether a run is no longer active.
+        finished: returns whether a run has its model, and so no longer needs its data.
     """
     root = Workspace(output, "").prepared
     needed = partial(_needed, output, ended=ended, finished=finished)
@@ -47,7 +47,7 @@ def unneeded_data(
     for name in storage.folders():
         folder, what, bytes_ = root / name, f"prepared data {name}", storage.weigh(name).bytes
         if name.startswith(_ASIDE):
-            # A `gc` was killed before it decided.
+            # An earlier `gc` was killed before it decided.
             if needed(name.removeprefix(_ASIDE)):
                 _bring_back(folder)
             else:
@@ -60,7 +60,7 @@ def unneeded_data(
 
 
 def _idle(folder: Path, seconds: float) -> bool:
-    """By the time that a run last took the data up."""
+    """Check the time when a run last started to use the data."""
     with contextlib.suppress(FileNotFoundError):
         return folder.stat().st_mtime <= time.time() - seconds
     return False
@@ -73,10 +73,10 @@ def _needed(output: Path, name: str, *, ended: Ask, finished: Ask) -> bool:
         if not path.is_file():
             continue
         try:
-            # By its name alone: a pod may see the output folder at another path.
+            # Compare only the name: a pod may see the output folder at another path.
             named = Path(DataRecord.load(path).folder).name
         except (BadInput, OSError):
-            # A run at work may use any folder; one that is resumed prepares its data again.
+            # An active run may use any folder; a run that is resumed prepares its data again.
             if not ended(workspace):
                 return True
             continue
@@ -93,18 +93,18 @@ def _remove(folder: Path, needed: Callable[[str], bool]) -> bool:
 
 
 def _decide(aside: Path, needed: Callable[[str], bool]) -> bool:
-    """Removes what was set aside, or brings it back: then False."""
+    """Remove a folder that was set aside. If it is needed, bring it back and return False."""
     if needed(aside.name.removeprefix(_ASIDE)):
         _bring_back(aside)
         return False
-    # From here on nobody brings it back, so that no half of it ever is.
+    # Nothing brings back a folder of this name, so a half-removed one never returns.
     gone = tempfile.mkdtemp(prefix=f"{PARTIAL}removed-", dir=aside.parent)
     shutil.rmtree(aside.rename(gone))
     return True
 
 
 def _bring_back(aside: Path) -> None:
-    # Another `gc` may be first, or a step may have prepared the same data in its place.
+    # Another `gc` may have done it already, or a step may have prepared the same data again.
     with contextlib.suppress(OSError):
         aside.rename(aside.with_name(aside.name.removeprefix(_ASIDE)))
 

@@ -17,13 +17,13 @@ from steadytrain.components.shared.stopping import stop_signals
 from steadytrain.pipelines.dag import END_NOW
 
 _ONE_REQUEST_SECONDS = 1.0
-"""`timeout` signals the process and then its group: that is one request."""
+"""Signals within this time count as one: `timeout` signals the process and then its group."""
 
 
 class Interrupts:
-    """What this process was asked to do, as a context from before the first thing that it does.
+    """Requests to stop this process. Enter this context before anything else starts.
 
-    number: of the first stop signal; None while there was none.
+    number: the first stop signal; None means that there was none.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def passed_to(self, child: subprocess.Popen[bytes], lifeline: Lifeline) -> Iterator[None]:
-        """Asks a child for the same, also for what was asked before it was there."""
+        """Pass stop requests on to a child, including those that came before it started."""
         self._child = child, lifeline
         if self.number is not None:
             lifeline.cut()
@@ -52,7 +52,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:
-        """Signals change nothing within."""
+        """Do not act on signals within the block."""
         self._held_off = True
         yield
         self._held_off = False
@@ -76,9 +76,10 @@ class Interrupts:
 
 
 class Display:
-    """A sink that gives up showing events where nobody can see them any more.
+    """A sink that stops showing events once its output cannot be written anymore.
 
-    On a terminal that is closed, in a pipe whose reader has gone, on a full disk: the run goes on.
+    The terminal may be closed, the reader of a pipe may be gone, or the disk may be full. The run
+    continues.
     """
 
     def __init__(self, shown: Sink) -> None:
@@ -110,14 +111,14 @@ class Display:
 
 
 def silence() -> None:
-    """From now on standard output goes nowhere, also what is still in its buffer."""
+    """Discard standard output from now on, including what is still in its buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def say(text: str) -> None:
-    """A line on standard error, if anybody is there to read it."""
-    # Not by `sys.stderr`, which may be in the middle of something when a signal arrives.
+    """Write a line to standard error, unless that cannot be written."""
+    # Not through `sys.stderr`, which may be in the middle of a write when a signal arrives.
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

@@ -1,6 +1,6 @@
-"""What a compiled pipeline has in it that a Kubeflow server takes, and then breaks on.
+"""Find what a Kubeflow server accepts in a compiled pipeline, and then breaks on.
 
-Every rule is of something that compiles, runs by kfp.local, and goes wrong on a cluster.
+Every rule is about something that compiles, runs with kfp.local, and fails on a cluster.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from steadytrain.components.shared.config.secrets import find_secrets, names_a_s
 from steadytrain.components.shared.errors import BadInput
 
 DEFAULT_RETRY_SECONDS = 3600
-"""How long KFP retries a task that says nothing else."""
+"""How long KFP retries a task that sets no other limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that goes wrong on a server.
+    """One problem that the pipeline would have on a server.
 
-    place: the task, parameter or executor that is meant.
-    unsafe: whether a run would fail, or give away a secret; else it is only unwise.
+    place: the task, parameter or executor that has it.
+    unsafe: whether a run would fail or expose a secret; otherwise it is a warning.
     """
 
     place: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 class UnsafePipeline(BadInput):
-    """The pipeline would break on a server; nothing was written or sent."""
+    """The pipeline would break on a server. Nothing was written or sent."""
 
     def __init__(self, findings: list[Finding]) -> None:
         self.findings = tuple(finding for finding in findings if finding.unsafe)
@@ -47,11 +47,11 @@ class UnsafePipeline(BadInput):
 
 
 def lint(spec: Mapping[str, Any], platform: Mapping[str, Any] | None = None) -> list[Finding]:
-    """Looks through a compiled pipeline.
+    """Check a compiled pipeline.
 
     Args:
         spec: the pipeline spec, the first document of a compiled file.
-        platform: the platform spec, its second one, where there is one.
+        platform: the platform spec, the second document, if the file has one.
     """
     tasks = list(_tasks(spec, spec["root"], _Place(), platform or {}))
     findings = [*_parameters(spec), *_executors(spec)]
@@ -64,15 +64,15 @@ def lint(spec: Mapping[str, Any], platform: Mapping[str, Any] | None = None) -> 
 
 
 def steps(spec: Mapping[str, Any]) -> list[str]:
-    """The names of the tasks that run something."""
+    """Return the names of the tasks that run a container."""
     return [task.name for task in _tasks(spec, spec["root"], _Place(), {}) if task.container]
 
 
 def read_pipeline(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Pipeline spec and platform spec of a compiled file.
+    """Return the pipeline spec and the platform spec of a compiled file.
 
     Raises:
-        BadInput: it is not there, or is no compiled pipeline.
+        BadInput: the file does not exist, or is not a compiled pipeline.
     """
     try:
         documents = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item]
@@ -97,7 +97,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Task:
-    """A task, with what the rules need to know of where it stands."""
+    """A task, with what the rules need to know about its position in the pipeline."""
 
     name: str
     place: str
@@ -115,7 +115,7 @@ class _Task:
 def _tasks(
     spec: Mapping[str, Any], dag: Mapping[str, Any], at: _Place, platform: Mapping[str, Any]
 ) -> Iterator[_Task]:
-    """Every task, from the root down, so that what lies in a loop is known as such."""
+    """Yield every task from the root down, so that tasks inside of a loop are known as such."""
     executors = spec.get("deploymentSpec", {}).get("executors", {})
     kubernetes = platform.get("platforms", {}).get("kubernetes", {})
     extra = kubernetes.get("deploymentSpec", {}).get("executors", {})
@@ -237,7 +237,7 @@ def _constants(task: _Task) -> Iterator[Finding]:
 
 
 def _parameters(spec: Mapping[str, Any]) -> Iterator[Finding]:
-    """The form's own: each value given to them is shown to everybody who sees the run."""
+    """Check the parameters of the form. Everyone who sees the run sees their values."""
     parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     for name, content in parameters.items():
         if names_a_secret(name) or any(find_secrets({name: content.get("defaultValue")})):
@@ -264,5 +264,5 @@ def _secret(place: str, what: str) -> Finding:
 
 
 def _seconds(duration: object) -> float:
-    """Of protobuf's JSON: 60, "60" (a 64-bit integer) or "60s" (a duration)."""
+    """Parse a duration from protobuf's JSON: 60, "60" (a 64-bit integer) or "60s" (a duration)."""
     return float(str(duration).removesuffix("s"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Litter:
-    """Something that can go. `remove` removes it; False where it is needed again."""
+    """Something to remove. `remove` removes it, or returns False if it is needed again."""
 
     what: str
     bytes: int

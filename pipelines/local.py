@@ -1,7 +1,7 @@
-"""Running the compiled DAG on this machine, watched by one process.
+"""Run the compiled pipeline on this machine, supervised by one process.
 
-The DAG runs in a child process (dag.py), its output goes to a log, and what
-the user sees comes from the run's events, as it would on a cluster.
+The pipeline runs in a child process (dag.py), and its output goes to a log. What the user sees
+comes from the run's events, as on a cluster.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Follower, Sink
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
-from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.lease import held
+from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.dag import LOCK_VARIABLE
 from steadytrain.pipelines.interrupts import Display, Interrupts
+from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.step_processes import died
 
 _POLL_SECONDS = 0.2
 _LEAST_BYTES = 1 << 20
-"""With less on its disk, a run cannot even tell what it lacks."""
+"""With less free disk space, a run cannot even report what it lacks."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
     """How a run on this machine ended.
 
-    stopped: the signal that asked for that, if one did.
-    failure: the step that failed first, if one did.
-    shown: whether standard output took all that there was to see.
+    stopped: the signal that stopped it, if any.
+    failure: the first step failure, if any.
+    shown: whether everything could be written to standard output.
     """
 
     workspace: Workspace
@@ -56,7 +57,7 @@ class LocalRun:
 
     @property
     def exit_code(self) -> int:
-        """Of the command: 130 or 143 where it was asked to stop (see `Stopped`)."""
+        """Exit status of the command: 130 or 143 if it was asked to stop (see `Stopped`)."""
         if self.stopped is not None:
             return int(Stopped(self.stopped).code or 0)
         return 0 if self.succeeded else 1
@@ -67,20 +68,21 @@ class LocalRun:
 
 
 def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
-    """Compiles the DAG, executes it by kfp.local, and shows its events until it ends.
+    """Compile the pipeline, run it with kfp.local, and show its events until it ends.
 
-    A stop signal stops the step at work; no other starts, and the report is written. A second
-    one kills that step at once, a third one kills every process.
+    The first stop signal stops the running step. No other step starts, but the report is written.
+    The second signal kills the running step at once, and the third kills every process.
 
     Raises:
-        RunBusy: another process works on this run.
-        BadInput: the output cannot be written.
+        RunBusy: another process is using this run.
+        BadInput: the output cannot be written, or the run trained with another configuration.
         Stopped: at the third signal.
     """
     with Interrupts() as interrupts:
         workspace = Workspace.of(config)
         workspace.create()
         with run_lock(workspace) as lock:
+            check_continues(config)
             follower = Follower(workspace.events)
             follower.skip_to_end()
             seen = _Seen(Display(display))
@@ -88,7 +90,7 @@ def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
             seen.display.close()
             failure = seen.failure or (_unexplained(workspace, status) if status else None)
             if status < 0 and interrupts.number is None:
-                # Its steps have stopped of it, and tell of no more than that.
+                # Its steps stopped because of it, and report no more than that.
                 failure = died("pipeline", status)
                 _report_in_its_place(workspace)
         shown = not seen.display.given_up
@@ -96,16 +98,16 @@ def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
 
 
 def _report_in_its_place(workspace: Workspace) -> None:
-    """Writes the page of a pipeline that was killed, and its exit handler with it."""
+    """Write the report of a pipeline that was killed together with its exit handler."""
     from steadytrain.components.report.step import write_page
 
-    # What has no room on the disk is told by the command at least.
+    # If the page does not fit on the disk, the command at least prints the failure.
     with contextlib.suppress(StorageError):
         write_page(workspace)
 
 
 def _unexplained(workspace: Workspace, status: int) -> StepFailed:
-    """What there is to tell of a pipeline that has told nothing: on a full disk it could not."""
+    """Return the failure of a pipeline that reported none, for example on a full disk."""
     with contextlib.suppress(StorageError):
         if held(LocalStorage(workspace.lease)):
             return StepFailed(
@@ -132,7 +134,7 @@ def _unexplained(workspace: Workspace, status: int) -> StepFailed:
 
 
 class _Seen:
-    """Hands events on and remembers the first failure."""
+    """Passes events on to the display, and remembers the first failure."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
@@ -152,7 +154,7 @@ def _execute(
     interrupts: Interrupts,
     look: Callable[[], object],
 ) -> int:
-    """Runs the DAG to its end; returns the exit status of its process, 1 where none began."""
+    """Run the pipeline to its end. Return its process's exit status, or 1 if none was started."""
     command = _command(config, workspace)
     if interrupts.number is not None:
         return 1
@@ -187,15 +189,15 @@ def _command(config: RunConfig, workspace: Workspace) -> list[str]:
 def _start(
     command: list[str], workspace: Workspace, lifeline: Lifeline, lock: int
 ) -> subprocess.Popen[bytes]:
-    # It and its steps hold the lock too: a run is free when the last of them has ended.
+    # The child and its steps hold the lock too. The run is free once the last of them has ended.
     told = {
         VARIABLE: str(lifeline.descriptor),
         LOCK_VARIABLE: str(lock),
-        # Unlike Python, a step's shell does not pass over a folder that cannot be written.
+        # Unlike Python, a step's shell does not skip a folder that cannot be written.
         "TMPDIR": tempfile.gettempdir(),
     }
     with (workspace.logs / "pipeline.log").open("ab") as log:
-        # A session of its own: Ctrl-C on the terminal reaches this process alone.
+        # In its own session, so that Ctrl-C in the terminal reaches only this process.
         return subprocess.Popen(
             command,
             stdout=log,
@@ -208,13 +210,14 @@ def _start(
 
 
 def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
-    """Asks the process that works on a run to stop, and waits until nothing works on it.
+    """Ask the process that is using a run to stop, and wait until nothing uses the run.
 
     Returns:
-        False where nobody works on the run.
+        False if the run is not in use.
 
     Raises:
-        RunBusy: whoever does cannot be reached from here, or is still there after the grace.
+        RunBusy: the process cannot be reached from here, or is still running after the grace
+            period.
     """
     found = holder(workspace)
     if found is None:
@@ -225,11 +228,11 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
             remedy=f"run `steadytrain stop {workspace.run_id}` there, in the same container",
         )
     try:
-        # One that is dead has left its steps to stop by themselves.
+        # If the process is dead, its steps stop by themselves.
         if process := found.process():
             process.terminate()
     except psutil.NoSuchProcess:
-        pass  # It has ended just now.
+        pass  # It ended just now.
     except psutil.AccessDenied as error:
         raise RunBusy(
             f"run {workspace.run_id!r} is worked on by {found}, which is another user's",

@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines import completion
 
 DEFAULT_OUTPUT = Path("steadytrain-output")
 
 
 def _readable_folder(path: Path) -> Path:
-    """A folder that is not there yet is an empty one."""
+    """Reject a path that is not a readable folder. A folder that does not exist yet is fine."""
     try:
         there = path.exists()
         why = "" if not there or path.is_dir() else "not a folder"
@@ -31,7 +32,7 @@ def _readable_folder(path: Path) -> Path:
 
 
 def at_most(largest: float) -> Callable[[float], float]:
-    """A check of an option's number, which also refuses what is no number at all (nan)."""
+    """Return a check that an option's number is at most `largest`. It also rejects NaN."""
 
     def check(value: float) -> float:
         if not value <= largest:
@@ -42,7 +43,7 @@ def at_most(largest: float) -> Callable[[float], float]:
 
 
 YEAR = 366 * 24 * 3600.0
-"""The longest wait in seconds; what the system can wait for ends at some hundred years."""
+"""The longest wait, in seconds. The system's own limit is a few hundred years."""
 
 Output = Annotated[
     Path,
@@ -50,19 +51,37 @@ Output = Annotated[
         "--output", "-o", callback=_readable_folder, help="The folder that holds the runs."
     ),
 ]
-RunName = Annotated[str, typer.Argument(help="A run's name; `steadytrain list` shows them.")]
-Source = Annotated[str, typer.Argument(help="A preset's name or the path of a YAML file.")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        help="A run's name, as `steadytrain list` shows it.", autocompletion=completion.runs
+    ),
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A preset's name or the path of a YAML file.", autocompletion=completion.sources
+    ),
+]
 Overrides = Annotated[
     list[str],
-    typer.Option("--set", metavar="FIELD=VALUE", help="For example training.max_steps=100."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        autocompletion=completion.overrides,
+        help="Override a field, for example training.max_steps=100. Can be repeated.",
+    ),
 ]
 Pipeline = Annotated[
     Literal["finetune", "retrain"],
-    typer.Option(help="retrain looks for new data first, and ends early where there are none."),
+    typer.Option(
+        help="Pipeline to run. retrain checks for new data first, and ends early if there is none."
+    ),
 ]
 Host = Annotated[
-    str, typer.Option(help="Address of the Kubeflow server; by default KF_PIPELINES_ENDPOINT.")
+    str, typer.Option(help="Address of the Kubeflow server. Default: KF_PIPELINES_ENDPOINT.")
 ]
 Namespace = Annotated[
-    str, typer.Option(help="Of your profile, on a server of many users; by default KFP_NAMESPACE.")
+    str,
+    typer.Option(help="Namespace of your profile on a multi-user server. Default: KFP_NAMESPACE."),
 ]

@@ -1,4 +1,4 @@
-"""What a run would do, and how one ended, in a few plain lines."""
+"""What a run would do, and how a run ended, in a few plain lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown
 from steadytrain.components.shared.tracking.links import version_link
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.plan.batch import plan_batch
+from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.pipelines.interrupts import say, silence
 from steadytrain.pipelines.local import LocalRun
 
 
 def outline(config: RunConfig) -> list[str]:
-    """What `steadytrain run` would do with a configuration."""
+    """Return lines on what `steadytrain run` would do with a configuration."""
     training, ranks = config.training, config.compute.world_size
     rate = training.learning_rate
     told = "the rule's learning rate" if rate is None else f"learning rate {rate:g}"
@@ -46,7 +46,7 @@ def outline(config: RunConfig) -> list[str]:
 
 
 def ending(run: LocalRun) -> list[str]:
-    """Where to look after a run, and what to do where it did not finish."""
+    """Return lines on where to look after a run, and on what to do if it did not finish."""
     workspace, lines = run.workspace, [""]
     if run.succeeded:
         version = RegistrationRecord.load(workspace.record("register"))
@@ -67,12 +67,12 @@ def ending(run: LocalRun) -> list[str]:
 
 
 def tell_ending(run: LocalRun) -> None:
-    """Prints how a run ended, and ends the command with its exit status.
+    """Print how a run ended, and exit with its status if it did not succeed.
 
-    On standard error where standard output is lost.
+    Prints to standard error if standard output is lost.
 
     Raises:
-        typer.Exit: the run was stopped or has failed.
+        typer.Exit: the run was stopped or failed.
     """
     text, shown = "\n".join(ending(run)), run.shown
     if shown:
@@ -95,7 +95,7 @@ def _failure(failure: StepFailed, log: Path) -> list[str]:
 
 
 def _tracking(config: RunConfig, workspace: Workspace, version: RegistrationRecord) -> str:
-    """The page of the version where a server tracks, or else the command that serves the store."""
+    """Return the version's page if a server tracks the run, else the command to serve the store."""
     link = version_link(config, workspace, version.model_name, version.version)
     if link:
         return link["mlflow_version"]

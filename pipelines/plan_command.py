@@ -1,4 +1,4 @@
-"""`steadytrain plan`: what a training will take, before anything is allocated."""
+"""`steadytrain plan`: what a training run needs, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import typer
 from steadytrain.pipelines.options import Overrides, Source, at_most
 
 if TYPE_CHECKING:
+    from steadytrain.components.memory.peak import Memory
     from steadytrain.components.shared.config import RunConfig
-    from steadytrain.components.train.plan.fit import Choice, Measure
-    from steadytrain.components.train.plan.memory import Memory
-    from steadytrain.components.train.plan.time_cost import Timing
+    from steadytrain.components.sizing.fit import Choice, Measure
+    from steadytrain.components.sizing.time_cost import Timing
 
 _LARGEST_MEMORY_GB = 1e6
 
@@ -26,18 +26,24 @@ def plan(
     overrides: Overrides = [],  # noqa: B006  typer copies it
     gpu: Annotated[
         str,
-        typer.Option(help="Such as h100 or rtx4050; by default this machine's, else the cheapest."),
+        typer.Option(
+            help="GPU to plan for, such as h100 or rtx4050. Default: this machine's GPU, or else "
+            "the cheapest that works."
+        ),
     ] = "",
-    nodes: Annotated[int, typer.Option(min=0, help="By default compute.nodes.")] = 0,
+    nodes: Annotated[int, typer.Option(min=0, help="Number of nodes. Default: compute.nodes.")] = 0,
     gpus_per_node: Annotated[
-        int, typer.Option(min=0, help="A rank each; by default compute.nproc_per_node.")
+        int,
+        typer.Option(
+            min=0, help="GPUs per node, with one rank each. Default: compute.nproc_per_node."
+        ),
     ] = 0,
     cluster: Annotated[
         bool,
         typer.Option(
             "--cluster",
-            help="With the GPUs and the memory of the nodes of the cluster that kubectl would "
-            "talk to.",
+            help="Plan for the GPUs and the memory of the nodes in the cluster that kubectl "
+            "connects to.",
         ),
     ] = False,
     host_memory_gb: Annotated[
@@ -45,56 +51,61 @@ def plan(
         typer.Option(
             min=0,
             callback=at_most(_LARGEST_MEMORY_GB),
-            help="Of each node's own memory, for offloading; by default the cluster's or, on its "
-            "own GPU, this machine's, else not known.",
+            help="Host memory of each node in GB, for offloading. Default: the cluster's with "
+            "--cluster, this machine's if the plan is for its own GPU, otherwise unknown.",
         ),
     ] = 0,
     prices: Annotated[
         Path | None,
-        typer.Option(help="YAML of your prices, `H100: {usd_per_hour: 8, spot_usd_per_hour: 3}`."),
+        typer.Option(
+            help="YAML file with your own prices, such as `H100: {usd_per_hour: 8, "
+            "spot_usd_per_hour: 3}`. It replaces all built-in prices."
+        ),
     ] = None,
     write: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the filled-in configuration, and for the files that accelerate, "
-            "DeepSpeed and Kubeflow Trainer would take."
+            help="Folder to write the filled-in configuration to, with the equivalent files for "
+            "accelerate, DeepSpeed and Kubeflow Trainer."
         ),
     ] = None,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Time a few real steps on this machine's GPU, or on its CPU where it has none or "
+            help="Time a few real steps on this machine's GPU, or on its CPU if it has no GPU or "
             "compute.device is cpu.",
         ),
     ] = False,
     by_formula: Annotated[
         bool,
-        typer.Option("--formula", help="No dry run: the same at once, memory less exactly."),
+        typer.Option(
+            "--formula", help="Skip the dry run. This is faster, but the memory is less exact."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what a training takes and why: memory, strategy, micro-batch, hours, cost, GPUs.
+    """Show what a training run needs and why: memory, strategy, micro-batch, hours, cost, GPUs.
 
-    From the model's configuration alone: no weights, and no network but with --cluster. By
-    formula, and where torch is installed the memory of what is chosen by a dry run on fake
-    tensors, which takes seconds. What you have set is never changed; what you left open is filled
-    in, each with the rule it follows. What earlier runs in the same output have learned to fit
-    takes the place of the formula's. Where it cannot work the plan says so, with the nearest that
-    does, and ends with status 1.
+    The plan needs only the model's configuration: no weights, and no network unless you pass
+    --cluster. It is computed by formula. If torch is installed, a dry run on fake tensors
+    determines the memory of the chosen setup, which takes seconds. What you set is never changed.
+    What you left open is filled in, each field with the rule behind it. If an earlier run in the
+    same output found out what fits, the plan uses that instead of the formula. If the configuration
+    cannot work, the plan says so, shows the nearest one that does, and exits with status 1.
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
 
-    With --calibrate the speed is measured, by about a minute of real steps of the real model with
-    random weights at the most. Without a GPU it plans for this machine's CPU.
+    With --calibrate, the speed is measured with real steps of the real model with random weights,
+    for about a minute at most. Without a GPU, it plans for this machine's CPU.
 
     Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
-    or training.max_steps is set. Above 100 billion parameters it refuses.
+    or training.max_steps is set. Models above 100 billion parameters are an error.
     """
-    from steadytrain.components.train.plan.hardware import all_gpus, priced
-    from steadytrain.components.train.plan.plan import plan_training
-    from steadytrain.components.train.plan.render import render
-    from steadytrain.components.train.plan.time_cost import by_table
+    from steadytrain.components.plan.plan import plan_training
+    from steadytrain.components.plan.render import render
+    from steadytrain.components.sizing.hardware import all_gpus, priced
+    from steadytrain.components.sizing.time_cost import by_table
     from steadytrain.pipelines.plan_hardware import choose_hardware
 
     config = _load(source, overrides, nodes, gpus_per_node)
@@ -112,7 +123,7 @@ def plan(
     )
     typer.echo(json.dumps(found.as_data(), indent=2) if as_json else render(found))
     if write is not None:
-        from steadytrain.components.train.plan.launch_files import write_files
+        from steadytrain.components.plan.launch_files import write_files
 
         for path in write_files(found, write):
             typer.echo(f"wrote {path}", err=True)
@@ -128,16 +139,16 @@ def _load(source: str, overrides: list[str], nodes: int, gpus_per_node: int) -> 
 
 
 def _measure(config: RunConfig) -> Measure | None:
-    """A dry run of a choice; None where torch is not installed."""
-    from steadytrain.components.train.plan.architectures import architecture_of
-    from steadytrain.components.train.plan.model import label_count
+    """Return a function that measures a choice with a dry run; None if torch is not installed."""
+    from steadytrain.components.memory.architectures import architecture_of
+    from steadytrain.components.memory.model import label_count
 
     if importlib.util.find_spec("torch") is None:
         return None
 
     def measure(choice: Choice) -> Memory:
         typer.echo("memory by a dry run on fake tensors; --formula leaves it out", err=True)
-        from steadytrain.components.train.plan.dry_run import dry_run
+        from steadytrain.components.plan.dry_run import dry_run
 
         with warnings.catch_warnings(action="ignore"):
             return dry_run(
@@ -148,9 +159,9 @@ def _measure(config: RunConfig) -> Measure | None:
 
 
 def _on_this_machine() -> Timing:
-    """A calibration."""
+    """Return a timing that calibrates on this machine."""
     from functools import partial
 
-    from steadytrain.components.train.plan.calibration import calibrate
+    from steadytrain.components.plan.calibration import calibrate
 
     return partial(calibrate, tell=partial(typer.echo, err=True))

@@ -1,4 +1,4 @@
-"""Which GPUs a plan is for: named, a cluster's, or this machine's own."""
+"""Which GPUs a plan is for: named ones, a cluster's, or this machine's own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.device import CPU, device_name, this_cpu
+from steadytrain.components.sizing.hardware import Gpu, find_gpu, known_gpu
+from steadytrain.components.sizing.hosts import Hosts
 from steadytrain.components.train.agent.memory import host_memory
-from steadytrain.components.train.plan.device import CPU, device_name, this_cpu
-from steadytrain.components.train.plan.hardware import Gpu, find_gpu, known_gpu
-from steadytrain.components.train.plan.hosts import Hosts
 
 
 def choose_hardware(
@@ -24,16 +24,17 @@ def choose_hardware(
     own: bool,
     host_memory_gb: float,
 ) -> tuple[Sequence[Gpu], Gpu | None, Hosts]:
-    """The kinds to choose from, the one that is meant, and what is known of the nodes.
+    """Return the GPU kinds to choose from, the wanted kind if any, and what is known of the nodes.
 
     Args:
-        name: of a kind; "": this machine's, or open.
-        cluster: whether they are those of a cluster.
-        own: whether they are what this machine trains on.
-        host_memory_gb: of each node; 0: as it is found.
+        table: the GPU kinds that the planner knows.
+        name: the GPU kind to plan for; "" means this machine's, or leaves it open.
+        cluster: whether to plan for a cluster's GPUs.
+        own: whether to plan for the device that this machine trains on.
+        host_memory_gb: RAM of each node; 0 means the amount that was found.
 
     Raises:
-        BadInput: these do not go together, or there is none of that name.
+        BadInput: the options contradict each other, or no GPU has that name.
     """
     if cluster and own:
         raise BadInput(
@@ -55,7 +56,7 @@ def choose_hardware(
 def _of_the_cluster(
     config: RunConfig, gpus: Sequence[Gpu], wanted: Gpu | None
 ) -> tuple[Sequence[Gpu], Hosts]:
-    """The kinds that it has, and its nodes."""
+    """Return the GPU kinds in the cluster, and its nodes."""
     from steadytrain.pipelines.cluster.hosts import cluster_hosts
 
     hosts, remarks = cluster_hosts(config, gpus)
@@ -72,7 +73,7 @@ def _of_the_cluster(
 
 
 def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
-    """This machine's GPU, if it has one that the table knows."""
+    """Return this machine's GPU, or None if it has none that the table knows."""
     name = device_name(config.compute)
     if name == CPU:
         return None
@@ -83,7 +84,7 @@ def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
 
 
 def _own(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:
-    """What this machine trains on, which alone can be timed."""
+    """Return the device that this machine trains on, the only one that can be timed."""
     name = device_name(config.compute)
     own = this_cpu(config) if name == CPU else find_gpu(name, gpus)
     if named and named != own:

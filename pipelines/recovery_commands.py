@@ -1,4 +1,4 @@
-"""The commands for a run that did not go straight on: resume, explain, gc."""
+"""The commands for a run that stopped or failed on its way: resume, explain, gc."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, RunName,
 def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     """Continue a run that stopped or failed, with its own stored configuration.
 
-    What is done is not done again: training goes on from the newest verified checkpoint. The run
-    may have been stopped, killed, preempted, or have failed; mend first what its error names
-    (`steadytrain explain RUN`). To continue with other settings, change the file
-    OUTPUT/runs/RUN/config.yaml; what decides the weights cannot change within a run.
+    Completed work is not repeated: training resumes from the newest verified checkpoint. The run
+    may have been stopped, killed or preempted, or may have failed. First fix what its error names
+    (`steadytrain explain RUN`). To continue with other settings, edit the file
+    OUTPUT/runs/RUN/config.yaml. Settings that determine the weights cannot change within a run.
     """
-    from steadytrain.components.shared.progress import Progress
+    from steadytrain.pipelines.light_kfp import import_kfp
     from steadytrain.pipelines.local import run_locally
     from steadytrain.pipelines.outline import tell_ending
+    from steadytrain.pipelines.progress import Progress
     from steadytrain.pipelines.runs import find_run, state_of
 
     config, workspace = find_run(output, name)
     if state_of(workspace).state == "finished":
         typer.echo(f"{name} is finished; `steadytrain report {name} -o {output}` tells of it")
         return
+    import_kfp()
     tell_ending(run_locally(config, display=Progress()))
 
 
 def explain(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
-    """Tell in ten lines what happened in a run, where it stands, and what to do next.
+    """Summarize in ten lines what happened in a run, its current state, and what to do next.
 
-    The attempts at training, how each that failed did so, what was decided and changed, the
-    newest checkpoint, and where the time went. Works on a run that is still at work, too.
+    Shows the training attempts, how each failure happened, what was decided and changed, the newest
+    checkpoint, and where the time went. Also works on an active run.
     """
     from steadytrain.components.report.explain import explain as explained
     from steadytrain.pipelines.runs import find_workspace, state_of
@@ -46,26 +48,26 @@ def explain(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 def gc(
     output: Output = DEFAULT_OUTPUT,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be removed, remove nothing.")
+        bool, typer.Option("--dry-run", help="List what would be removed, but remove nothing.")
     ] = False,
     idle_hours: Annotated[
         float,
         typer.Option(
             min=0,
             callback=at_most(YEAR / 3600),
-            help="Leave runs alone that gave a sign of life within this time.",
+            help="Keep runs that were active within this many hours.",
         ),
     ] = 24,
 ) -> None:
-    """Remove what ended runs no longer need: checkpoints, data, model versions passed over.
+    """Remove what ended runs no longer need: checkpoints, data, and unpromoted model versions.
 
-    Of a finished run all checkpoints go, since its model is kept apart; training it further, or
-    once more, then begins at step 0. Of a run that can be resumed all go but the newest verified
-    one, newer ones, and the best. A model version goes where its run registered it as candidate,
-    it never was champion, and no alias names it now. Prepared data go once every run that used
-    them is finished; a later run prepares them again. Left alone: runs at work, runs with a sign
-    of life of late, also where their checkpoints lie elsewhere (recovery.checkpoints), champions
-    past and present.
+    A finished run loses all its checkpoints, since its model is stored separately. If you train it
+    further, or train it again, it starts at step 0. A run that can be resumed keeps its newest
+    verified checkpoint, newer ones, and the best one. A model version is removed if its run
+    registered it as a candidate, it was never champion, and no alias points to it now. Prepared
+    data are removed once every run that used them is finished; a later run prepares them again. It
+    keeps active runs, runs that were active recently (even if recovery.checkpoints is elsewhere),
+    and past and present champions.
     """
     from steadytrain.components.report.words import size
     from steadytrain.pipelines.gc import litter

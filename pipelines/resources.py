@@ -1,14 +1,12 @@
-"""What each step may take of a node, where the DAG runs on a cluster.
+"""How much of a node each step may use when the pipeline runs on a cluster.
 
-The request is what the smallest run needs, so that a pod finds a place on any
-node; the limit is what the largest common run may take before it is in the
-way of others.
+The request is what the smallest run needs, so that a pod fits on any node. The limit is what the
+largest common run may use before it gets in the way of other pods.
 
-No task has a retry of KFP's: it cannot tell a lost pod from a user's mistake,
-and would repeat both; which of them it sees at all differs between versions
-of Argo. What is worth repeating is repeated by the step (the supervisor's
-policy, time-outs of storage and tracking) or by running the pipeline again,
-which goes on from what is done.
+No task uses KFP's retries. KFP cannot tell a lost pod from a user's mistake, and would repeat both.
+Which of the two it sees at all depends on the version of Argo. The step itself repeats what is
+worth repeating (the supervisor's policy, the time-outs of storage and tracking), or you run the
+pipeline again, which continues from the completed work.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from kfp import dsl
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """CPU in cores and memory, in the notation of Kubernetes."""
+    """CPU in cores and memory, in Kubernetes notation."""
 
     cpu_request: str
     memory_request: str
@@ -39,11 +37,12 @@ SIZES: Final[Mapping[str, Size]] = {
     "register": Size("500m", "1Gi", "4", "16Gi"),
     "promote": Size("500m", "1Gi", "4", "32Gi"),
 }
-"""By step; one that is not named is LIGHT. A promotion may judge again, and loads a model."""
+"""Sizes by step; a step that is not listed is LIGHT. A promotion may evaluate again, and loads a
+model."""
 
 
 def limit(task: dsl.PipelineTask) -> dsl.PipelineTask:
-    """Gives a task the requests and limits of its step; kfp.local leaves them aside."""
+    """Set a task's requests and limits to those of its step. kfp.local ignores them."""
     size = SIZES.get(task.name, LIGHT)
     task.set_cpu_request(size.cpu_request).set_cpu_limit(size.cpu_limit)
     return task.set_memory_request(size.memory_request).set_memory_limit(size.memory_limit)

@@ -1,21 +1,21 @@
-"""Retraining: is there anything new? Only then the main DAG; else the run ends early, and well."""
+"""The retraining pipeline: it trains only if there is new data, or else ends early with success."""
 
 from typing import Any
 
 from kfp import dsl
 
-from steadytrain.components.look.component import look
+from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.report.component import report
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME
+from steadytrain.pipelines.attached import MOUNT_PATH, NAME
 from steadytrain.pipelines.finetune import step, train_and_judge
 
 pipeline = dsl.pipeline(
     name="steadytrain-retrain",
     display_name="Retrain when there are new data",
-    description="Looks whether the data are other ones than those of the champion and of the "
-    "newest candidate, and how far they have drifted. If there is something new, it trains, judges "
-    'and registers a model; if not, it ends with "nothing new". A field left at its empty value '
-    "is as the configuration says.",
+    description="Check whether the data differ from those of the champion and the newest "
+    "candidate, and how far they have drifted. If there is new data, train, evaluate and register "
+    'a model. If not, end with "nothing new". Parameters that you leave empty use the value in '
+    "the configuration.",
 )
 
 
@@ -31,22 +31,23 @@ def retrain(
     overrides: dict[str, Any] = {},  # noqa: B006  KFP takes the default as a literal
     volume: str = NAME,
 ) -> None:
-    """Trains, judges and registers one model, where there are new data.
+    """Train, evaluate, and register one model if there is new data.
 
     Args:
-        config: Name of a preset (causal-lm, chat, sequence-classification), or a whole
+        config: Name of a preset (causal-lm, chat, sequence-classification), or a complete
             configuration as YAML text.
-        run: Identity of the run; the same name continues the same run. Empty: derived from
-            the configuration. An asterisk in it becomes the beginning of KFP's own run id: a
-            new run each time, for a schedule.
-        output: Folder of the volume, for data, checkpoints and reports.
+        run: Name of the run. The same name continues the same run. Empty: derived from the
+            configuration. An asterisk in it is replaced with the start of KFP's own run id, so that
+            each start is a new run, as a schedule needs.
+        output: Folder on the volume for data, checkpoints and reports.
         data_source: Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.
         base_model: Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.
-        global_batch_size: Sequences in an optimizer step, over all ranks. 0: as configured.
-        learning_rate: Peak learning rate. 0: as configured, or by the rules where that is open.
-        num_train_epochs: Passes over the training side. 0: as configured.
+        global_batch_size: Sequences per optimizer step, over all ranks. 0: as configured.
+        learning_rate: Peak learning rate. 0: as configured, or by the rules if the configuration
+            leaves it open.
+        num_train_epochs: Passes over the training data. 0: as configured.
         overrides: Any other field, such as {"training.max_steps": 100}.
-        volume: The claim of the volume that all steps share, mounted at /mnt/steadytrain.
+        volume: Claim of the volume that all steps share, mounted at /mnt/steadytrain.
     """
     parameters = {
         "config": config,
@@ -62,6 +63,6 @@ def retrain(
     }
     closing = step(report(**parameters), "Report", volume)
     with dsl.ExitHandler(closing, name="Look, and retrain"):
-        news = step(look(**parameters), "Look for new data", volume)
+        news = step(detect_change(**parameters), "Look for new data", volume)
         with dsl.If(news.outputs["Output"] == True, name="New data"):  # noqa: E712  KFP's syntax
             train_and_judge(parameters, volume)

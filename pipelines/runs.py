@@ -1,4 +1,4 @@
-"""The runs of an output folder, as their events tell."""
+"""The runs in an output folder, according to their events."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput, StorageError, Unreadable
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
-from steadytrain.components.shared.lock import holder
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import held
+from steadytrain.pipelines.lock import holder
 
 STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "report")
 
 
 @dataclass(frozen=True)
 class RunState:
-    """One run in a list: its last step and how that stands.
+    """One run in a list: its state, and the step that it last reached.
 
-    damage: what of its files cannot be read.
+    damage: problems with files that cannot be read.
     """
 
     run_id: str
@@ -37,25 +37,25 @@ class RunState:
 
 
 def list_runs(output: Path) -> Iterator[RunState]:
-    """Every run of an output folder, by name."""
+    """Yield the state of every run in an output folder, sorted by name."""
     for folder in run_folders(output):
         yield state_of(Workspace(output, folder.name))
 
 
 def run_folders(output: Path) -> list[Path]:
-    """The folders below `runs` that can be a run's, by name."""
+    """Return the folders in `runs` that can belong to a run, sorted by name."""
     found = sorted((output / "runs").glob("*"))
     return [path for path in found if re.fullmatch(RUN_NAME, path.name) and path.is_dir()]
 
 
 def find_workspace(output: Path, run_id: str) -> Workspace:
-    """The workspace of a run, whatever state its files are in.
+    """Return the workspace of a run, whatever state its files are in.
 
     Raises:
-        BadInput: the folder holds no such run; the message names those that it holds.
+        BadInput: the folder has no such run; the message lists the runs it has.
     """
     workspace = Workspace(output.absolute(), run_id)
-    # A name that no run can have would lead to another folder.
+    # An invalid name could lead to another folder.
     if not re.fullmatch(RUN_NAME, run_id) or not workspace.folder.is_dir():
         known = ", ".join(path.name for path in run_folders(output)) or "none"
         raise BadInput(
@@ -66,10 +66,10 @@ def find_workspace(output: Path, run_id: str) -> Workspace:
 
 
 def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
-    """The configuration and the workspace of a run.
+    """Return the configuration and the workspace of a run.
 
     Raises:
-        BadInput: the folder holds no such run, or its configuration is missing or damaged.
+        BadInput: the folder has no such run, or the run's configuration is missing or damaged.
     """
     workspace = find_workspace(output, run_id)
     try:
@@ -81,13 +81,13 @@ def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
             remedy=f"start the run again with its configuration (steadytrain run SOURCE --run "
             f"{run_id} --output {output}), which writes the file anew, or restore it",
         ) from error
-    # The folder may have been moved since it was written.
+    # The folder may have been moved since the file was written.
     moved = {"output": str(workspace.output), "run": run_id}
     return config.model_copy(update=moved), workspace
 
 
 def state_of(workspace: Workspace) -> RunState:
-    """How a run stands, by its last start; "damaged" where files of it cannot be read."""
+    """Return a run's state since its last start; "damaged" means that files cannot be read."""
     facts = gather(workspace)
     steps = [
         event

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Recurring runs on a Kubeflow server, declared in a YAML file.\n\n"
-    "A file has a name, and owns the schedules on the server that bear it: `apply` creates, "
-    "replaces and removes those, and touches no other. Credentials come from the environment, "
-    "as for `steadytrain submit`.",
+    help="Manage recurring runs on a Kubeflow server, declared in a YAML file.\n\nA file has a "
+    "name, and owns the schedules on the server that carry that name. `apply` creates, replaces "
+    "and deletes only those. Credentials come from the environment, as for `steadytrain submit`.",
 )
 
-File = Annotated[Path, typer.Argument(help="The YAML file of schedules.")]
+File = Annotated[Path, typer.Argument(help="The YAML file with the schedules.")]
 Schedule = Annotated[str, typer.Argument(metavar="NAME", help="A schedule's NAME, or SET/NAME.")]
 
 _MARKS = {"create": "+", "replace": "~", "delete": "-", "keep": " "}
@@ -32,9 +31,12 @@ def apply(
     file: File,
     host: Host = "",
     namespace: Namespace = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="As `diff`; exit 0.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the changes like `diff`, but exit with status 0."),
+    ] = False,
 ) -> None:
-    """Make the server's schedules as a file says.
+    """Make the server's schedules match a file.
 
     For example:
 
@@ -54,9 +56,9 @@ def apply(
           catch_up: false
           max_concurrency: 1
 
-    Safe to repeat: what is as declared is left alone. One that differs is replaced, the new one
-    first; one that was paused stays so. Each time is a run of its own, which ends early where
-    there are no new data, unless `pipeline: finetune` says to train each time.
+    Safe to repeat: unchanged schedules are left alone. A schedule that differs is replaced, the new
+    one first, and stays paused if it was paused. Each scheduled time starts a new run, which ends
+    early if there is no new data. With `pipeline: finetune`, it trains every time.
     """  # noqa: D301  the backspace keeps the example's lines
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.applying import Declaration
@@ -75,7 +77,7 @@ def apply(
 
 @app.command()
 def diff(file: File, host: Host = "", namespace: Namespace = "") -> None:
-    """Show what `apply` would change; exit with 1 where that is something."""
+    """Show what `apply` would change. The exit status is 1 if there are changes."""
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.applying import Declaration
 
@@ -109,23 +111,23 @@ def list_(host: Host = "", namespace: Namespace = "") -> None:
 
 @app.command()
 def pause(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
-    """Let a schedule start no more runs, until it is resumed; runs at work go on."""
+    """Pause a schedule: it starts no more runs until you resume it. Active runs continue."""
     _switch(name, host, namespace, on=False)
     typer.echo(f"paused {name}")
 
 
 @app.command()
 def resume(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
-    """Let a paused schedule go on. With catch_up it first runs what it has missed."""
+    """Resume a paused schedule. With catch_up, it first runs what it missed."""
     _switch(name, host, namespace, on=True)
     typer.echo(f"resumed {name}")
 
 
 @app.command()
 def delete(name: Schedule, host: Host = "", namespace: Namespace = "") -> None:
-    """Delete a schedule from the server; runs at work go on.
+    """Delete a schedule from the server. Active runs continue.
 
-    `apply` would create it again as long as its file declares it.
+    `apply` creates it again as long as its file declares it.
     """
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import schedules

@@ -1,11 +1,10 @@
-"""The processes of the steps that kfp.local executes: started, stopped, and cleared away."""
+"""The processes of the steps that kfp.local runs: start, stop, and clean up."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,12 @@ from steadytrain.components.report.story import executions
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFailed
-from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
+from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import MARK, end_processes
 from steadytrain.components.train.lease import held
+from steadytrain.pipelines.step_forks import StepTemplate
 
 _FUNCTION = "--function_to_execute"
 _EXIT_HANDLER = "report"
@@ -31,84 +31,76 @@ _REMEDY = "the same command continues the run from what is done"
 class StepProcesses:
     """Runs one step at a time, in place of kfp.local's own function.
 
-    A step holds to this process by a lifeline: cutting it stops the step at work and any that
-    begins too late to be seen here, and so does the death of this process. The exit handler
-    has one of its own, which is cut by that death alone.
+    A lifeline ties each step to this process. If the lifeline is cut or this process dies, the
+    running step stops, and so does any step that starts too late to be seen here. The exit handler
+    has its own lifeline, which only the death of this process cuts.
 
     Args:
-        workspace: of the run, whose events tell of a step that was killed.
+        workspace: the run's; a step that was killed is recorded in its events.
         also_hold: descriptors that every step inherits.
     """
 
     def __init__(self, workspace: Workspace, also_hold: Sequence[int] = ()) -> None:
         self._workspace, self._also_hold = workspace, tuple(also_hold)
         self._steps, self._closing = Lifeline(), Lifeline()
-        self._process: subprocess.Popen[str] | None = None
+        self._template = StepTemplate(workspace.folder, self._also_hold)
+        self._step: int | None = None
         self._stopped = self._urgent = False
 
     def run(self, full_command: list[str], env_vars: Mapping[str, str] | None = None) -> int:
-        """Runs a step to its end, with its output as this process's; returns its exit status."""
+        """Run a step to its end, print its output, and return its exit status."""
         name = full_command[full_command.index(_FUNCTION) + 1]
         closing = name == _EXIT_HANDLER
         if self._stopped and not closing:
             return _NOT_STARTED
         began = time.time()
+        if not self._template.alive:
+            self._template = StepTemplate(self._workspace.folder, self._also_hold)
         line = (self._closing if closing else self._steps).descriptor
-        own = {VARIABLE: str(line), MARK: str(self._workspace.folder)}
-        with subprocess.Popen(
-            full_command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            bufsize=1,
-            env={**os.environ, **(env_vars or {}), **own},
-            pass_fds=(line, *self._also_hold),
-            # A group of its own, so that it can be ended with the shell around it.
-            start_new_session=True,
-        ) as process:
+        environment = {**os.environ, **(env_vars or {}), MARK: str(self._workspace.folder)}
+        with self._template.fork(full_command, environment, line) as (step, output):
             if not closing:
-                self._process = process
+                self._step = step
             if self._urgent:
                 self.end_now()
-            shown = threading.Thread(target=_show, args=(process.stdout,), daemon=True)
+            shown = threading.Thread(target=_show, args=(output,), daemon=True)
             shown.start()
-            status = process.wait()
-            self._process = None
-            # What a step leaves would hold its output open, and this process with it.
-            end_processes(self._workspace.folder)
+            status = self._template.status()
+            self._step = None
+            # Processes that a step leaves behind would keep its output open, and block this
+            # process.
+            end_processes(self._workspace.folder, spared=self._template.pid)
             shown.join()
         if status and not self._taken_over():
             self._tell(name, status, began)
         return status
 
     def stop(self) -> None:
-        """Stops the step at work, and lets no other begin but the exit handler."""
+        """Stop the running step, and start no other step except the exit handler."""
         self._stopped = True
         self._steps.cut()
 
     def end_now(self) -> None:
-        """Kills the step at work; the exit handler is left its time."""
+        """Kill the running step. The exit handler still gets its time."""
         self._urgent = True
         self.stop()
-        process = self._process
-        if process is not None:
+        if self._step is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(self._step, signal.SIGKILL)
 
     def close(self) -> None:
-        """Leaves no process behind."""
+        """End all processes, so that none is left behind."""
+        self._template.kill()
         end_processes(self._workspace.folder)
 
     def _taken_over(self) -> bool:
-        """Whether another supervisor trains the run, and is the one to tell of it."""
+        """Return whether another supervisor trains the run, and so will report on it."""
         with contextlib.suppress(StorageError):
             return held(LocalStorage(self._workspace.lease))
         return False
 
     def _tell(self, name: str, status: int, began: float) -> None:
-        """Tells of a step that could not tell itself how it ended."""
+        """Record how a step ended if it could not do so itself."""
         told = [event for event in read_events(self._workspace.events) if event.time >= began]
         if any(isinstance(event, StepFailed) for event in told):
             return
@@ -123,7 +115,7 @@ class StepProcesses:
 
 
 def died(stage: str, status: int) -> StepFailed:
-    """What there is to tell of a process that ended without a word of its own."""
+    """Return the failure of a process that ended without reporting one."""
     return StepFailed(stage=stage, error="Died", message=_how(status), remedy=_REMEDY)
 
 

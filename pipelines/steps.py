@@ -1,4 +1,4 @@
-"""Each step alone, as the pipeline would run it."""
+"""Run a single step, as the pipeline would."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.lock import run_lock
 
 _LINGER_SECONDS = 30.0
-"""A pod that is deleted may be dying when its successor begins."""
+"""A deleted pod may still be shutting down when its successor starts."""
 
 
 def run_step(name: str, config: RunConfig) -> str:
-    """Runs one step on what the steps before it left in the run's folder.
+    """Run one step on what the earlier steps wrote to the run's folder.
 
     Returns:
-        Its record, as JSON, or the path of what it wrote.
+        Its record as JSON, or the path of what it wrote.
 
     Raises:
-        BadInput: no such step, or the steps before it have not run.
-        RunBusy: another process works on the run.
+        BadInput: there is no such step, or the earlier steps have not run.
+        RunBusy: another process is using the run.
     """
     if name not in _STEPS:
         raise BadInput(f"step {name!r} is not known", remedy=f"one of {', '.join(_STEPS)}")

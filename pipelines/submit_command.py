@@ -1,4 +1,4 @@
-"""`steadytrain submit`: a run on a Kubeflow server, from the terminal."""
+"""`steadytrain submit`: start a run on a Kubeflow server from the terminal."""
 
 from __future__ import annotations
 
@@ -25,28 +25,34 @@ def submit(
     host: Host = "",
     namespace: Namespace = "",
     experiment: Annotated[
-        str, typer.Option(help="KFP's experiment; by default `tracking.experiment`.")
+        str, typer.Option(help="KFP experiment. Default: `tracking.experiment`.")
     ] = "",
     pipeline_root: Annotated[
-        str, typer.Option(help="Where KFP keeps artifacts; by default the server's place.")
+        str, typer.Option(help="Where KFP stores artifacts. Default: the server's setting.")
     ] = "",
     service_account: Annotated[
-        str, typer.Option(help="Of the run's pods; by default the server's.")
+        str, typer.Option(help="Service account of the run's pods. Default: the server's setting.")
     ] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Follow it; exit with its outcome.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Follow the run until it ends, and exit with status 1 if it fails."
+        ),
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sent; ask no server.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be sent, without contacting a server."),
     ] = False,
 ) -> None:
     """Start a run on a Kubeflow server.
 
-    The pipeline is uploaded when its content is new to the server, and the run started in an
-    experiment. Its `output` must be a folder of the volume that every step has at
+    The pipeline is uploaded if its content is new to the server, and the run starts in an
+    experiment. Its `output` must be a folder on the volume that every step mounts at
     /mnt/steadytrain.
 
-    Credentials come from the environment only: KFP_EXISTING_TOKEN or KFP_COOKIE (of a login to
-    multi-user Kubeflow); in a pod the token that the cluster mounts is found. From a machine
-    with kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
+    Credentials come only from the environment: KFP_EXISTING_TOKEN or KFP_COOKIE (of a login to
+    multi-user Kubeflow). In a pod, the token that the cluster mounts is used. From a machine with
+    kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
     """
     from steadytrain.pipelines.server import submission
 
@@ -100,7 +106,7 @@ def _end(run: SubmittedRun, outcome: Outcome) -> None:
 
 @contextlib.contextmanager
 def _view() -> Iterator[Callable[[Steps], object]]:
-    """A table that is kept up to date on a terminal, a line for each change elsewhere."""
+    """Yield a function that shows the steps: a live table on a terminal, else a line per change."""
     from rich.console import Console
 
     console = Console()
@@ -114,7 +120,7 @@ def _view() -> Iterator[Callable[[Steps], object]]:
 
 
 class _Lines:
-    """Tells each state of each step once."""
+    """Prints each state of each step once."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.write = write
@@ -137,7 +143,7 @@ def _table(steps: Steps) -> Table:
 
 
 def _state(step: Step) -> str:
-    from steadytrain.components.shared.telling import duration
+    from steadytrain.components.report.telling import duration
 
     ended = step.seconds is not None and step.state not in ("PENDING", "RUNNING")
     took = f" ({duration(step.seconds)})" if ended and step.seconds is not None else ""

@@ -1,4 +1,4 @@
-"""`steadytrain trigger` and `steadytrain watch`: a run on a server when there are new data."""
+"""`steadytrain trigger` and `steadytrain watch`: start a run on a server for new data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 State = Annotated[
     str,
     typer.Option(
-        help="Folder or s3:// address where is kept what was started; by default the folder "
-        "`triggers` of the configuration's output."
+        help="Folder or s3:// address that records which runs were started. Default: the folder "
+        "`triggers` in the configuration's output."
     ),
 ]
-Experiment = Annotated[
-    str, typer.Option(help="KFP's experiment; by default `tracking.experiment`.")
-]
+Experiment = Annotated[str, typer.Option(help="KFP experiment. Default: `tracking.experiment`.")]
 
 
 def trigger(
@@ -43,12 +41,11 @@ def trigger(
     experiment: Experiment = "",
     state: State = "",
 ) -> None:
-    """Start a run on a Kubeflow server for the data as they are now, once.
+    """Start a run on a Kubeflow server for the current data, once.
 
-    For a CronJob, a webhook or a CI job. Nothing is started where these data had their run
-    already, or where the last run that was triggered is still at work; to run again all the
-    same, use `steadytrain submit`. Data are other ones where a file's name, size or time (in S3
-    its tag) has changed.
+    Use it in a CronJob, a webhook or a CI job. It starts nothing if these data already had a
+    run, or if the last triggered run is still active. To run again anyway, use `steadytrain
+    submit`. The data have changed if a file's name, size or time (in S3, its tag) is different.
     """
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
@@ -67,22 +64,20 @@ def watch(
     state: State = "",
     every: Annotated[
         float,
-        typer.Option(
-            min=1, callback=at_most(YEAR), help="Seconds from one look at the data to the next."
-        ),
+        typer.Option(min=1, callback=at_most(YEAR), help="Seconds between checks of the data."),
     ] = 60,
     quiet: Annotated[
         float,
         typer.Option(
-            min=0, callback=at_most(YEAR), help="Seconds without a change before a run is started."
+            min=0, callback=at_most(YEAR), help="Seconds without a change before a run starts."
         ),
     ] = 300,
 ) -> None:
     """Watch `data.source` (folders, s3:// prefixes), and start a run when it has changed.
 
-    A run is started when nothing has changed for a while, since an upload may be going on, and
-    when the run before it has ended. What was started is kept in storage: watchers may be
-    restarted at any time, and several do no harm. Ends on SIGTERM and Ctrl-C.
+    A run starts once nothing has changed for a while, since an upload may be in progress, and once
+    the run before it has ended. What was started is recorded in storage, so you can restart
+    watchers at any time, and run several of them. Stops on SIGTERM and Ctrl-C.
     """
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers

@@ -1,8 +1,8 @@
-"""The last net of the command: how it ends when something happened that no code expected.
+"""How the command ends, even if something happens that no code expects.
 
-Every error that a user can cause is a SteadytrainError, raised where it is
-found. What is left is a defect: it ends with an id that is the same wherever
-the same code failed, and a log to report, without secrets.
+Every error that a user can cause is a SteadytrainError, raised where it is found. Anything else is
+a bug. It ends with an id, which is the same wherever the same code failed, and with a log to report
+that has no known secrets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from steadytrain.components.shared.redaction import redact, traceback_of
 
 
 class _Output(io.FileIO):
-    """Standard output that remembers why it was refused."""
+    """Standard output that remembers why a write failed."""
 
     refused: OSError | None = None
 
@@ -42,12 +42,12 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Ends the process by its exit status, and by one message on standard error.
+    """End the process with an exit status, and with at most one message on standard error.
 
-    SteadytrainError: its message. Ctrl-C: 130. A reader of the output that has
-    left: 1, silently. Output that cannot be written: 1, with the reason. Where
-    what runs has gone on without its output, its own status counts. All else:
-    70, with an id and the path of a log.
+    A SteadytrainError prints its message and sets its status. Ctrl-C exits with 130. If the reader
+    of the output is gone, the process exits with 1 and prints nothing. If the output cannot be
+    written, it exits with 1 and prints the reason; a command that continued without its output
+    keeps its own status. Anything else exits with 70, and prints an id and the path of a log.
     """
     output = _open_streams()
     status: str | int | None = 0
@@ -55,7 +55,7 @@ def told() -> Iterator[None]:
         try:
             yield
         finally:
-            # Python would fail at it after the last word.
+            # Otherwise Python would flush it after our last message, and fail there.
             sys.stdout.flush()
     except SystemExit as end:
         status = end.code
@@ -77,10 +77,10 @@ def told() -> Iterator[None]:
 
 
 def _open_streams() -> _Output:
-    """Makes sure of descriptors 0 to 2; text that a stream's encoding lacks is escaped."""
+    """Make sure that descriptors 0 to 2 are open. Escape text that the output's encoding lacks."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # Else the next file that is opened would get the number, and the output with it.
+            # Otherwise the next opened file would get this number, and with it the output.
             _discard(descriptor)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
     output = _Output(1, "w", closefd=False)
@@ -102,7 +102,7 @@ def _say(text: str) -> None:
 
 
 def _discard(descriptor: int) -> None:
-    """What a descriptor is given from now on goes nowhere."""
+    """Discard what is written to a descriptor from now on."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
@@ -126,7 +126,7 @@ def _defect(error: BaseException) -> str:
 
 
 def _identity(error: BaseException) -> str:
-    """The same wherever the same chain of functions failed in the same way."""
+    """Return an id that is the same wherever the same chain of functions failed the same way."""
     frames = traceback.extract_tb(error.__traceback__)
     steps = [f"{Path(frame.filename).stem}.{frame.name}" for frame in frames]
     digest = hashlib.sha256("/".join([type(error).__name__, *steps]).encode()).hexdigest()
@@ -134,7 +134,7 @@ def _identity(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where it happened, in this program if it was reached through it."""
+    """Return where the error happened, preferably the last place in this program's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if {"components", "pipelines"} & {*Path(frame.filename).parts}]
     if not frames:

@@ -1,1 +1,1 @@
-"""Judging the trained model, and the gate."""
+"""Evaluation of the trained model, and the gate."""

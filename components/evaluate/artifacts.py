@@ -1,4 +1,4 @@
-"""From KFP artifacts to the evaluate step, and from its records back."""
+"""Adapt KFP artifacts to the evaluate step, and its records to KFP artifacts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def evaluate(
     classes: dsl.ClassificationMetrics,
     page: dsl.HTML,
 ) -> bool:
-    """Runs the step.
+    """Run the step.
 
     Returns:
         Whether the gate lets the candidate become champion.
@@ -40,6 +40,8 @@ def evaluate(
         metrics.log_metric(name, interval.value)
     for name, value in judged.baselines.items():
         metrics.log_metric(f"baseline_{name}", value)
+    for name, reached in judged.tasks.items():
+        metrics.log_metric(name, reached.value)
     if judged.confusion:
         classes.log_confusion_matrix(judged.labels, judged.confusion)
     return gate.promoted

@@ -1,8 +1,8 @@
-"""Seeded percentile bootstrap, vectorised: resamples are matrices of weights.
+"""Seeded percentile bootstrap, vectorized: resamples are matrices of weights.
 
-Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. What
-is drawn is the unit: an example, or a whole group of examples that belong
-together, since examples of one group are not independent evidence.
+Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. It resamples units:
+single examples, or complete groups of examples that belong together, because examples of one group
+are not independent evidence.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 Statistic = Callable[[FloatArray], Mapping[str, FloatArray]]
-"""Weights (resamples, examples) -> values (resamples,) by name; NaN where undefined."""
+"""Weights (resamples, examples) -> values (resamples,) by name; NaN if undefined."""
 
-_CELLS = 4_000_000  # weights held at a time: 32 MB
+_CELLS = 4_000_000  # weights in memory at a time: 32 MB
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals are drawn.
+    """How to compute bootstrap intervals.
 
-    samples: resamples. confidence: such as 0.95. seed: equal seeds, equal intervals.
+    samples: number of resamples.
+    confidence: level of the intervals, such as 0.95.
+    seed: equal seeds give equal intervals.
     """
 
     samples: int
@@ -36,7 +38,10 @@ class Resampling:
     seed: int
 
     def interval(self, value: float, replicates: FloatArray) -> Interval:
-        """The percentile interval around `value`; undefined replicates are left out."""
+        """Return the percentile interval around `value`. Leave out replicates that are not finite.
+
+        If no replicate is finite, both ends of the interval are `value`.
+        """
         tail = (1 - self.confidence) / 2
         defined = replicates[np.isfinite(replicates)]
         if not len(defined):
@@ -46,7 +51,10 @@ class Resampling:
 
 
 def units_of(groups: Sequence[str | None]) -> IntArray:
-    """The unit (0, 1, ...) of each example: its group, or itself where it has none."""
+    """Return the unit (0, 1, ...) of each example.
+
+    Examples of one group share a unit. An example without a group is a unit of its own.
+    """
     keys = [
         (True, str(index)) if group is None else (False, group)
         for index, group in enumerate(groups)
@@ -56,7 +64,7 @@ def units_of(groups: Sequence[str | None]) -> IntArray:
 
 
 def replicate(statistic: Statistic, units: IntArray, how: Resampling) -> dict[str, FloatArray]:
-    """Values of `statistic` over resamples of whole units.
+    """Compute `statistic` on resamples of complete units.
 
     Args:
         units: (examples,), the unit of each example.
@@ -69,9 +77,9 @@ def replicate(statistic: Statistic, units: IntArray, how: Resampling) -> dict[st
 
 
 def _weights(units: IntArray, how: Resampling) -> Iterator[FloatArray]:
-    """How often each example is drawn, (rows, examples), some resamples at a time."""
+    """Yield how often each example is drawn, (rows, examples), for a few resamples at a time."""
     random = np.random.default_rng(how.seed)
-    count = int(units.max()) + 1
+    count = int(np.max(units)) + 1
     rows_at_once = max(1, _CELLS // len(units))
     for start in range(0, how.samples, rows_at_once):
         rows = min(rows_at_once, how.samples - start)

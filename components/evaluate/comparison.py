@@ -1,19 +1,32 @@
-"""The candidate against the registry's champion, which is scored anew on the same records."""
+"""Compare the candidate with the registry's champion, which is scored again on the same records."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.gate import Gate, Pair
-from steadytrain.components.evaluate.metrics import Scores
+from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling
+from steadytrain.components.evaluate.gate import Gate
+from steadytrain.components.evaluate.language_tasks import run_lm_tasks
+from steadytrain.components.evaluate.measure import metrics
+from steadytrain.components.evaluate.metric import MeanMetric, Metric
+from steadytrain.components.evaluate.pairs import Pair, mean
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import Report, place, score
-from steadytrain.components.register.verdict import decided_about
-from steadytrain.components.register.versions import (
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.lm_tasks import LmTasks
+from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
+from steadytrain.components.shared.registry.verdict import decided_about
+from steadytrain.components.shared.registry.versions import (
     LABELS,
     RUN,
     SPLIT,
@@ -22,9 +35,6 @@ from steadytrain.components.register.versions import (
     Version,
     comparable_tags,
 )
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
 
 _OTHER_SPLIT: Final = (
     "the model that it started from (model.base) was trained on another split, so that it may have "
@@ -32,36 +42,58 @@ _OTHER_SPLIT: Final = (
     "data.test_share and data.columns.group, or start from another model"
 )
 
+OpenTask = Callable[[], Any]
+"""Returns the run's task. Called only if something must be computed, because it imports torch."""
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """The candidate as it has been evaluated.
+    """An evaluated candidate.
 
-    records: what it was scored on. scores: of those records, in their order.
+    task: opens the run's task.
+    records: the records it was scored on.
+    scores: its scores on these records, in the same order.
+    tasks: lm-eval's tasks, if the gate compares models by one of them.
     """
 
     config: RunConfig
     data: DataRecord
-    task: Any
+    task: OpenTask
     weights_digest: str
     evaluation: EvaluationRecord
     records: pa.Table
     scores: Scores
+    tasks: LmTasks | None = None
 
     def registered_as(self, version: Version) -> bool:
-        """Whether this run has registered it, with these weights."""
+        """Return whether `version` was registered by this run with these weights."""
         tags = version.tags
         return tags.get(RUN) == self.config.run_id and tags.get(WEIGHTS) == self.weights_digest
 
     def against(self, champion: Version | None, report: Report) -> GateRecord:
-        """The gate's decision. A champion that cannot be compared fairly is not replaced.
+        """Return the gate's decision. A champion that cannot be compared fairly is not replaced.
 
         Args:
-            report: told how many records the champion has been scored on.
+            report: called with the number of records that the champion has been scored on.
+
+        Raises:
+            BadInput: the candidate has no finite value in the metric to compare by.
         """
+        reached = self.evaluation.tasks
         values = {name: item.value for name, item in self.evaluation.metrics.items()}
+        values |= {name: item.value for name, item in reached.items()}
+        directions = {name: metric.greater_is_better for name, metric in metrics().items()}
+        for name, item in reached.items():
+            if item.greater_is_better is not None:
+                directions[name] = item.greater_is_better
         subject = decided_about(self.config, self.evaluation.weights_digest)
-        gate = Gate(subject, self.config.gate, self.scores.metric, resampling(self.config))
+        metric = self.config.gate.metric or self.scores.metric
+        if metric not in values:
+            raise BadInput(
+                f"gate.metric = {metric!r}: the model reaches no finite number in it",
+                remedy="compare by a metric that applies to this task and its documents",
+            )
+        gate = Gate(subject, self.config.gate, metric, resampling(self.config), directions)
         if set(self.evaluation.splits) - {self.data.split_digest}:
             return gate.refuse(values, _OTHER_SPLIT, champion.number if champion else None)
         if champion is None:
@@ -69,24 +101,28 @@ class Candidate:
         refusal = self._unlike(champion)
         if refusal:
             return gate.refuse(values, refusal, champion.number)
+        task = self.task()
         try:
-            components = place(self.task.load_logged(champion.uri), self.config)
-            theirs = Scores.of(score(self.task, components, self.records, report))
+            components = place(task.load_logged(champion.uri), self.config)
+            if self.config.gate.task_metric:
+                pair = self._task_pair(champion, components, report)
+            else:
+                theirs = Scores.of(score(task, components, self.records, report))
+                pair = self._pair(champion, theirs, metric)
         except Exception as error:
-            # Whatever it is that a foreign model raises, the candidate is not to blame.
+            # A foreign model can raise anything, and the candidate is not to blame for it.
             said = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
             return gate.refuse(
                 values,
                 f"the champion, version {champion.number}, does not load or score: {said}",
                 champion.number,
             )
-        pair = self._pair(champion, theirs)
         if isinstance(pair, str):
             return gate.refuse(values, pair, champion.number)
         return gate.decide(values, pair)
 
     def _unlike(self, champion: Version) -> str:
-        """Why the two may not be compared; "" where they may."""
+        """Return why the two models must not be compared, or "" if they can be."""
         who = f"the champion, version {champion.number},"
         if champion.tags.get(WEIGHTS) == self.weights_digest:
             return f"{who} is this very model"
@@ -102,30 +138,77 @@ class Candidate:
                 return differences[tag]
         return ""
 
-    def _pair(self, champion: Version, theirs: Scores) -> Pair | str:
-        metric = self.scores.metric
-        candidate, weights = self.scores.parts(metric)
-        other, their_weights = theirs.parts(metric)
+    def _task_pair(self, champion: Version, components: Any, report: Report) -> Pair | str:
+        """Pair both models on the documents of the task in `gate.metric`, or return why not."""
+        assert self.tasks is not None
+        metric = self.config.gate.metric
+        opened = self.tasks.only(str(metric).rpartition("/")[0])
+        theirs = run_lm_tasks(
+            components,
+            opened,
+            batch_size=self.config.evaluation.batch_size,
+            how=resampling(self.config),
+            progress=lambda _, done, __: report(done),
+        ).answers
+        mine = pq.read_table(self.evaluation.answers)
+        (candidate, weights), (other, their_weights) = (
+            _parts(table.filter(pc.field("metric") == metric)) for table in (mine, theirs)
+        )
         who = f"the champion, version {champion.number},"
-        if theirs.id != self.scores.id:
-            return f"{who} was scored on other records"
-        if theirs.metric != metric or not np.array_equal(weights, their_weights):
-            return f"{who} was scored on other spans"
+        if not np.array_equal(weights, their_weights):
+            return f"{who} was asked other documents of {metric}"
         if not np.isfinite(other).all():
-            return f"{who} gives losses that are not finite"
+            return f"{who} gives answers that are not finite"
         return Pair(
             version=champion.number,
             digest=champion.tags.get(WEIGHTS, ""),
-            candidate=candidate,
-            champion=other,
-            weights=weights,
-            units=self.scores.units,
-            slices=self.scores.by_slice(),
+            candidate=mean(candidate, weights),
+            champion=mean(other, weights),
+            units=np.arange(len(weights)),
+            slices={},
+        )
+
+    def _pair(self, champion: Version, theirs: Scores, name: str) -> Pair | str:
+        """Pair both models on the test side by one of its metrics, or return why not."""
+        mine, metric = self.scores, metrics()[name]
+        who = f"the champion, version {champion.number},"
+        if theirs.id != mine.id:
+            return f"{who} was scored on other records"
+        if not np.array_equal(_weights(metric, theirs), _weights(metric, mine)):
+            return f"{who} was scored on other spans"
+        if not np.isfinite(theirs.loss).all():
+            return f"{who} gives losses that are not finite"
+        if metric.value(theirs) is None:
+            return f"{who} has no {name}"
+        return Pair(
+            version=champion.number,
+            digest=champion.tags.get(WEIGHTS, ""),
+            candidate=partial(metric.resampled, mine),
+            champion=partial(metric.resampled, theirs),
+            units=mine.units,
+            slices=mine.by_slice(),
         )
 
 
+def _weights(metric: Metric, scores: Scores) -> FloatArray:
+    """Return each example's weight, (examples,).
+
+    If the weights are equal, both models scored the same spans of text.
+    """
+    parts = metric.parts(scores) if isinstance(metric, MeanMetric) else None
+    if parts is not None:
+        return parts[1]
+    return scores.bytes if scores.bytes.any() else scores.targets
+
+
+def _parts(answers: pa.Table) -> tuple[FloatArray, FloatArray]:
+    """Return numerators and weights (documents,) of one metric, ordered by document."""
+    ordered = answers.sort_by("document")
+    return ordered.column("value").to_numpy(), ordered.column("weight").to_numpy()
+
+
 def resampling(config: RunConfig) -> Resampling:
-    """How the run's intervals are drawn."""
+    """Return the run's bootstrap settings."""
     return Resampling(
         config.evaluation.bootstrap_samples, config.evaluation.confidence, config.training.seed
     )

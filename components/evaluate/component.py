@@ -1,4 +1,4 @@
-"""The evaluate step, the gate in it, as KFP sees it."""
+"""The evaluate step, including the gate, as a KFP component."""
 
 from kfp import dsl
 
@@ -16,7 +16,7 @@ def evaluate(
     classes: dsl.Output[dsl.ClassificationMetrics],
     page: dsl.Output[dsl.HTML],
 ) -> bool:
-    """Judges the candidate on the test side, and decides between it and the champion."""
+    """Evaluate the candidate on the test side, and decide whether it beats the champion."""
     from steadytrain.components.evaluate import artifacts
 
     return artifacts.evaluate(

@@ -1,10 +1,10 @@
-"""Whether the candidate becomes champion: a pure function of scores and limits.
+"""Decide whether the candidate becomes champion: a pure function of scores and limits.
 
-The candidate must be better than the champion by more than the margin, at the
-lower end of a paired bootstrap interval: in each resample both models are
-measured on the same examples, so that what makes an example hard for both
-cancels out. It must also hold every absolute floor, and must not be worse in a
-slice than allowed. Where any number of this is NaN or infinite, it is not promoted.
+The candidate must be better than the champion by more than the margin, at the lower end of a paired
+bootstrap interval. In each resample both models are measured on the same examples, so what makes an
+example hard for both cancels out. The candidate must also meet every absolute floor, and must not
+be worse in a slice than allowed. If any of these numbers is NaN or infinite, the candidate is not
+promoted.
 """
 
 from __future__ import annotations
@@ -15,51 +15,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray, Resampling, replicate
-from steadytrain.components.shared.config.judging import GREATER_IS_BETTER, GateConfig
+from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling, replicate
+from steadytrain.components.evaluate.pairs import Pair
+from steadytrain.components.shared.config.judging import GateConfig
 from steadytrain.components.shared.records import GateRecord, Interval, Subject
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Candidate and champion on the same examples, in the same order.
-
-    The metric of each is the sum of its numerators over the sum of the weights.
-
-    version, digest: the champion's number and the digest of its weights.
-    candidate, champion, weights: (examples,). units: (examples,), what is
-    resampled as a whole. slices: rows of each slice value.
-    """
-
-    version: str
-    digest: str
-    candidate: FloatArray
-    champion: FloatArray
-    weights: FloatArray
-    units: IntArray
-    slices: Mapping[str, IntArray]
-
-
-@dataclass(frozen=True)
 class Gate:
-    """The limits, the metric that models are compared by, and what the decision is about."""
+    """The limits, the metric to compare models by, and what the decision is about.
+
+    directions: by metric, whether greater is better.
+    """
 
     subject: Subject
     limits: GateConfig
     metric: str
     how: Resampling
+    directions: Mapping[str, bool]
 
     def decide(self, metrics: Mapping[str, float], pair: Pair | None) -> GateRecord:
-        """Decides.
+        """Decide whether the candidate becomes champion.
 
         Args:
-            metrics: the candidate's, for the floors.
-            pair: none where there is no champion yet: the floors alone decide.
+            metrics: the candidate's metrics, for the floors.
+            pair: None if there is no champion yet. Then the floors alone decide.
         """
-        broken = self._broken(metrics, pair)
+        broken = self._broken(metrics)
         if broken:
             return self.refuse(metrics, broken, pair.version if pair else None)
-        # What overflows is found by its result, which is not finite.
+        # Overflow gives a result that is not finite, and `_compare` checks for that.
         with np.errstate(all="ignore"):
             return self._compare(metrics, pair)
 
@@ -71,7 +56,7 @@ class Gate:
             )
         improvement = self._improvement(pair)
         slices = self._slice_improvements(pair)
-        champion = float(pair.champion.sum() / pair.weights.sum())
+        champion = float(pair.champion(np.ones((1, len(pair.units))))[0])
         compared = (champion, improvement.value, improvement.low, improvement.high)
         if not np.isfinite([*compared, *slices.values()]).all():
             return self.refuse(metrics, "the comparison gives no finite number", pair.version)
@@ -100,7 +85,7 @@ class Gate:
     def refuse(
         self, metrics: Mapping[str, float], reason: str, version: str | None = None
     ) -> GateRecord:
-        """Not promoted, because there is no fair comparison."""
+        """Return the decision not to promote, because a fair comparison is not possible."""
         return self._record(
             metrics, [reason], _show(self.metric, metrics), champion_version=version
         )
@@ -137,66 +122,56 @@ class Gate:
 
     @property
     def _sign(self) -> int:
-        return 1 if GREATER_IS_BETTER[self.metric] else -1
+        return 1 if self.directions[self.metric] else -1
 
-    def _broken(self, metrics: Mapping[str, float], pair: Pair | None) -> str:
-        """Which numbers nothing can be decided by; "" where all can be used."""
+    def _broken(self, metrics: Mapping[str, float]) -> str:
+        """Return which number makes a decision impossible, or "" if all are usable."""
         limits = [self.limits.margin, self.limits.max_slice_regression or 0.0]
         if not np.isfinite([*limits, *self.limits.floors.values()]).all():
             return "a limit of the gate is not finite"
         for name in (self.metric, *self.limits.floors):
             if name in metrics and not math.isfinite(metrics[name]):
                 return f"its {_plain(name)} is not finite"
-        if pair is None:
-            return ""
-        if not np.isfinite([pair.candidate, pair.champion, pair.weights]).all():
-            return "some scores are not finite"
-        if (pair.weights < 0).any() or not pair.weights.any():
-            return "the test examples have no weight"
         return ""
 
-    def _relative(self, pair: Pair, weights: FloatArray) -> FloatArray:
-        """Improvement over the champion (resamples,), relative to it; absolute where it is 0.
+    def _relative(self, pair: Pair, weights: FloatArray) -> dict[str, FloatArray]:
+        """Compute the improvement relative to the champion; absolute if the champion's metric is 0.
 
-        NaN where a resample has no weight.
+        Returns:
+            "improvement" (resamples,), and "undefined" (resamples,): 1 if a resample has nothing to
+            measure for either model, such as examples of only one class.
         """
-        total = weights @ pair.weights
-        candidate = weights @ pair.candidate / total
-        champion = weights @ pair.champion / total
-        # A negative champion must not turn the sign.
+        candidate, champion = pair.candidate(weights), pair.champion(weights)
+        # A negative champion value must not flip the sign.
         scale = np.where(champion == 0, 1.0, np.abs(champion))
-        improvement: FloatArray = self._sign * (candidate - champion) / scale
-        return improvement
+        return {
+            "improvement": self._sign * (candidate - champion) / scale,
+            "undefined": (np.isnan(candidate) & np.isnan(champion)).astype(np.float64),
+        }
 
     def _improvement(self, pair: Pair) -> Interval:
-        value = self._relative(pair, np.ones((1, len(pair.weights))))[0]
-        resampled = replicate(
-            lambda weights: {
-                "improvement": self._relative(pair, weights),
-                "weight": weights @ pair.weights,
-            },
-            pair.units,
-            self.how,
-        )
-        # The interval leaves out what is not finite, which would be what speaks against it.
-        defined = resampled["improvement"][resampled["weight"] > 0]
-        if not np.isfinite(defined).all():
+        value = float(self._relative(pair, np.ones((1, len(pair.units))))["improvement"][0])
+        resampled = replicate(lambda weights: self._relative(pair, weights), pair.units, self.how)
+        # `interval` would drop values that are not finite, but they count against the candidate.
+        defined = resampled["improvement"][resampled["undefined"] == 0]
+        if not len(defined) or not np.isfinite(defined).all():
             return Interval(value=value, low=math.nan, high=math.nan)
-        return self.how.interval(float(value), defined)
+        return self.how.interval(value, defined)
 
     def _slice_improvements(self, pair: Pair) -> dict[str, float]:
         found = {}
         for name, rows in pair.slices.items():
-            inside = np.zeros((1, len(pair.weights)))
+            inside = np.zeros((1, len(pair.units)))
             inside[0, rows] = 1
-            if len(rows) >= self.limits.min_slice_examples and (inside @ pair.weights)[0] > 0:
-                found[name] = float(self._relative(pair, inside)[0])
+            relative = self._relative(pair, inside)
+            if len(rows) >= self.limits.min_slice_examples and not relative["undefined"][0]:
+                found[name] = float(relative["improvement"][0])
         return found
 
     def _too_small(self, pair: Pair, improvement: Interval) -> Iterator[str]:
         units = len(np.unique(pair.units))
-        # With fewer, all of them favouring the candidate is no rare chance: a
-        # sign test could not reach this confidence.
+        # With fewer units, even a unanimous result can be chance: a sign test could not reach this
+        # confidence.
         needed = math.ceil(math.log2(2 / (1 - self.how.confidence)))
         if units < needed:
             yield f"{units} independent test examples are too few to tell ({needed} needed)"
@@ -205,11 +180,11 @@ class Gate:
 
     def _missed_floors(self, metrics: Mapping[str, float]) -> Iterator[str]:
         for name, floor in self.limits.floors.items():
-            if name not in metrics:
+            if name not in metrics or name not in self.directions:
                 yield f"{_plain(name)} has a floor of {floor:g} and is not measured here"
-            elif GREATER_IS_BETTER[name] and not metrics[name] >= floor:
+            elif self.directions[name] and not metrics[name] >= floor:
                 yield f"{_show(name, metrics)} is below its floor {floor:g}"
-            elif not GREATER_IS_BETTER[name] and not metrics[name] <= floor:
+            elif not self.directions[name] and not metrics[name] <= floor:
                 yield f"{_show(name, metrics)} is above its limit {floor:g}"
 
     def _regressions(self, slices: Mapping[str, float]) -> Iterator[str]:

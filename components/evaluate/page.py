@@ -1,4 +1,4 @@
-"""One self-contained HTML page of an evaluation: metrics, classes, slices, worst examples."""
+"""Render an evaluation as one HTML page: metrics, classes, slices, worst examples."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ table { border-collapse: collapse; } th, td { padding: .3rem .7rem; text-align: 
 def evaluation_page(
     evaluation: EvaluationRecord, scores: pa.Table, records: pa.Table, *, title: str
 ) -> str:
-    """The page.
+    """Return the page as HTML.
 
     Args:
-        scores: the columns of `Task.score`, a row a record.
-        records: the raw records, in the same order; excerpts are shown of a `text` column.
+        scores: columns of `Task.score`, one row per record.
+        records: the raw records in the same order. If they have a `text` column, the page shows
+            excerpts.
     """
     parts = [
         f"<h1>Evaluation of {escape(title)}</h1>",
         f'<p class="note">{evaluation.examples:,} examples of the test side, '
         f"task {escape(evaluation.task)}.</p>",
         _metrics(evaluation),
+        _tasks(evaluation),
         _classes(evaluation),
         _confusion(evaluation),
         _slices(evaluation),
@@ -63,6 +65,19 @@ def _metrics(evaluation: EvaluationRecord) -> str:
         for name, item in evaluation.metrics.items()
     ]
     return _section("Metrics", ["metric", "value", "bootstrap interval", "baseline"], rows)
+
+
+def _tasks(evaluation: EvaluationRecord) -> str:
+    rows = [
+        [
+            name,
+            _number(score.value),
+            "" if score.stderr is None else _number(score.stderr),
+            _number(score.examples),
+        ]
+        for name, score in evaluation.tasks.items()
+    ]
+    return _section("lm-eval's tasks", ["metric", "value", "standard error", "documents"], rows)
 
 
 def _classes(evaluation: EvaluationRecord) -> str:
@@ -118,7 +133,7 @@ def _section(
     *,
     text_column: int | None = None,
 ) -> str:
-    """A table under a heading; nothing where there are no rows."""
+    """Return a table under a heading, or "" if there are no rows."""
     body = "".join(
         "<tr>"
         + "".join(

@@ -1,4 +1,4 @@
-"""The records that models are judged on, and the candidate's scores on them."""
+"""The records that models are evaluated on, and the candidate's scores on them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from steadytrain.components.shared.errors import BadInput, DataError, Steadytrai
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 
 Report = Callable[[int], None]
-"""Told how many records are scored so far."""
+"""Called with the number of records scored so far."""
 
 _RECORDS_AT_ONCE = 512
 
 
 def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
-    """The raw records of the test side, or a fixed sample of `evaluation.max_examples`.
+    """Return the raw records of the test side, or a fixed sample of `evaluation.max_examples`.
 
-    The sample goes by a hash of each record's id, so that it stays the same
-    whatever the order, and changes little as records are added.
+    The sample is chosen by a hash of each record's id. It doesn't depend on the order of the
+    records, and changes little when records are added.
 
     Raises:
-        DataError: there is none, or the file is damaged.
+        DataError: the test side is empty, or its file is damaged.
     """
     batches = [stored.checked() for stored in open_batches(data.path(data.test_records))]
     if not sum(batch.num_rows for batch in batches):
@@ -50,7 +50,7 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
 
 
 def score(task: Any, components: Any, records: pa.Table, report: Report) -> pa.Table:
-    """`Task.score` of all records, some at a time, so that one sees how far it is."""
+    """Run `Task.score` on all records, a few hundred at a time, to report progress."""
     parts = []
     for start in range(0, records.num_rows, _RECORDS_AT_ONCE):
         parts.append(task.score(components, records.slice(start, _RECORDS_AT_ONCE)))
@@ -61,11 +61,16 @@ def score(task: Any, components: Any, records: pa.Table, report: Report) -> pa.T
 def score_candidate(
     config: RunConfig, task: Any, folder: Path, records: pa.Table, report: Report
 ) -> tuple[pa.Table, list[str]]:
-    """The candidate's scores, in the columns of `Task.score`, and the splits it was trained with.
+    """Score the candidate.
+
+    Returns:
+        The scores, in the columns of `Task.score`, and the digests of the splits that the model was
+        trained with.
 
     Raises:
-        BadInput: its configuration does not tell the splits in a form that can be read.
-        SteadytrainError: the model's losses are not finite, or nothing is scored.
+        BadInput: the list of splits in the model's configuration is malformed.
+        SteadytrainError: the model's losses are not finite.
+        DataError: no record has anything to predict.
     """
     from steadytrain.components.tasks.splits import splits_of
 
@@ -87,10 +92,10 @@ def score_candidate(
 
 
 def trained_model(train: TrainRecord) -> Path:
-    """The folder of the model that a TrainRecord is about.
+    """Return the folder of the model that a TrainRecord describes.
 
     Raises:
-        BadInput: the weights in it are others by now.
+        BadInput: the weights in it have changed since training.
     """
     folder = Path(train.model)
     if weights_digest(folder) != train.weights_digest:
@@ -102,7 +107,7 @@ def trained_model(train: TrainRecord) -> Path:
 
 
 def place(components: Any, config: RunConfig) -> Any:
-    """The components with the model on the device that the run computes on."""
+    """Move the model to the run's compute device, and return its components."""
     import torch
 
     model = components["model"]

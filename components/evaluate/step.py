@@ -1,45 +1,52 @@
-"""The evaluate step: the candidate on the test side, then the gate, in one process.
+"""The evaluate step: score the candidate on the test side, then run the gate, in one process.
 
-Both need the model and the records, so the gate is no step of its own. An
-evaluation is used again where nothing has changed; the gate is always decided
-anew, since there may be another champion.
+Both need the model and the records, so the gate is not a separate step. If nothing changed, the
+step reuses an earlier evaluation. It runs the gate again even then, because the champion may have
+changed. The one exception: if the run's own model is champion already, the decision that promoted
+it stays valid.
 """
 
 from __future__ import annotations
 
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadytrain.components.evaluate.comparison import Candidate, resampling
-from steadytrain.components.evaluate.metrics import (
-    Classes,
-    Scores,
-    confusion,
-    measure,
-    measure_slices,
-    per_class,
+from steadytrain.components.evaluate.calibration import (
+    average_precisions,
+    calibration_bins,
+    precision_recall,
 )
+from steadytrain.components.evaluate.classes import Classes, confusion, per_class
+from steadytrain.components.evaluate.comparison import Candidate, OpenTask, resampling
+from steadytrain.components.evaluate.language_tasks import TaskResults, run_lm_tasks
+from steadytrain.components.evaluate.measure import measure, measure_slices
 from steadytrain.components.evaluate.page import evaluation_page
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import (
     Report,
     judged_records,
+    place,
     score_candidate,
     trained_model,
 )
-from steadytrain.components.register.verdict import decided_about
-from steadytrain.components.register.versions import Registry, Version
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import JUDGING_CODE, users_code_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.lm_tasks import LmTasks, open_lm_tasks
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
     GateRecord,
     TrainRecord,
 )
+from steadytrain.components.shared.registry.verdict import decided_about
+from steadytrain.components.shared.registry.versions import Registry, Version
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage import LocalStorage
@@ -47,35 +54,37 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import open_task
 
 SCORES = "scores.parquet"
+TASK_ANSWERS = "tasks.parquet"
 PAGE = "evaluation.html"
 
 
 def run(
     config: RunConfig, data: DataRecord | None = None, train: TrainRecord | None = None
 ) -> tuple[EvaluationRecord, GateRecord]:
-    """Evaluates the run's model and decides whether it becomes champion.
+    """Evaluate the run's model and decide whether it becomes champion.
 
-    Leaves the records "evaluate" and "gate", the per-example scores (Parquet)
-    and a page of the evaluation.
+    Write the records "evaluate" and "gate", the per-example scores (Parquet) and an HTML page of
+    the evaluation.
 
     Raises:
         BadInput: the steps before this one have not run.
-        DataError: the test side has nothing to judge by.
+        DataError: the test side has no usable records.
         TrackingError: the registry cannot be used.
     """
     with stage(config, "evaluate") as current:
         workspace = current.workspace
         data = data or DataRecord.load(workspace.record("preprocess"))
         train = train or TrainRecord.load(workspace.record("train"))
-        task = open_task(config, data)
+        task = _task(config, data)
         records = judged_records(config, data)
-        evaluation, table = _evaluation(current, config, data, train, task, records)
+        tasks = open_lm_tasks(config) if config.evaluation.tasks else None
+        evaluation, table = _evaluation(current, config, data, train, task, records, tasks)
         evaluation.save(workspace.record("evaluate"))
         page = evaluation_page(evaluation, table, records, title=config.run_id)
         LocalStorage(workspace.evaluation).write(PAGE, page.encode())
 
         candidate = Candidate(
-            config, data, task, train.weights_digest, evaluation, records, Scores.of(table)
+            config, data, task, train.weights_digest, evaluation, records, Scores.of(table), tasks
         )
         champion = Registry(config, workspace).champion()
         decision = _standing(candidate, champion, current) or candidate.against(
@@ -86,11 +95,15 @@ def run(
         return evaluation, decision
 
 
-def _standing(candidate: Candidate, champion: Version | None, current: Stage) -> GateRecord | None:
-    """The decision that made this run's model champion, where it is champion still.
+def _task(config: RunConfig, data: DataRecord) -> OpenTask:
+    return cache(partial(open_task, config, data))
 
-    A run that is started again would be judged against itself otherwise; where the decision
-    cannot be read it is, and the champion stays.
+
+def _standing(candidate: Candidate, champion: Version | None, current: Stage) -> GateRecord | None:
+    """Return the decision that made this run's model champion, if the model is still champion.
+
+    Otherwise, a run that starts again would compare its model with itself. That still happens if
+    the decision cannot be read, and then the champion stays.
     """
     place = current.workspace.record("gate")
     if champion is None or not candidate.registered_as(champion) or not place.exists():
@@ -106,13 +119,17 @@ def _standing(candidate: Candidate, champion: Version | None, current: Stage) ->
 
 
 def scoring_progress(current: Stage, who: str, records: pa.Table) -> Report:
-    """Tells the run's events how far the scoring of a model is."""
+    """Return a function that reports in the run's events how many records are scored."""
     total = records.num_rows
     return lambda done: current.progress(f"scoring the {who}", done, total, "records")
 
 
 def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
-    """The candidate as the evaluate step left it, to decide again."""
+    """Load the candidate as the evaluate step saved it, to run the gate again.
+
+    Raises:
+        BadInput: the evaluation is of a different model than the one in the train record.
+    """
     data = DataRecord.load(workspace.record("preprocess"))
     train = TrainRecord.load(workspace.record("train"))
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
@@ -125,11 +142,12 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
     return Candidate(
         config,
         data,
-        open_task(config, data),
+        _task(config, data),
         train.weights_digest,
         evaluation,
         judged_records(config, data),
         Scores.of(pq.read_table(evaluation.scores)),
+        open_lm_tasks(config) if config.gate.task_metric else None,
     )
 
 
@@ -138,10 +156,11 @@ def _evaluation(
     config: RunConfig,
     data: DataRecord,
     train: TrainRecord,
-    task: Any,
+    task: OpenTask,
     records: pa.Table,
+    tasks: LmTasks | None,
 ) -> tuple[EvaluationRecord, pa.Table]:
-    """The evaluation and the per-example scores, from an earlier one where nothing changed."""
+    """Return the evaluation and the per-example scores. If nothing changed, reuse earlier ones."""
     store = ReuseStore(current.workspace, "evaluate", EvaluationRecord)
     key = step_key(
         data.fingerprint,
@@ -150,6 +169,8 @@ def _evaluation(
         config.evaluation.model_dump(mode="json"),
         config.training.seed,
         users_code_digest(config.data.task),
+        plugins.added(plugins.METRICS),
+        *([tasks.digest] if tasks else []),
         rooms=JUDGING_CODE,
     )
     known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
@@ -157,40 +178,73 @@ def _evaluation(
         current.reused = True
         return known, pq.read_table(known.scores)
     report = scoring_progress(current, "candidate", records)
-    table, splits = score_candidate(config, task, trained_model(train), records, report)
-    path = current.workspace.evaluation / SCORES
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes())
+    table, splits = score_candidate(config, task(), trained_model(train), records, report)
+    folder = current.workspace.evaluation
+    path = _write(folder / SCORES, table)
+    files, reached = [path], {}
+    if tasks is not None:
+        results = _task_results(current, config, task(), trained_model(train), tasks)
+        files.append(_write(folder / TASK_ANSWERS, results.answers))
+        reached = results.scores
     scores = Scores.of(table)
     classes = scores.classes
     labels = _labels(data, classes)
+    averages = average_precisions(classes, labels) if classes else {}
     evaluation = EvaluationRecord(
         task=config.data.task,
         weights_digest=train.weights_digest,
         examples=records.num_rows,
         metrics=measure(scores, resampling(config)),
-        baselines=task.baselines(records),
+        baselines=task().baselines(records),
         slices=measure_slices(scores),
         labels=labels,
         confusion=confusion(classes, len(labels)) if classes else [],
-        per_class=per_class(classes, labels) if classes else {},
+        per_class=per_class(classes, labels, averages) if classes else {},
+        calibration=calibration_bins(classes) if classes else [],
+        curves=precision_recall(classes, labels, averages) if classes else {},
         scores=str(path),
         splits=splits,
+        tasks=reached,
+        answers=str(files[1]) if tasks else "",
     )
-    store.remember(key, evaluation, [path])
+    store.remember(key, evaluation, files)
     return evaluation, table
 
 
+def _task_results(
+    current: Stage, config: RunConfig, task: Any, folder: Path, tasks: LmTasks
+) -> TaskResults:
+    """Run lm-eval's tasks on the candidate."""
+    results = run_lm_tasks(
+        place(task.load_exported(folder), config),
+        tasks,
+        batch_size=config.evaluation.batch_size,
+        how=resampling(config),
+        progress=lambda what, done, total: current.progress(
+            f"{what} of lm-eval's tasks", done, total, "requests"
+        ),
+    )
+    for remark in results.remarks:
+        current.emit(Warned(stage=current.name, message=remark))
+    return results
+
+
+def _write(path: Path, table: pa.Table) -> Path:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes())
+    return path
+
+
 def _labels(data: DataRecord, classes: Classes | None) -> list[str]:
-    """Names of the classes; their numbers, where a task of one's own has no names for them."""
+    """Return the names of the classes, or their numbers if a user-defined task has no names."""
     if classes is None or data.labels:
         return data.labels
     return [str(index) for index in range(classes.probabilities.shape[1])]
 
 
 def _summary(evaluation: EvaluationRecord, decision: GateRecord) -> str:
-    """The sentence of the gate, after what a trivial model reaches, where that is known."""
+    """Return the gate's reason, after the comparison with a trivial baseline if one is known."""
     known = [name for name in evaluation.baselines if name in evaluation.metrics]
     if not known:
         return decision.reason

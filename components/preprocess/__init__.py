@@ -1,1 +1,1 @@
-"""From raw sources to checked, split and packed data."""
+"""Turn raw sources into checked, split and packed data."""

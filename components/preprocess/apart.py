@@ -1,8 +1,8 @@
-"""Generators run apart, in a process with bounded memory.
+"""Run generators in a separate process with limited memory.
 
-A columnar file says itself how large it is once decoded, so a file of 500 bytes can ask
-for gigabytes, and a damaged one can make the library that reads it crash. Neither may take
-the step along: here the file is refused instead.
+A columnar file declares its own decoded size, so a file of 500 bytes can ask for gigabytes, and a
+corrupted file can crash the library that reads it. Neither may crash the step. Instead, the file is
+rejected.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from steadytrain.components.shared.bounded import data_bytes
 from steadytrain.components.shared.errors import DataError, SteadytrainError
 
 MEMORY_BYTES: Final = 1 << 30
-"""What decoding may take, beyond what the process has at its start."""
+"""Memory for decoding, on top of what the process uses after its imports."""
 
 T = TypeVar("T")
 
 
 class Apart:
-    """A process that is started when it is first needed, and is gone when the block ends.
+    """A process that starts when it is first needed and ends with the block.
 
     Args:
         memory: bytes that it may allocate.
@@ -53,14 +53,14 @@ class Apart:
             self._process = None
 
     def iterate(self, what: str, function: Callable[..., Iterator[T]], *args: Any) -> Iterator[T]:
-        """What a module's generator function yields.
+        """Yield what a module's generator function yields.
 
         Args:
-            what: named in errors, such as the file that is read.
+            what: name to use in errors, such as the file that is read.
 
         Raises:
-            DataError: it crashed, or needs more memory than it may have.
-            SteadytrainError: as the function raises it.
+            DataError: the process crashed, or needs more memory than allowed.
+            SteadytrainError: the function raised it.
         """
         process = self._started()
         assert process.stdin
@@ -80,12 +80,12 @@ class Apart:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            # Not multiprocessing: it would run the user's own main module once more.
+            # Don't use multiprocessing: it would run the user's main module again.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(self.memory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Arrow's own allocators reserve more than they use, which would count.
+                # Arrow's own allocators reserve more than they use, and that would count.
                 env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},
             )
         return self._process
@@ -97,17 +97,17 @@ def _end(process: subprocess.Popen[bytes]) -> str:
 
 
 def _serve(memory: int) -> None:
-    """Answers requests until nobody asks any more."""
+    """Answer requests until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
-    # What a library prints must not end up among the answers.
+    # Keep a library's output separate from the answers.
     os.dup2(2, 1)
     limited = False
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             what, function, args = pickle.load(sys.stdin.buffer)
             if not limited:
-                # Not before: by now the libraries are imported, which does not count.
+                # Set the limit only now: the libraries are imported and don't count.
                 _limit(memory)
                 limited = True
             try:
@@ -127,7 +127,7 @@ def _serve(memory: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """Limits what this process may allocate; mapped files do not count."""
+    """Limit how much memory this process can allocate. Mapped files don't count."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = memory + data_bytes()
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

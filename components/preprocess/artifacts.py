@@ -1,4 +1,4 @@
-"""From a pipeline's parameters to the preprocess step, and from its record to KFP artifacts."""
+"""Pass a pipeline's parameters to the preprocess step, and its record to KFP artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kfp import dsl
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.begin import begin
 from steadytrain.components.shared.config import from_parameters
-from steadytrain.components.shared.kubeflow.links import run_tags
+from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.train.recovery.ownership import owned
 
@@ -24,9 +24,9 @@ def preprocess(
     data_card: dsl.HTML,
     counts: dsl.Metrics,
 ) -> None:
-    """Runs the step; what it made is told in small artifacts and stays in the workspace."""
+    """Run the step. Small artifacts describe the result, which stays in the workspace."""
     config = from_parameters(**parameters)
-    # A run that is being trained elsewhere is not begun anew beside that.
+    # Hold the run, so that it does not restart while another process trains it.
     with owned(config):
         workspace = begin(config, run_tags(str(parameters["job"])))
     shutil.copyfile(workspace.config, resolved.path)

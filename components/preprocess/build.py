@@ -1,4 +1,4 @@
-"""Building the prepared data, from the first byte read to the data card."""
+"""Build the prepared data, from the first byte read to the data card."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from steadytrain.components.preprocess.card import DataCard, card_html
 from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
+from steadytrain.components.preprocess.encode import Coding, plain_text
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.model import Model
@@ -50,10 +51,10 @@ TOKENIZER: Final = "tokenizer"
 def build(
     config: RunConfig, model: Model, inputs: Inputs, scratch: Path, current: Stage
 ) -> DataRecord:
-    """Prepares the data in <scratch>/data; other folders of `scratch` are in-between results.
+    """Prepare the data in <scratch>/data. Other folders in `scratch` hold intermediate results.
 
     Returns:
-        The record, whose folder is not yet the final one.
+        The record. Its folder is not the final one yet.
 
     Raises:
         DataError: the data cannot be used.
@@ -89,7 +90,7 @@ class _Builder:
             trained = self._trained_labels(reading, findings)
             labels = self.data.labels or trained
             self._make_tokenizer()
-            names = self._encode(labels, trained)
+            names = self._encode(labels, self._coding(trained))
             check_defects(self.data, self.quarantine, reading.records)
             self._check_sides()
         finally:
@@ -130,7 +131,7 @@ class _Builder:
         return findings
 
     def _trained_labels(self, reading: Reading, findings: Findings) -> list[str]:
-        """Labels that occur on the training side, sorted."""
+        """Return the labels that occur on the training side, sorted."""
         if self.data.task != "sequence_classification":
             return []
         training = self.spool.array("sides") == SIDES.index("train")
@@ -173,7 +174,7 @@ class _Builder:
         )
 
     def _sample(self) -> Iterator[str]:
-        """Texts of the training side, by content hash, up to SAMPLE_BYTES."""
+        """Yield texts of the training side, by content hash, up to SAMPLE_BYTES."""
         done = 0
         total = min(SAMPLE_BYTES, sum(path.stat().st_size for path in self.spool.written()))
         for part in self.spool.written():
@@ -184,18 +185,21 @@ class _Builder:
                 yield text
             self._progress("training the tokenizer", min(done, total), total, "bytes")
 
-    def _encode(self, labels: list[str], trained: list[str]) -> list[str]:
-        """Encodes part by part; returns the names of the parts, in order."""
+    def _coding(self, trained: list[str]) -> Coding:
+        tokenizer, length = self.folder / TOKENIZER, self.data.sequence_length
+        if self.data.task == "causal_lm":
+            return plain_text(tokenizer, self.scratch / "plain-text.json", length)
+        return Coding(self.data.task, tokenizer, length, trained=frozenset(trained))
+
+    def _encode(self, labels: list[str], coding: Coding) -> list[str]:
+        """Encode the parts one by one, and return their names in order."""
         jobs = [
             PartJob(
                 part=part,
                 spool=self.spool.folder,
-                tokenizer=self.folder / TOKENIZER,
                 output=self.parts,
-                task=self.data.task,
-                sequence_length=self.data.sequence_length,
+                coding=coding,
                 labels=tuple(labels),
-                trained=frozenset(trained),
             )
             for part in self.spool.written()
         ]

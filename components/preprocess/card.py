@@ -1,4 +1,4 @@
-"""The data card: what is in the prepared data, as plain data and as one HTML page."""
+"""The data card: a summary of the prepared data, as plain data and as an HTML page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DUPLICATES = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_labe
 class SideCard:
     """One side of the split.
 
-    fill: share of the sequences' places that hold a token.
-    lengths: documents by their tokens, as [from, to, count].
+    fill: share of token positions in the sequences that are filled.
+    lengths: documents by number of tokens, as [from, to, count].
     truncated: records cut to the sequence length.
-    skipped_windows: windows of long chats in which there is nothing to predict.
+    skipped_windows: windows of long chats with nothing to predict.
     """
 
     documents: int
@@ -43,9 +43,10 @@ class SideCard:
 
 @dataclass(frozen=True)
 class DataCard:
-    """The whole data set.
+    """The full data set.
 
-    left_out: files that are no data, by what they are; records: what was read, used or not.
+    left_out: files that are not data, by kind.
+    records: number of records read, used or not.
     """
 
     fingerprint: str
@@ -72,7 +73,7 @@ class DataCard:
         quarantine: Counter[str],
         trained_tokenizer: bool,
     ) -> DataCard:
-        """The card of prepared data."""
+        """Return the card of prepared data."""
         return cls(
             fingerprint=record.fingerprint,
             task=record.task,
@@ -88,7 +89,7 @@ class DataCard:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The card as plain data."""
+        """Return the card as plain data."""
         return dataclasses.asdict(self)
 
 
@@ -111,7 +112,7 @@ def _side(record: DataRecord, side: Side, counts: SideCounts) -> SideCard:
 
 
 def card_html(card: DataCard) -> str:
-    """The card as one page that needs nothing else."""
+    """Return the card as one self-contained page."""
     sections = [
         _section("Split", _split_table(card)),
         _section("Document lengths", _lengths(card)),
@@ -186,7 +187,7 @@ def _label_table(card: DataCard) -> str:
 
 
 def _lengths(card: DataCard) -> str:
-    """Bars of the documents of all sides by length, in tokens."""
+    """Return bars with the number of documents by length in tokens, all sides together."""
     totals: Counter[tuple[int, int]] = Counter()
     for side in card.sides.values():
         for low, high, count in side.lengths:
@@ -213,7 +214,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> str:
-    """A table whose first `words` columns are text and the others figures."""
+    """Return a table. The first `words` columns are text, the others numbers."""
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(
         "<tr>"

@@ -1,4 +1,4 @@
-"""Parts of files, small enough to be handed to another process and unpacked there."""
+"""Parts of files, small enough to send to another process and unpack there."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from steadytrain.components.preprocess.validate import STRICT_JSON, Defect
 CHUNK_BYTES: Final = 1 << 20
 
 Row = tuple[str, int, Mapping[str, Any] | Defect]
-"""Source, line (or row, or 1 for a whole file), and what stands there."""
+"""Source, line (or row, or 1 for a whole file), and content."""
 
 _NO_VALUE = (ValueError, OverflowError, pa.ArrowException)
 """What Arrow raises for values such as a date in the year 30,000."""
 
 
 class Chunk(Protocol):
-    """A part of a file. `size` is how much of the file it stands for."""
+    """A part of a file. `size` is its share of the file, in bytes."""
 
     size: int
 
     def rows(self) -> Iterator[Row]:
-        """Its rows, decoded."""
+        """Yield the decoded rows."""
 
 
 @dataclass
 class Lines:
-    """Whole lines of a file; `first` is the number of the first one, from 1."""
+    """Whole lines of a file. `first` is the number of the first line, starting at 1."""
 
     source: str
     first: int
@@ -59,7 +59,7 @@ class Lines:
 
 @dataclass
 class Rows:
-    """Rows that had to be decoded to be found."""
+    """Rows that could only be found by decoding them."""
 
     source: str
     content: list[tuple[int, Mapping[str, Any] | Defect]]
@@ -71,7 +71,7 @@ class Rows:
 
 @dataclass
 class Table:
-    """Rows of a columnar file; `first` is the number of the first one, from 1."""
+    """Rows of a columnar file. `first` is the number of the first row, starting at 1."""
 
     source: str
     first: int
@@ -96,7 +96,7 @@ class Table:
 
 @dataclass
 class Files:
-    """Whole files: name, path relative to the source, content (cut off at the limit)."""
+    """Whole files: name, path relative to the source, content (truncated just above the limit)."""
 
     content: list[tuple[str, str, bytes]]
     limit: int
@@ -119,7 +119,7 @@ class Files:
 
 
 def as_row(value: Any) -> Mapping[str, Any] | Defect:
-    """What a JSON value is as a row: its fields, or a defect where it has none."""
+    """Return a JSON value as a row: its fields, or a defect if it is not an object."""
     if isinstance(value, dict | Defect):
         return value
     return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields")

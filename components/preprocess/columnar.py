@@ -1,7 +1,7 @@
-"""Chunks of columnar files, to be read apart (see `apart.py`): Parquet, Arrow files and streams.
+"""Read chunks of Parquet files, Arrow files and Arrow streams.
 
-Each record batch is fully validated before anything in it is looked at: offsets that point
-outside a buffer would otherwise be followed.
+They are read in a separate process (see `apart.py`). Each record batch is fully validated before
+anything uses it. Otherwise, offsets that point outside a buffer would be followed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from steadytrain.components.preprocess.validate import Defect
 from steadytrain.components.shared.errors import DataError
 
 ROW_LIMIT: Final = 64 << 20
-"""A larger row is left out where it is read."""
+"""A larger row is rejected when it is read."""
 _ROWS: Final = 64
-"""Rows decoded at once: few, since each may be large however small the file is."""
+"""Rows to decode at once. It is small, because rows may be large however small the file is."""
 
 
 def tables(source: str, batches: Iterable[Any], row_bytes: float = 0.0) -> Iterator[Chunk]:
-    """Chunks of record batches; `row_bytes` is what a row takes in its file.
+    """Yield chunks of record batches. `row_bytes` is the size of a row in its file.
 
     Raises:
-        DataError: a batch is not what it says it is.
+        DataError: a batch is invalid.
     """
     first = 1
     with readable(source):
@@ -43,10 +43,12 @@ def tables(source: str, batches: Iterable[Any], row_bytes: float = 0.0) -> Itera
 
 
 def require_distinct(source: str, names: Sequence[str]) -> None:
-    """Of two columns of one name the last would be taken without a word; without a name, neither.
+    """Reject duplicate column names: otherwise, the last column would silently win.
+
+    Empty names may repeat, because no column without a name is used.
 
     Raises:
-        DataError: a name stands twice.
+        DataError: a name occurs twice.
     """
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
@@ -58,7 +60,7 @@ def require_distinct(source: str, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def readable(source: str) -> Iterator[None]:
-    """Names the file where Arrow cannot read it."""
+    """Name the file in the error if Arrow cannot read it."""
     try:
         yield
     except pa.ArrowMemoryError:
@@ -75,7 +77,7 @@ def _parquet(source: str, path: Path) -> Iterator[Chunk]:
 
     with open_regular(path) as handle, readable(source):
         size = path.stat().st_size
-        # Buffered, so that no column of a row group is in memory as a whole.
+        # Read with a buffer, so that no full column of a row group is in memory.
         content = pq.ParquetFile(f"/proc/self/fd/{handle.fileno()}", buffer_size=CHUNK_BYTES)
         row_bytes = size / max(1, content.metadata.num_rows)
         yield from tables(source, content.iter_batches(batch_size=_ROWS), row_bytes)
@@ -94,7 +96,7 @@ def _arrow(source: str, path: Path) -> Iterator[Chunk]:
 
 
 def _decoded(batch: Any) -> Any:
-    """With the values of dictionaries in their places; a slice has its whole dictionary."""
+    """Replace dictionary columns by their values. A slice would carry its full dictionary."""
     for index, field in enumerate(batch.schema):
         if pa.types.is_dictionary(field.type):
             values = batch.column(index).dictionary_decode()
@@ -103,7 +105,7 @@ def _decoded(batch: Any) -> Any:
 
 
 def _small(batch: Any) -> Iterator[Any]:
-    """Parts of at most CHUNK_BYTES, or of a single row."""
+    """Yield parts of at most CHUNK_BYTES, or of a single row."""
     if batch.nbytes <= CHUNK_BYTES or batch.num_rows <= 1:
         if batch.num_rows:
             yield batch
@@ -117,7 +119,7 @@ def _chunk(source: str, first: int, part: Any, size: int) -> Chunk:
     if part.nbytes > ROW_LIMIT:
         defect = Defect("too_long", f"a row of more than {ROW_LIMIT} bytes")
         return Rows(source, [(first, defect)], size)
-    # Copied, since a slice would take the whole batch along to another process.
+    # Copy the rows: a slice would take its full batch with it to another process.
     return Table(source, first, part.take(pa.array(range(part.num_rows))), size)
 
 

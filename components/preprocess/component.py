@@ -15,14 +15,14 @@ def preprocess(
     global_batch_size: int,
     learning_rate: float,
     num_train_epochs: float,
-    overrides: dict,  # type: ignore[type-arg]  # KFP knows no dict[str, Any]
+    overrides: dict,  # type: ignore[type-arg]  # KFP does not support dict[str, Any]
     job: str,
     resolved: dsl.Output[dsl.Artifact],
     data: dsl.Output[dsl.Dataset],
     data_card: dsl.Output[dsl.HTML],
     counts: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Resolves the configuration; checks, splits, tokenizes and packs the data."""
+    """Resolve the configuration; check, split, tokenize and pack the data."""
     from steadytrain.components.preprocess import artifacts
 
     artifacts.preprocess(

@@ -1,13 +1,13 @@
-"""Exact and near duplicates over the whole data set, and leaks between its sides.
+"""Find exact and near duplicates in the full data set, and leaks between its sides.
 
-Records are ranked: test before validation before training, then by content
-hash. Of equal records the first stays. Of nearly equal ones too: in each bucket
-of a band a record is compared with those before it that stay, and with every
-held-out one. No two records that stay share a band and are as similar as the
-threshold. What is found depends on the set of records, not on their order.
+Records are ranked: test before validation before training, then by content hash. The first of equal
+records is kept. The same holds for near duplicates: in each bucket of a band, a record is compared
+with those before it that are kept, and with the held-out ones that are near duplicates themselves.
+No two kept records share a band and reach the similarity threshold. The result depends on the set
+of records, not on their order.
 
-Signatures and band hashes stay on disk; one band at a time is in memory, which
-with ranks and results makes at most 64 bytes a record.
+Signatures and band hashes stay on disk. One band at a time is in memory. With ranks and results,
+that is at most 64 bytes per record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from steadytrain.components.preprocess.spool import Spool
 
 KEPT: Final = 0
 REASONS: Final = ("", "exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
-"""By code, as the findings store it."""
+"""Indexed by the code that the findings store."""
 _EXACT, _NEAR, _LEAKAGE, _CONFLICT = range(1, 5)
 _TRAIN: Final = SIDES.index("train")
 _SIGNATURE_BYTES: Final = PERMUTATIONS * 4
@@ -35,7 +35,7 @@ _SIGNATURE_BYTES: Final = PERMUTATIONS * 4
 
 @dataclass
 class Findings:
-    """For each record, by number: a code of REASONS, and the record it duplicates."""
+    """For each record, by number: a code of REASONS, and the record that it duplicates."""
 
     codes: NDArray[np.uint8]
     partners: NDArray[np.uint32]
@@ -46,7 +46,7 @@ class Findings:
 
     @classmethod
     def load(cls, folder: Path) -> Findings:
-        """The findings, mapped from disk."""
+        """Load the findings, memory-mapped."""
         return cls(
             np.load(folder / "codes.npy", mmap_mode="r"),
             np.load(folder / "partners.npy", mmap_mode="r"),
@@ -61,13 +61,14 @@ def find_duplicates(
     conflicts: bool,
     progress: Callable[[int, int], None],
 ) -> Findings:
-    """Marks duplicates and leaks among a spool's records.
+    """Mark duplicates and leaks among a spool's records.
 
     Args:
-        threshold: estimated Jaccard similarity of near duplicates; None: exact ones only.
-        bands: bands that were stored of each signature.
-        conflicts: whether equal content with different labels is set aside.
-        progress: told the bands that are done, and all of them.
+        threshold: estimated Jaccard similarity of near duplicates. None means exact duplicates
+            only.
+        bands: number of stored bands per signature.
+        conflicts: whether to set aside equal content with different labels.
+        progress: called with the number of finished bands, and of all bands.
     """
     sides = spool.array("sides")
     findings = Findings(np.zeros(spool.count, np.uint8), np.zeros(spool.count, np.uint32))
@@ -83,16 +84,16 @@ def find_duplicates(
 
 
 def band_name(band: int) -> str:
-    """Name of a band's array in the spool."""
+    """Return the name of a band's array in the spool."""
     return f"band-{band:03}"
 
 
 def _mark_exact(
     spool: Spool, sides: NDArray[np.uint8], findings: Findings, *, conflicts: bool
 ) -> NDArray[np.uint32]:
-    """Marks what has equal content; returns each record's rank."""
+    """Mark records with equal content, and return each record's rank."""
     order, same = _sorted_by_content(spool, sides)
-    # Of each record in this order, the place of the first with equal content.
+    # For each record in this order: the position of the first one with equal content.
     first = np.maximum.accumulate(np.where(same, 0, np.arange(spool.count)))
     copies, originals = order[same], order[first[same]]
     leaks = sides[copies] != sides[originals]
@@ -112,7 +113,11 @@ def _mark_exact(
 def _sorted_by_content(
     spool: Spool, sides: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Records by content, side and variant, and which have the content of the one before."""
+    """Sort records by content, side and variant.
+
+    Returns:
+        The order, and for each record in it, whether its content equals the previous one's.
+    """
     ids = spool.array("ids")
     order = np.lexsort((spool.array("variants"), sides, ids[:, 1], ids[:, 0])).astype(np.uint32)
     same = np.ones(spool.count, dtype=bool)
@@ -124,7 +129,7 @@ def _sorted_by_content(
 
 
 def _buckets(hashes: NDArray[np.uint64], ranks: NDArray[np.uint32]) -> Iterator[NDArray[Any]]:
-    """Records that share a band, each bucket in the order of rank."""
+    """Yield the records that share a band, each bucket in order of rank."""
     order = np.argsort(hashes, kind="stable").astype(np.uint32)
     hashes.sort()
     edges = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1], append=~hashes[-1:]) != 0)
@@ -148,12 +153,12 @@ class _Judge:
         self.signatures, self.needed = signatures, threshold * PERMUTATIONS
 
     def bucket(self, members: NDArray[Any]) -> None:
-        """Marks the near duplicates in a bucket, whose members come in the order of rank."""
+        """Mark the near duplicates in a bucket. Its members are in order of rank."""
         codes = self.findings.codes
         compared = np.empty((4, PERMUTATIONS), dtype=np.uint32)
         numbers: list[int] = []
         for member in members.tolist():
-            # A near duplicate may yet turn out to be a leak, which is the graver finding.
+            # A near duplicate may still turn out to be a leak, which is worse.
             if codes[member] not in (KEPT, _NEAR):
                 continue
             signature = self.signatures.read(member)
@@ -176,7 +181,7 @@ class _Judge:
         similar = np.flatnonzero(equal >= self.needed)
         if not len(similar):
             return
-        # The first in rank is on a held-out side, if any of them is.
+        # If any of them is on a held-out side, the first in rank is.
         partner = numbers[int(similar[0])]
         leak = self.sides[member] != self.sides[partner]
         if leak or self.findings.codes[member] == KEPT:
@@ -185,7 +190,7 @@ class _Judge:
 
 
 class _Signatures:
-    """Signatures in their file, read one by one so that none stays in memory."""
+    """Reads signatures from their file one by one, so that none stays in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

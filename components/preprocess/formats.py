@@ -1,14 +1,14 @@
-"""From files to chunks of rows, each small enough to be handed to another process.
+"""Split files into chunks of rows, each small enough to send to another process.
 
-What is cheap (finding the ends of lines) happens while reading, what is costly
-(decoding, checking, hashing) where the chunk is unpacked by `rows`.
+Cheap work (finding line ends) happens while reading. Expensive work (decoding, checking, hashing)
+happens where `rows` unpacks the chunk.
 
-jsonl   an object a line
-json    a list of objects, or objects one after the other
-csv     a header line, then a record a row
-parquet, arrow  a record a row
-text    a record a line; blank lines separate and are no records
-source  a record a file, with `text`, `path` and `package`
+jsonl   one object per line
+json    a list of objects, or consecutive objects
+csv     a header line, then one record per row
+parquet, arrow  one record per row
+text    one record per line; blank lines are separators, not records
+source  one record per file, with `text`, `path` and `package`
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from steadytrain.components.shared.errors import BadInput, DataError
 
 CHUNK_ROWS: Final = 4096
 LINE_LIMIT: Final = 64 << 20
-"""A longer line is skipped while it is read, so that memory stays flat."""
+"""A longer line is skipped while it is read, to limit memory."""
 
 SUFFIXES: Final = {
     ".jsonl": "jsonl",
@@ -55,12 +55,12 @@ _SEPARATORS = re.compile(r"[\s,\[]*")
 
 
 def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tuple[SourceFile, str]]:
-    """Those of an address's files that are read, each with its format.
+    """Return those files of an address that are read, each with its format.
 
-    A file that was named is read whatever its suffix; of a folder those whose suffix fits.
+    A file that the address names is read whatever its suffix. In a folder, the suffix must match.
 
     Raises:
-        BadInput: none of them can be read.
+        BadInput: none of the files can be read.
     """
     known = dict.fromkeys(data.suffixes, "source")
     if data.format == "auto" and not address.startswith("package:"):
@@ -88,10 +88,10 @@ def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tupl
 def read_files(
     files: Iterable[tuple[SourceFile, str]], data: DataConfig, scratch: Path
 ) -> Iterator[Chunk]:
-    """The chunks of files, one after the other. Small whole files share a chunk.
+    """Yield the chunks of files, one file after the other. Small whole files share a chunk.
 
     Raises:
-        DataError: a file is damaged as a whole.
+        DataError: a complete file is corrupted.
     """
     with Apart() as apart:
         whole = Files([], data.max_record_bytes)
@@ -131,7 +131,7 @@ def _read_lines(file: SourceFile, scratch: Path, *, plain: bool) -> Iterator[Chu
 
 
 def _whole_lines(stream: Stream) -> Iterator[bytes | None]:
-    """Blocks that end where a line ends; None stands for a line that is too long to hold."""
+    """Yield blocks that end at line ends. None stands for a line that is too long."""
     pending, skipping = stream.data.read(3).removeprefix(codecs.BOM_UTF8), False
     while block := stream.data.read(CHUNK_BYTES):
         end = block.rfind(b"\n") + 1
@@ -156,7 +156,7 @@ def _whole_lines(stream: Stream) -> Iterator[bytes | None]:
 
 
 def _few_lines(block: bytes) -> Iterator[bytes]:
-    """A block in parts of at most CHUNK_ROWS lines, each of which takes memory of its own."""
+    """Split a block into parts of at most CHUNK_ROWS lines, because each line needs memory."""
     start = 0
     while start < len(block):
         end = start
@@ -175,7 +175,7 @@ def _read_json(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
 
 
 def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
-    """Values of a list, or values one after the other, numbered from 1."""
+    """Yield the values of a list, or consecutive values, numbered from 1."""
     text = io.TextIOWrapper(stream.data, "utf-8-sig", errors="surrogateescape")
     decoder, pending, number, ended = STRICT_JSON, "", 0, False
     position = 0
@@ -183,7 +183,7 @@ def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, 
         position = _SEPARATORS.match(pending, position).end()  # type: ignore[union-attr]
         try:
             value, end = decoder.raw_decode(pending, position)
-            # A number could go on in the next block.
+            # A number could continue in the next block.
             if end == len(pending) and not ended:
                 raise json.JSONDecodeError("unfinished", pending, end)
         except (ValueError, RecursionError) as error:
@@ -242,7 +242,7 @@ def _csv_rows(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any
 
 
 class _CsvLines:
-    """The lines of a CSV file; a record that is too long to hold ends the reading.
+    """The lines of a CSV file. A record that is too long stops reading with an error.
 
     held: characters read since it was last set to 0, at the start of a record.
     """
@@ -264,7 +264,7 @@ class _CsvLines:
 def _grouped(
     file: SourceFile, stream: Stream, rows: Iterable[tuple[int, Mapping[str, Any] | Defect]]
 ) -> Iterator[Chunk]:
-    """Rows by the chunk, as the file's position moves on."""
+    """Group rows into chunks as the file's position advances."""
     seen, content = 0, []
     for row in rows:
         content.append(row)

@@ -1,8 +1,7 @@
-"""Data sets that the `datasets` library reads: by name, or as the folder it saved.
+"""Data sets that the `datasets` library reads, by name or from a folder that it saved.
 
-hub:NAME, hub:NAME?name=CONFIGURATION&split=SPLIT&revision=REVISION; a name may
-also be the path of a local data set. Without a split, all of them are read: the
-split of the product is its own.
+hub:NAME, hub:NAME?name=CONFIGURATION&split=SPLIT&revision=REVISION. A name may also be the path of
+a local data set. Without a split, all of them are read, because steadytrain makes its own split.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from steadytrain.components.preprocess.columnar import readable, tables
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.home import local_path
+from steadytrain.components.shared.paths import local_path
 
 _MEMORY_BYTES = 4 << 30
-"""The library holds whole row groups."""
+"""The library keeps full row groups in memory."""
 _ROWS = 64
 _OPTIONS = {"name", "split", "revision"}
 _SAVED = ("state.json", "dataset_dict.json")
 
 
 def is_dataset(address: str) -> bool:
-    """Whether an address is read by the `datasets` library."""
+    """Return whether the `datasets` library reads an address."""
     if address.startswith("hub:"):
         return True
     folder = local_path(address)
@@ -39,17 +38,17 @@ def is_dataset(address: str) -> bool:
 
 
 def read_dataset(address: str) -> Iterator[Chunk]:
-    """The chunks of a data set, streamed.
+    """Stream the chunks of a data set.
 
     Raises:
-        BadInput: it cannot be loaded.
+        BadInput: the data set cannot be loaded.
     """
     with Apart(_MEMORY_BYTES) as apart:
         yield from apart.iterate(address, _chunks, address)
 
 
 def dataset_bytes(address: str) -> int | None:
-    """Size of a data set that is on this machine, as it is stored; None of one that is not."""
+    """Return the stored size of a data set on this machine. None means that it is not local."""
     name = _name(address)
     if not local_path(name).exists():
         return None
@@ -57,7 +56,7 @@ def dataset_bytes(address: str) -> int | None:
 
 
 def dataset_digest(address: str) -> str:
-    """Digest of what an address stands for now: local files, or the hub's commit."""
+    """Return the digest of an address's current content: local files, or the hub's commit."""
     name = _name(address)
     if local_path(name).exists():
         left_out: Counter[str] = Counter()
@@ -87,7 +86,7 @@ def _chunks(address: str) -> Iterator[Chunk]:
 
 
 def _validate(folder: Path) -> None:
-    """Checks what the library saved, since it takes rows out before it checks any."""
+    """Validate a saved data set, because the library extracts rows before it validates them."""
     for path in sorted(folder.rglob("*.arrow")):
         with readable(str(path)), pa.memory_map(str(path)) as handle:
             for batch in pa.ipc.open_stream(handle):

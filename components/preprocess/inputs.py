@@ -1,4 +1,4 @@
-"""All that the configuration's addresses stand for, found before any of it is read."""
+"""Find everything that the configured addresses refer to, before reading any of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from steadytrain.components.shared.digest import value_digest
 class Inputs:
     """Files, each with its format, and data sets that the `datasets` library reads.
 
-    left_out: how many files are no data, by what they are (see `local_files.py`).
+    left_out: number of files that are not data, by kind (see `local_files.py`).
     """
 
     files: list[tuple[SourceFile, str]]
@@ -35,18 +35,21 @@ class Inputs:
 
     @property
     def bytes(self) -> int | None:
-        """Size of all input as it is stored; None where it cannot be known before."""
+        """Return the stored size of all input. None means that it is not known in advance."""
         return None if self.datasets else sum(file.size for file, _ in self.files)
 
     @property
     def stored_bytes(self) -> int | None:
-        """The same, with the data sets that are on this machine, by their files."""
+        """Return the same size, but count data sets on this machine by their files.
+
+        None means that a data set is not on this machine.
+        """
         sizes = [*(file.size for file, _ in self.files), *map(dataset_bytes, self.datasets)]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
     def digest(self) -> str:
-        """Digest of the content, whatever the order of the files."""
+        """Return the digest of the content, independent of the order of the files."""
         with ThreadPoolExecutor(cores()) as pool:
             digests = list(pool.map(SourceFile.digest, [file for file, _ in self.files]))
         named = [
@@ -56,17 +59,17 @@ class Inputs:
         return value_digest([sorted(named), sorted(map(dataset_digest, self.datasets))])
 
     def chunks(self, data: DataConfig, scratch: Path) -> Iterator[Chunk]:
-        """Everything, in chunks; what has to be fetched lies below `scratch` meanwhile."""
+        """Yield everything in chunks. Downloads are in `scratch` temporarily."""
         yield from read_files(self.files, data, scratch)
         for address in self.datasets:
             yield from read_dataset(address)
 
 
 def find_inputs(data: DataConfig) -> Inputs:
-    """The inputs of a configuration; a file that two addresses name is read once.
+    """Return the inputs of a configuration. A file that two addresses name is read once.
 
     Raises:
-        BadInput: an address names nothing that can be read.
+        BadInput: nothing at an address can be read.
     """
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}

@@ -1,8 +1,9 @@
-"""A chunk unpacked, checked, hashed and signed: the work of a reading worker."""
+"""Unpack, check, hash and sign a chunk: the work of a reading worker."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from steadytrain.components.preprocess.signatures import band_rows, bands, sign
 from steadytrain.components.preprocess.split import SIDES, side_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
 from steadytrain.components.preprocess.validate import Checked, Defect, check
+from steadytrain.components.preprocess.words import Runs, ascii_runs
 from steadytrain.components.shared.config import DataConfig
 
 _COLUMNS_SHOWN = 50
@@ -28,7 +30,7 @@ _COLUMNS_SHOWN = 50
 
 @dataclass(frozen=True)
 class Job:
-    """A chunk to take in, and what decides how."""
+    """A chunk to read, and the settings for it."""
 
     chunk: Chunk
     data: DataConfig
@@ -37,12 +39,12 @@ class Job:
 
 @dataclass
 class Taken:
-    """What a chunk held.
+    """The contents of a chunk.
 
-    labels: names of the labels by their hash.
-    columns: names that occurred, and in how many rows.
-    tally: what its good records are like.
-    bytes: how much of its file the chunk was.
+    labels: label names by their hash.
+    columns: column names that occurred, with the number of rows.
+    tally: statistics of its good records.
+    bytes: the chunk's share of its file.
     """
 
     batch: Batch
@@ -55,7 +57,7 @@ class Taken:
 
 
 def take_in(job: Job) -> Taken:
-    """Checks every row of a chunk."""
+    """Check every row of a chunk."""
     good: list[tuple[Checked, str, int]] = []
     taken = Taken(Batch([], {}, 0), bytes=job.chunk.size)
     for source, line, row in job.chunk.rows():
@@ -70,12 +72,13 @@ def take_in(job: Job) -> Taken:
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
     records = [record for record, _, _ in good]
     taken.labels = {_hash(record.label): record.label for record in records if record.label}
-    taken.tally.count(records)
-    taken.batch = _batch(good, job)
+    runs = ascii_runs(record.content for record in records)
+    taken.tally.count(records, runs)
+    taken.batch = _batch(good, runs, job)
     return taken
 
 
-def _batch(good: Sequence[tuple[Checked, str, int]], job: Job) -> Batch:
+def _batch(good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs], job: Job) -> Batch:
     records = [record for record, _, _ in good]
     sides = [SIDES.index(side_of(one.identity, one.group, job.data)) for one in records]
     parts = np.array([part_of(one.identity, job.parts) for one in records], dtype=np.int64)
@@ -94,7 +97,10 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: Job) -> Batch:
         ],
         schema=SCHEMA,
     )
-    by_part = [(int(part), rows.filter(pa.array(parts == part))) for part in np.unique(parts)]
+    order = np.argsort(parts, kind="stable")
+    numbers, starts = np.unique(parts[order], return_index=True)
+    edges = itertools.pairwise([*starts.tolist(), len(good)])
+    by_part = [(int(part), *edge) for part, edge in zip(numbers, edges, strict=True)]
     identities = b"".join(one.identity for one in records)
     arrays: dict[str, NDArray[Any]] = {
         "ids": np.frombuffer(identities, dtype=np.uint8),
@@ -109,17 +115,17 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: Job) -> Batch:
         ),
     }
     if job.data.near_duplicate_threshold is not None:
-        arrays |= _signed([one.content for one in records], job.data.near_duplicate_threshold)
-    return Batch(by_part, arrays, len(good))
+        signatures = sign([one.content for one in records], runs)
+        arrays |= _banded(signatures, job.data.near_duplicate_threshold)
+    return Batch(by_part, arrays, len(good), rows.take(pa.array(order, pa.int64())))
 
 
 def _odd_form(content: str) -> str:
-    """Tells apart what has one identity in several Unicode forms, of which one is to stay."""
+    """Distinguish contents that share an identity but differ in Unicode form. Only one is kept."""
     return "" if is_normalized("NFC", content) else content
 
 
-def _signed(texts: list[str], threshold: float) -> dict[str, NDArray[Any]]:
-    signatures = sign(texts)
+def _banded(signatures: NDArray[np.uint32], threshold: float) -> dict[str, NDArray[Any]]:
     hashes = bands(signatures, band_rows(threshold))
     return {
         "signatures": signatures,

@@ -1,4 +1,4 @@
-"""Labels that look like one and are several."""
+"""Find different labels that look the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHARACTERS: Final = 80
 
 
 def alike_labels(labels: Iterable[str]) -> list[list[str]]:
-    """Labels that differ only in case, white space or Unicode form: some examples, shortened."""
+    """Return a few labels, shortened, that differ only in case, white space or Unicode form."""
     groups = defaultdict(set)
     for label in labels:
         groups["".join(normalize("NFKC", label).casefold().split())].add(label)

@@ -1,9 +1,9 @@
-"""Local files of a data set: which of them are data, and opening them.
+"""Local files of a data set: decide which of them are data, and open them safely.
 
-A data folder may come from anyone. Only regular files are data: no pipe, which would
-block the reader, no device, and nothing that the kernel makes up, such as the
-environment of this process below /proc. A link counts where its target lies in the same
-source, as in the volumes of Kubernetes; others are left out and counted.
+A data folder may come from anyone. Only regular files are data. Pipes, which would block the
+reader, devices, and files that the kernel generates, such as this process's environment in /proc,
+are not. A link counts if its target is in the same source, as in the volumes of Kubernetes. Other
+links are left out and counted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KERNEL_FILE_SYSTEMS: Final = {
 
 
 class Source:
-    """A folder whose files are looked at one by one.
+    """A folder whose files are checked one by one.
 
     Args:
-        root: the folder; a link to one will do.
-        left_out: counts what is no data, by LINKS and SPECIAL.
+        root: the folder, or a link to one.
+        left_out: counts what is not data, by LINKS and SPECIAL.
 
     Raises:
         BadInput: the folder belongs to the kernel.
@@ -47,20 +47,20 @@ class Source:
         require_data(root)
 
     def walk(self, folder: Path) -> Iterator[tuple[Path, Path]]:
-        """The files below a folder of the source, as `look` gives them."""
+        """Yield the files below a folder of the source, as `look` does."""
         for place, folders, names in os.walk(folder):
             kept = (name for name in folders if name not in _LEFT_OUT)
             folders[:] = sorted(name for name in kept if self._enters(Path(place, name)))
             yield from self.look(Path(place, name) for name in names)
 
     def look(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
-        """Those paths that are data, each with where it really is."""
+        """Yield those paths that are data, each with its real location."""
         for path in paths:
             real = _real(path)
             try:
                 found = real.stat()
             except OSError:
-                # A link to nothing, or a file that is gone by now.
+                # A broken link, or a file that was removed in the meantime.
                 continue
             if stat.S_ISDIR(found.st_mode):
                 continue
@@ -72,7 +72,9 @@ class Source:
                 yield path, real
 
     def _enters(self, folder: Path) -> bool:
-        """Whether a walk goes on below; the target of a link is met at its own place."""
+        """Return whether a walk enters a folder. It visits link targets only at their real
+        location.
+        """
         if folder.is_symlink():
             if not _real(folder).is_relative_to(self.root):
                 self.left_out[LINKS] += 1
@@ -85,10 +87,10 @@ class Source:
 
 
 def require_data(path: Path) -> None:
-    """Checks a file or folder that was named.
+    """Check a file or folder that an address names.
 
     Raises:
-        BadInput: it is neither a regular file nor a folder of them.
+        BadInput: it is neither a regular file nor a folder of regular files.
     """
     real = _real(path)
     found = real.stat()
@@ -102,13 +104,13 @@ def require_data(path: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file at the place where it was found, and nothing that has taken its place.
+    """Open a file, unless something else has replaced it since it was found.
 
     Args:
-        path: without links, as `Source.look` gives it.
+        path: without links, as `Source.look` returns it.
 
     Raises:
-        DataError: it cannot be read, or is another file by now.
+        DataError: the file cannot be read, or was replaced.
     """
     try:
         # A pipe would block without O_NONBLOCK, which regular files ignore.
@@ -129,12 +131,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def _real(path: Path) -> Path:
-    """Without links; unlike Path.resolve it does not mind links that lead in a circle."""
+    """Resolve links. Unlike Path.resolve, this does not fail on circular links."""
     return Path(os.path.realpath(path))
 
 
 def _opened(descriptor: int) -> Path | None:
-    """Where an open file is, by the kernel; None where it does not say."""
+    """Return the path of an open file as the kernel reports it. None means that it does not."""
     try:
         return Path(f"/proc/self/fd/{descriptor}").readlink()
     except OSError:
@@ -142,14 +144,14 @@ def _opened(descriptor: int) -> Path | None:
 
 
 def _of_kernel(real: Path, found: os.stat_result) -> bool:
-    """Whether the kernel makes it up, wherever its file system is mounted."""
+    """Return whether the kernel generates the file, wherever its file system is mounted."""
     named = any(real.is_relative_to(place) for place in _KERNEL)
     return (named and not real.is_relative_to(_MEMORY)) or found.st_dev in _kernel_devices()
 
 
 @functools.cache
 def _kernel_devices() -> frozenset[int]:
-    """Device numbers of the mounted file systems that hold no files of anyone's."""
+    """Return the device numbers of mounted file systems that contain no user files."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
         mounts = (line.partition(" - ") for line in lines.splitlines())

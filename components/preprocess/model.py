@@ -1,4 +1,4 @@
-"""What the model says about the data it can take, read from its folder without torch."""
+"""Read from a model's folder what data the model can take, without torch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import file_digest, value_digest
-from steadytrain.components.shared.encoding import load_tokenizer
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.remote_code import check_code
+from steadytrain.components.tasks.chunks import check_head_width
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}
-"""Their position table begins after the padding token's index."""
+"""Their position table starts after the padding token's index."""
+_WIDTHS = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
+"""Names of the head's input width; OPT's projection comes before its layers' own width."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _REMEDY: Final = "give the folder of a model saved by Transformers (save_pretrained)"
 _TOKENIZER_FILES: Final = (
@@ -34,10 +37,10 @@ _TOKENIZER_FILES: Final = (
 
 @dataclass(frozen=True)
 class Model:
-    """The model that the data are prepared for.
+    """The model that the data is prepared for.
 
     config: Transformers' configuration, as far as it is given.
-    tokenizer: folder of the tokenizer; None: one is to be trained.
+    tokenizer: folder of the tokenizer. None means that one will be trained.
     """
 
     config: dict[str, Any]
@@ -49,14 +52,22 @@ class Model:
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence that the model can take; None where it does not say."""
+        """Return the longest sequence that the model can take.
+
+        None means that it is not specified.
+        """
         found = next(filter(None, map(self._number, _POSITIONS)), None)
         if found is not None and self.config.get("model_type") in _OFFSET_POSITIONS:
             found -= int(self.config.get("pad_token_id", 1)) + 1
         return found
 
+    @property
+    def width(self) -> int | None:
+        """Return the values of a token that the head gets, or None if that is not specified."""
+        return next(filter(None, map(self._number, _WIDTHS)), None)
+
     def tokenizer_digest(self) -> str:
-        """Digest of the tokenizer's files; "" where one is to be trained."""
+        """Return the digest of the tokenizer's files, or "" if a tokenizer will be trained."""
         if self.tokenizer is None:
             return ""
         files = [self.tokenizer / name for name in _TOKENIZER_FILES]
@@ -69,11 +80,12 @@ class Model:
 
 
 def find_model(config: RunConfig) -> Model:
-    """The model of a configuration.
+    """Return the model of a configuration.
 
     Raises:
-        BadInput: it needs code that may not run, its folder lacks configuration or weights, its
-            tokenizer cannot be read or has other tokens, or sequences are longer than it can take.
+        BadInput: the model needs code that may not run, its folder lacks configuration or weights,
+            its tokenizer cannot be read or has different tokens, sequences are too long for it, or
+            its head is too narrow to quantize.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -84,6 +96,9 @@ def find_model(config: RunConfig) -> Model:
             check_code(base, config)
         model = Model(_read_config(base) if base else config.model.config, tokenizer)
         _check_length(config, model)
+        bits = config.model.adapter.frozen_head
+        if bits != "as_loaded" and model.width is not None:
+            check_head_width(model.width, bits)
     with foreign(
         f"{'model.tokenizer' if named else place} has tokens that cannot be used", _REMEDY
     ):

@@ -1,9 +1,8 @@
-"""Windows of documents put together into sequences.
+"""Pack windows of documents into sequences.
 
-Best fit (Ding et al., "Fewer Truncations Improve Language Modeling", 2024) with
-a bounded number of open sequences: a window goes where the least room is left
-that still holds it. The result depends on the order of the windows alone, and
-that is the order of content hashes.
+This uses best fit (Ding et al., "Fewer Truncations Improve Language Modeling", 2024) with a limited
+number of open sequences: a window goes to the sequence with the least free space that still fits
+it. The result depends only on the order of the windows, which is the order of content hashes.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ class Sized(Protocol):
     """Anything with a length in tokens."""
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Return the number of tokens."""
 
 
 W = TypeVar("W", bound=Sized)
 
 
 def best_fit(windows: Iterable[W], capacity: int) -> Iterator[list[W]]:
-    """Sequences of windows of at most `capacity` tokens together.
+    """Yield sequences of windows with at most `capacity` tokens in total.
 
-    Every window is in exactly one of them. Memory: OPEN_SEQUENCES sequences.
+    Every window is in exactly one sequence. At most OPEN_SEQUENCES sequences are in memory.
     """
     by_room: dict[int, collections.deque[list[W]]] = {}
     rooms: list[int] = []
@@ -59,7 +58,7 @@ def best_fit(windows: Iterable[W], capacity: int) -> Iterator[list[W]]:
 
 
 def _take(by_room: dict[int, collections.deque[list[W]]], rooms: list[int], place: int) -> list[W]:
-    """The oldest sequence with the room at a place of the sorted rooms."""
+    """Remove and return the oldest sequence with the free space at a position of `rooms`."""
     room = rooms[place]
     sequence = by_room[room].popleft()
     if not by_room[room]:

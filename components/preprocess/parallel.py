@@ -1,4 +1,4 @@
-"""All cores for a stream of small jobs, in order, with few of them in flight."""
+"""Run a stream of small jobs on all cores, in order, with few of them in flight."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Final, TypeVar
 from steadytrain.components.shared.errors import SteadytrainError
 
 SMALL_BYTES: Final = 4 << 20
-"""Below this, starting other processes takes longer than the work."""
+"""Below this size, starting other processes takes longer than the work."""
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 
 class Workers:
-    """Runs functions of a module in other processes; with one worker, in this one."""
+    """Runs functions of a module in other processes. A single worker uses this process."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool = _pool(count) if count > 1 else None
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
-        """Results in the order of the jobs, which are taken only as they are needed.
+        """Yield results in the order of the jobs, which are consumed only as needed.
 
         Raises:
             SteadytrainError: a worker was killed.
@@ -59,7 +59,7 @@ class Workers:
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[Workers]:
-    """Workers that are gone when the block ends."""
+    """Create workers, and stop them when the block ends."""
     current = Workers(count)
     try:
         yield current
@@ -68,23 +68,23 @@ def workers(count: int) -> Iterator[Workers]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def worth_starting(size: int | None) -> int:
-    """How many workers so many bytes of input are worth; None: nobody knows how many."""
+    """Return a sensible number of workers for `size` bytes of input. None means an unknown size."""
     return 1 if size is not None and size < SMALL_BYTES else cores()
 
 
 def _pool(count: int) -> ProcessPoolExecutor:
-    # Spawned, since a fork of a process with threads (Arrow's, boto3's) can hang.
+    # Use spawn, because a fork of a process with threads (Arrow's, boto3's) can hang.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(count, mp_context=context, initializer=_start)
 
 
 def _start() -> None:
-    """Ctrl-C is the parent's to handle; a parent that is killed takes its workers along."""
+    """Leave Ctrl-C to the parent, and exit if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()

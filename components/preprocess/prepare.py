@@ -1,12 +1,11 @@
-"""A part of the spool encoded: the work of an encoding worker.
+"""Encode a part of the spool: the work of an encoding worker.
 
-What stays is encoded, in the order of content hashes; what does not goes to the
-quarantine with its reason.
+Records that are kept are encoded in the order of their content hashes. The others go to the
+quarantine with a reason.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,17 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
-from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
+from steadytrain.components.preprocess.encode import Coding, Outcome, Tokens, encode
+from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
 from steadytrain.components.preprocess.split import ID_BYTES, SIDES
 from steadytrain.components.preprocess.spool import read_part
-from steadytrain.components.shared.encoding import (
-    Encoded,
-    encode_chat,
-    encode_texts,
-    load_tokenizer,
-    windows,
-)
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Side
 
 WINDOWS: Final = pa.schema(
@@ -40,7 +32,7 @@ WINDOWS: Final = pa.schema(
         ("label", pa.int32()),
     ]
 )
-"""A row is a window of a document, or a record to classify (`targets` is empty then)."""
+"""A row is a window of a document, or a record to classify, whose `targets` is empty."""
 
 _TEXT_AT_ONCE: Final = 1 << 20
 _SAMPLES: Final = 3
@@ -48,38 +40,24 @@ _SAMPLES: Final = 3
 
 @dataclass(frozen=True)
 class PartJob:
-    """A part to encode, and what decides how.
+    """A part to encode.
 
-    spool, findings, tokenizer, output: folders. labels: classes in order.
-    trained: those that training sees.
+    spool, output: folders. labels: the classes in order.
     """
 
     part: Path
     spool: Path
-    tokenizer: Path
     output: Path
-    task: str
-    sequence_length: int
+    coding: Coding
     labels: tuple[str, ...]
-    trained: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A record encoded: how many tokens it has, and the windows with something to predict."""
-
-    tokens: int
-    windows: list[Encoded]
-    skipped: int = 0
-    truncated: bool = False
 
 
 @dataclass
 class SideCounts:
-    """What a part gives to one side.
+    """Counts of one side in a part.
 
-    lengths: documents by the binary logarithm of their tokens, rounded down.
-    skipped: windows in which there is nothing to predict.
+    lengths: documents by the binary logarithm of their token count, rounded down.
+    skipped: windows with nothing to predict.
     """
 
     documents: int = 0
@@ -117,7 +95,7 @@ class SideCounts:
 
 @dataclass
 class Prepared:
-    """What became of a part: counts by side, and what is not used."""
+    """The result of encoding a part: counts by side, and the records that are not used."""
 
     name: str
     sides: dict[Side, SideCounts]
@@ -126,7 +104,7 @@ class Prepared:
 
 
 def prepare(job: PartJob) -> Prepared:
-    """Encodes a part: <output>/<side>-<part>.arrow, and test-records-<part>.arrow."""
+    """Encode a part to <output>/<side>-<part>.arrow and test-records-<part>.arrow."""
     table = read_part(job.part)
     result = Prepared(job.part.stem, {side: SideCounts() for side in SIDES})
     result.bytes = table["content"].nbytes
@@ -146,7 +124,7 @@ def prepare(job: PartJob) -> Prepared:
 
 
 def test_schema(task: str) -> pa.Schema:
-    """Columns of the raw test records of a task."""
+    """Return the columns of a task's raw test records."""
     fields = {"id": pa.string(), "group": pa.string(), "slice": pa.string()}
     own = "messages" if task == "supervised_finetuning" else "text"
     labels = {"label": pa.string()} if task == "sequence_classification" else {}
@@ -154,7 +132,7 @@ def test_schema(task: str) -> pa.Schema:
 
 
 def training_texts(part: Path, spool: Path, task: str) -> Iterator[str]:
-    """Texts of the training side that stay, for a tokenizer to be trained on."""
+    """Yield the kept texts of the training side, to train a tokenizer on."""
     table = read_part(part)
     codes = Findings.load(spool).codes[table["number"].to_numpy()]
     training = np.asarray(table["side"]) == SIDES.index("train")
@@ -165,11 +143,6 @@ def training_texts(part: Path, spool: Path, task: str) -> Iterator[str]:
             yield content.as_py()
 
 
-@functools.cache
-def _tokenizer(folder: Path) -> Any:
-    return load_tokenizer(folder)
-
-
 def _encode_side(
     rows: pa.Table,
     counts: SideCounts,
@@ -177,11 +150,11 @@ def _encode_side(
     writer: pa.RecordBatchFileWriter,
     quarantine: list[Entry],
 ) -> pa.Table:
-    """Writes what a side's records give; returns the records that were used."""
+    """Write the windows of a side's records, and return the records that were used."""
     used = [rows.slice(0, 0)]
     for batch in _by_size(rows):
         records, good = batch.to_pylist(), []
-        outcomes = _encode(records, job)
+        outcomes = encode(records, job.coding)
         for record, outcome in zip(records, outcomes, strict=True):
             if isinstance(outcome, Entry):
                 quarantine.append(outcome)
@@ -194,7 +167,7 @@ def _encode_side(
 
 
 def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
-    """Consecutive rows with about as much text as is worth having in memory at once."""
+    """Yield consecutive rows with at most _TEXT_AT_ONCE bytes of text, or a single row."""
     sizes = np.cumsum(pc.binary_length(rows["content"]).to_numpy())
     start = 0
     while start < rows.num_rows:
@@ -205,64 +178,8 @@ def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
         start = stop
 
 
-def _encode(records: Sequence[dict[str, Any]], job: PartJob) -> list[Outcome | Entry]:
-    tokenizer = _tokenizer(job.tokenizer)
-    if job.task == "sequence_classification":
-        return _encode_classes(records, job, tokenizer)
-    if job.task == "supervised_finetuning":
-        chats = [_encode_messages(record, tokenizer) for record in records]
-        return [
-            item if isinstance(item, Entry) else _windowed(record, item, job)
-            for record, item in zip(records, chats, strict=True)
-        ]
-    texts = encode_texts(tokenizer, [record["content"] for record in records])
-    return [_windowed(record, item, job) for record, item in zip(records, texts, strict=True)]
-
-
-def _windowed(record: dict[str, Any], encoded: Encoded, job: PartJob) -> Outcome | Entry:
-    found = windows(encoded, job.sequence_length)
-    useful = [window for window in found if any(window.targets)]
-    if not useful:
-        return _entry(record, "refused_by_template", "it leaves nothing to predict")
-    return Outcome(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
-
-
-def _encode_messages(record: dict[str, Any], tokenizer: Any) -> Encoded | Entry:
-    try:
-        return encode_chat(tokenizer, json.loads(record["content"]))
-    except BadInput as error:
-        return _entry(record, "refused_by_template", error.message)
-
-
-def _encode_classes(
-    records: Sequence[dict[str, Any]], job: PartJob, tokenizer: Any
-) -> list[Outcome | Entry]:
-    encoded = tokenizer(
-        [record["content"] for record in records],
-        truncation=True,
-        max_length=job.sequence_length,
-        return_overflowing_tokens=True,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    pieces: dict[int, list[list[int]]] = {}
-    for index, ids in zip(encoded["overflow_to_sample_mapping"], encoded["input_ids"], strict=True):
-        pieces.setdefault(index, []).append(ids)
-    special = tokenizer.num_special_tokens_to_add()
-    return [
-        Outcome(
-            special + sum(len(ids) - special for ids in pieces[index]),
-            [Encoded(pieces[index][0], [])],
-            truncated=len(pieces[index]) > 1,
-        )
-        if record["label"] in job.trained
-        else _entry(record, "label_unseen_in_training", f"label {record['label'][:80]!r}")
-        for index, record in enumerate(records)
-    ]
-
-
 def _window_batch(
-    good: Sequence[tuple[dict[str, Any], Encoded]], labels: tuple[str, ...]
+    good: Sequence[tuple[dict[str, Any], Tokens]], labels: tuple[str, ...]
 ) -> pa.RecordBatch:
     classes = {label: index for index, label in enumerate(labels)}
     return pa.RecordBatch.from_arrays(
@@ -277,7 +194,7 @@ def _window_batch(
 
 
 def _write_test_records(rows: pa.Table, job: PartJob, name: str) -> None:
-    schema = test_schema(job.task)
+    schema = test_schema(job.coding.task)
     ids: list[Any] = rows["id"].to_pylist()
     columns = {
         "id": pa.array([one.hex() for one in ids], pa.string()),
@@ -298,18 +215,4 @@ def _entries(rows: pa.Table, findings: Findings, ids: Path) -> Iterator[Entry]:
             number = record["number"]
             handle.seek(int(findings.partners[number]) * ID_BYTES)
             reason = REASONS[findings.codes[number]]
-            yield _entry(record, reason, duplicate_of=handle.read(ID_BYTES).hex())
-
-
-def _entry(
-    record: dict[str, Any], reason: str, detail: str = "", *, duplicate_of: str = ""
-) -> Entry:
-    return Entry(
-        record["source"],
-        record["line"],
-        reason,
-        detail,
-        id=record["id"].hex(),
-        duplicate_of=duplicate_of,
-        excerpt=record["content"][:EXCERPT_CHARACTERS],
-    )
+            yield entry_of(record, reason, duplicate_of=handle.read(ID_BYTES).hex())

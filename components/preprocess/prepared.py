@@ -1,11 +1,11 @@
 """The folders of prepared data that runs share: <output>/data/<fingerprint>.
 
-A folder there never changes: data are built in a scratch folder of one process, then
-renamed into place whole, and no step removes them, since another run may have them
-mapped into memory. Only `steadytrain gc` does, once no run needs them.
+A folder there never changes. The data is built in a scratch folder of one process, then renamed
+into place when it is complete. No step removes it, because another run may have it mapped into
+memory. Only `steadytrain gc` does, when no run needs it.
 
-A process that is killed leaves its scratch folder behind. Its lock in there is free
-then: the next step on the same machine that prepares data removes it, or `gc` does.
+If a process is killed, its scratch folder remains, and the lock in it is free. The next step on the
+same machine that prepares data removes it, or `gc` does.
 """
 
 from __future__ import annotations
@@ -29,37 +29,41 @@ from steadytrain.components.shared.storage.local import sync_file, sync_folder
 
 PARTIAL: Final = ".partial-"
 _LOCK: Final = "lock"
+_NEW_LOCK: Final = "lock.new"
 _DAY: Final = 86_400.0
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
 def scratch(root: Path, name: str) -> Iterator[Path]:
-    """A new folder below `root` for one process, which is gone when the block ends.
+    """Create a folder in `root` for one process, and remove it when the block ends.
 
     Args:
-        root: where prepared data lie, so that publishing them is a rename.
-        name: says to people whose folder it is; two processes may give the same.
+        root: the folder of prepared data, so that publishing is a rename.
+        name: shows people whose folder it is. Two processes may use the same name.
     """
     root.mkdir(parents=True, exist_ok=True)
     for left in leftovers(root, idle_seconds=_DAY):
         remove(left)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-", dir=root))
-    try:
-        with _locked(folder):
+    for left in root.glob(f"{PARTIAL}*"):
+        _remove_unlocked(left)
+    with contextlib.ExitStack() as stack:
+        folder = _locked_folder(root, name, stack)
+        try:
             yield folder
-    finally:
-        remove(folder)
+        finally:
+            stack.close()
+            remove(folder)
 
 
 def publish(folder: Path, root: Path, fingerprint: str) -> Path:
-    """Moves whole data to <root>/<fingerprint>, or finds the same files there already.
+    """Move complete data to <root>/<fingerprint>, unless the same files are there already.
 
-    Other files of that name (damaged ones, or a data card of other sources) stay as they
-    are; the data are then <fingerprint>-2 and so on.
+    If the files there differ (corrupted ones, or a data card for other sources), they are kept, and
+    the data goes to <fingerprint>-2 and so on.
 
     Returns:
-        Where the data are.
+        The folder with the data.
     """
     for path in folder.rglob("*"):
         sync_folder(path) if path.is_dir() else sync_file(path)
@@ -80,16 +84,16 @@ def publish(folder: Path, root: Path, fingerprint: str) -> Path:
 
 
 def mark_used(folder: Path) -> None:
-    """Tells `gc` that the data are in use, before a record names them."""
+    """Show `gc` that the data is in use, before a record names it."""
     with contextlib.suppress(OSError):
         os.utime(folder)
 
 
 def leftovers(root: Path, *, idle_seconds: float) -> Iterator[Path]:
-    """Scratch folders whose process is gone.
+    """Yield scratch folders whose process is gone.
 
-    A free lock proves that on the machine that the lock was taken on. Not every network
-    volume carries locks to other machines: there, nothing must have been written for
+    A free lock proves that only on the machine that took the lock, because not every network volume
+    shares locks between machines. For other machines, nothing may have been written for
     `idle_seconds` either.
     """
     for folder in sorted(root.glob(f"{PARTIAL}*")):
@@ -99,7 +103,7 @@ def leftovers(root: Path, *, idle_seconds: float) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Removes a scratch folder, its lock last: what is killed meanwhile stays a leftover."""
+    """Remove a scratch folder, its lock last. If interrupted, the rest is still a leftover."""
     with contextlib.suppress(FileNotFoundError):
         for item in folder.iterdir():
             if item.is_dir():
@@ -109,26 +113,53 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _locked_folder(root: Path, name: str, stack: contextlib.ExitStack) -> Path:
+    """Create a scratch folder, and let `stack` hold its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-", dir=root))
+        try:
+            stack.enter_context(_locked(folder))
+        except FileNotFoundError:
+            # Another process removed it because it had no lock yet.
+            remove(folder)
+        except BaseException:
+            remove(folder)
+            raise
+        else:
+            return folder
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a scratch folder, which appears there locked."""
-    new = folder / f"{_LOCK}.new"
-    with new.open("wb") as handle:
-        # Where the file system has no locks, the folder's age alone decides.
+    """Hold the lock of a scratch folder. The lock file is already locked when it appears."""
+    new = folder / _NEW_LOCK
+    with new.open("wb", buffering=0) as handle:
+        # If the file system has no locks or no free space, only the folder's age counts.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
             handle.write(_machine())
-            handle.flush()
-            new.rename(folder / _LOCK)
+        new.rename(folder / _LOCK)
         yield
+
+
+def _remove_unlocked(folder: Path) -> None:
+    """Remove a folder whose owner was killed before its lock existed or after it was removed.
+
+    An owner that is just creating its lock notices this and creates another folder.
+    """
+    if not (folder / _LOCK).exists():
+        with contextlib.suppress(OSError):
+            (folder / _NEW_LOCK).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 @contextlib.contextmanager
 def _free_lock(folder: Path) -> Iterator[bytes | None]:
-    """Holds the lock of a scratch folder.
+    """Hold the lock of a scratch folder.
 
     Yields:
-        The machine that it was taken on; b"" where there is no lock, None where it is held.
+        The machine that the lock was taken on; b"" if there is no lock, None if another process
+        holds it.
     """
     with contextlib.ExitStack() as stack:
         machine: bytes | None = b""
@@ -151,7 +182,7 @@ def _idle(folder: Path, seconds: float) -> bool:
 
 
 def _machine() -> bytes:
-    """Tells apart machines, and the times that one was started."""
+    """Return an identifier of this machine and its current boot."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_bytes()
     return os.uname().nodename.encode()

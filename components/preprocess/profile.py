@@ -1,9 +1,9 @@
-"""What a data set is like, in a few hundred numbers: lengths, labels and words of its records.
+"""A profile of a data set in a few hundred numbers: lengths, labels and words of its records.
 
-Nothing in it depends on a tokenizer, which differs from run to run where it is trained from
-scratch. Labels and words are counted by buckets of their hash, so that no list of them has to be
-kept and no name leaves the data. Everything is counted in two halves, by content hash: how far
-these are apart is what chance alone does.
+It does not depend on a tokenizer, because a tokenizer that is trained from scratch differs from run
+to run. Labels and words are counted in buckets by hash, so no list of them is needed and no name
+leaves the data. Records are counted in two halves, split by content hash. The distance between the
+halves shows what chance alone does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,18 +22,23 @@ from numpy.typing import NDArray
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.parallel import workers, worth_starting
+from steadytrain.components.preprocess.remembered import Remembered
 from steadytrain.components.preprocess.validate import Checked, Defect, check
+from steadytrain.components.preprocess.words import Runs, ascii_runs, is_word
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataProfile
 
 LENGTHS: Final = 24
-"""Bins: the binary logarithm of a record's UTF-8 bytes, rounded down; the last has all above."""
+"""Number of bins. A record's bin is the binary logarithm of its UTF-8 bytes, rounded down.
+
+The last bin includes all longer records.
+"""
 
 LABELS: Final = 64
 WORDS: Final = 128
 
-# Words of Latin, Greek, Cyrillic and Armenian letters whole; of scripts that mostly write without
-# spaces, or that join much to a word, each letter.
+# Latin, Greek, Cyrillic and Armenian text is split into words. Scripts that mostly have no spaces,
+# or that join much to a word, are split into letters.
 _WORD = re.compile(r"[0-9A-Za-z_\u00c0-\u058f]+|\w")
 _MILLION = 1_000_000
 
@@ -48,19 +53,22 @@ class Tally:
         self.labels: Counts = np.zeros((2, LABELS), dtype=np.int64)
         self.words: Counts = np.zeros((2, WORDS), dtype=np.int64)
 
-    def count(self, records: Iterable[Checked]) -> None:
-        """Takes checked records in."""
+    def count(self, records: Sequence[Checked], runs: Sequence[Runs]) -> None:
+        """Count checked records. `runs` are the `ascii_runs` of their contents."""
         words: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        for record in records:
+        for record, own in zip(records, runs, strict=True):
             half = record.identity[-1] & 1
             size = len(record.content.encode())
             self.lengths[half, min(size.bit_length() - 1, LENGTHS - 1)] += 1
             if record.label is not None:
                 self.labels[half, _bucket(record.label, LABELS)] += 1
-            words[half].update(_WORD.findall(record.content))
+            words[half].update(_WORD.findall(record.content) if own is None else own)
         for half, counter in enumerate(words):
-            for word, count in counter.items():
-                self.words[half, _bucket(word, WORDS)] += count
+            buckets = np.fromiter(map(_KNOWN.__getitem__, counter), np.int64, len(counter))
+            times = np.fromiter(counter.values(), np.int64, len(counter))
+            found = np.zeros(WORDS + 1, dtype=np.int64)
+            np.add.at(found, buckets, times)
+            self.words[half] += found[:WORDS]
 
     def add(self, other: Tally) -> None:
         self.lengths += other.lengths
@@ -68,17 +76,17 @@ class Tally:
         self.words += other.words
 
     def profile(self) -> DataProfile:
-        """Shares instead of counts, so that it is small whatever the data's size."""
+        """Return shares instead of counts, so that the numbers are small for any amount of data."""
         return DataProfile(
             lengths=_shares(self.lengths), labels=_shares(self.labels), words=_shares(self.words)
         )
 
 
 def profile_of(inputs: Inputs, data: DataConfig, scratch: Path) -> DataProfile:
-    """Reads everything, and keeps only what it is like.
+    """Read all input and return only its profile.
 
     Args:
-        scratch: folder for what has to be fetched, one file at a time.
+        scratch: folder for downloads, one file at a time.
     """
     total = Tally()
     jobs = ((chunk, data) for chunk in inputs.chunks(data, scratch))
@@ -96,7 +104,7 @@ def _tally(job: tuple[Chunk, DataConfig]) -> Tally:
             with contextlib.suppress(Defect):
                 good.append(check(row, data))
     tally = Tally()
-    tally.count(good)
+    tally.count(good, ascii_runs(record.content for record in good))
     return tally
 
 
@@ -104,8 +112,16 @@ def _bucket(name: str, buckets: int) -> int:
     return zlib.crc32(name.encode()) % buckets
 
 
+def _word_bucket(run: str) -> int:
+    """Return the bucket of a word. Punctuation, found only in ASCII texts, gets an extra bucket."""
+    return _bucket(run, WORDS) if is_word(run) or not run.isascii() else WORDS
+
+
+_KNOWN: Final = Remembered(_word_bucket)
+
+
 def _shares(counts: Counts) -> list[list[int]]:
-    """Parts in a million of all that was counted in both halves."""
+    """Return each count in parts per million of the total of both halves."""
     total = max(1, int(counts.sum()))
     rounded: list[list[int]] = np.rint(counts * (_MILLION / total)).astype(np.int64).tolist()
     return rounded

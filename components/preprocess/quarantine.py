@@ -1,13 +1,13 @@
-"""The quarantine file: every record that is not used, where it stands, and why."""
+"""The quarantine file: every record that is not used, its location, and the reason."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from steadytrain.components.preprocess.validate import DEFECTS
 from steadytrain.components.shared.config.secrets import redact
@@ -19,8 +19,8 @@ EXCERPT_CHARACTERS: Final = 400
 class Entry:
     """A record that is not used.
 
-    line: of the file; the row, where a file has rows; 1, where the file is the record.
-    duplicate_of: the content hash of the record that it duplicates.
+    line: line in the file, row in a file with rows, or 1 if the file is the record.
+    duplicate_of: content hash of the record that this one duplicates.
     """
 
     source: str
@@ -32,8 +32,23 @@ class Entry:
     excerpt: str = ""
 
 
+def entry_of(
+    record: Mapping[str, Any], reason: str, detail: str = "", *, duplicate_of: str = ""
+) -> Entry:
+    """Return the entry of a record in the spool."""
+    return Entry(
+        record["source"],
+        record["line"],
+        reason,
+        detail,
+        id=record["id"].hex(),
+        duplicate_of=duplicate_of,
+        excerpt=record["content"][:EXCERPT_CHARACTERS],
+    )
+
+
 class Quarantine:
-    """Appends entries to a file of JSON lines, and counts them."""
+    """Appends entries to a JSON Lines file, and counts them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,12 +70,12 @@ class Quarantine:
 
     @property
     def defects(self) -> int:
-        """Records with a fault of their own."""
+        """Return the number of records that are defective themselves."""
         return sum(self.counts[reason] for reason in DEFECTS)
 
 
 def reason_table(counts: Counter[str], total: int) -> str:
-    """Counts by reason, as text."""
+    """Return the counts by reason, as text."""
     lines = [
         f"  {reason:<26}{count:>10}  {count / max(1, total):>7.2%}"
         for reason, count in counts.most_common()

@@ -1,4 +1,4 @@
-"""Reading everything: each record checked and put on the spool, or in the quarantine."""
+"""Read all records, check each one, and put it on the spool or in the quarantine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _EARLY: Final = 10_000
 
 @dataclass
 class Reading:
-    """What was read.
+    """The result of reading.
 
-    labels: names of all labels by their hash, as the spool holds it.
-    columns: names that occurred.
-    tally: what the good records are like.
+    labels: names of all labels by their hash, as stored in the spool.
+    columns: column names that occurred.
+    tally: statistics of the good records.
     """
 
     records: int = 0
@@ -47,13 +47,13 @@ def read_everything(
     workers: Workers,
     progress: Callable[[int], None],
 ) -> Reading:
-    """Puts every good record on the spool and every bad one in the quarantine.
+    """Put every good record on the spool and every bad one in the quarantine.
 
     Args:
-        progress: told the bytes of input that are done (0 where files do not tell).
+        progress: called with the bytes of input read so far (0 if the size is unknown).
 
     Raises:
-        DataError: there are no records, a column is absent, or too many are bad.
+        DataError: there are no records, a column is missing, or too many records are bad.
     """
     reading, done = Reading(), 0
     jobs = (Job(chunk, data, spool.parts) for chunk in inputs.chunks(data, scratch))
@@ -75,10 +75,10 @@ def read_everything(
 
 
 def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> None:
-    """Compares the share of defective records with the limit.
+    """Compare the share of defective records with the limit.
 
     Raises:
-        DataError: with a table of reasons.
+        DataError: the share is above the limit; the message has a table of reasons.
     """
     if quarantine.defects <= data.max_bad_share * records:
         return
@@ -112,7 +112,7 @@ def _check_columns(reading: Reading, data: DataConfig) -> None:
     missing = [
         [column for column in columns if not reading.columns[column]] for columns in alternatives
     ]
-    # Where no row could be decoded at all, the columns are not what is wrong.
+    # If no row could be decoded at all, the columns are not the problem.
     if all(missing) and reading.columns:
         wished = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
         raise DataError(

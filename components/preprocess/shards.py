@@ -1,4 +1,4 @@
-"""Shards that the loop maps into memory, and the index that finds a row again."""
+"""Shards that the training loop maps into memory, and the index for finding a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steadytrain.components.shared.records import Side, SideRecord
 SHARD_BYTES: Final = 256 << 20
 BATCH_ROWS: Final = 256
 BATCH_TOKENS: Final = 1 << 17
-"""A record batch is read and checked whole, whichever of its rows is wanted."""
+"""Limits a record batch. Reading one row reads and checks its full batch."""
 
 _PACKED_COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_ids": pa.list_(pa.int32()),
@@ -36,7 +36,7 @@ INDEX: Final = pa.schema(
         pa.field("documents", pa.list_(pa.string())),
     ]
 )
-"""A row of the index for each row of the shards, in order: where it is and what is in it."""
+"""One row of the index per row of the shards, in order: where it is and what is in it."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Window:
 def write_side(
     side: Side, parts: Sequence[Path], folder: Path, *, task: str, capacity: int, documents: int
 ) -> SideRecord:
-    """Writes <side>/shard-00000.arrow and so on, and <side>/index.arrow.
+    """Write <side>/shard-00000.arrow and so on, and <side>/index.arrow.
 
     Args:
         parts: files of windows, in the order of content hashes.
         folder: the data folder.
-        capacity: tokens a sequence.
-        documents: records on this side.
+        capacity: tokens per sequence.
+        documents: number of records on this side.
     """
     (folder / side).mkdir(parents=True)
     classes = task == "sequence_classification"
@@ -92,13 +92,13 @@ def _read(part: Path) -> Iterator[Window]:
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Values of a list column, copied, and where each list begins and ends."""
+    """Return a copy of a list column's values, and the offsets of each list."""
     offsets = column.offsets.to_numpy()
     return np.array(column.values.to_numpy()), np.array(offsets)
 
 
 class _Shards:
-    """Writes rows to shards of a bounded size, and their index."""
+    """Writes rows to shards of limited size, and their index."""
 
     def __init__(self, folder: Path, side: Side, schema: pa.Schema) -> None:
         self.folder, self.side, self.schema = folder, side, schema
@@ -117,7 +117,7 @@ class _Shards:
             self._flush()
 
     def close(self, documents: int) -> SideRecord:
-        """Ends the writing."""
+        """Finish writing and return the record of this side."""
         self._flush()
         if self._shard is not None:
             self._shard.close()
@@ -198,7 +198,7 @@ def _packed_batch(sequences: list[list[Window]]) -> pa.RecordBatch:
 
 
 def _lists(ends: Any, values: Any) -> pa.Array[Any]:
-    """Lists of an Arrow column, without a detour by Python's."""
+    """Return an Arrow list column, without creating Python lists."""
     return pa.ListArray.from_arrays(ends, values)
 
 

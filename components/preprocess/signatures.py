@@ -1,8 +1,7 @@
-"""MinHash signatures of texts, and the bands by which near duplicates are found.
+"""MinHash signatures of texts, and the bands for finding near duplicates.
 
-Broder, "On the resemblance and containment of documents" (1997); banding as in
-Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4. The MinHash itself
-is rensa's.
+Broder, "On the resemblance and containment of documents" (1997); banding as in Leskovec, Rajaraman,
+Ullman, "Mining of Massive Datasets", 3.4. The MinHash implementation is rensa's.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.remembered import Remembered
+from steadytrain.components.preprocess.words import Runs, ascii_runs
+
 PERMUTATIONS: Final = 128
 SHINGLE_WORDS: Final = 5
 _RECALL: Final = 0.99
 _SEED: Final = 1
-# Scripts without spaces between words are taken character by character.
+# Scripts without spaces between words are split into characters.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]+")
 _FACTORS: Final = np.array(
     [pow(0x9E3779B97F4A7C15, power, 2**64) for power in range(SHINGLE_WORDS)], dtype=np.uint64
@@ -27,7 +29,7 @@ _FACTORS: Final = np.array(
 
 
 def band_rows(threshold: float) -> int:
-    """Rows a band: the most with which a pair at the threshold is found with 99 %."""
+    """Return the most rows per band that find a pair at the threshold with 99 % probability."""
     fitting = [
         rows
         for rows in (1, 2, 4, 8, 16, 32, 64, 128)
@@ -36,22 +38,23 @@ def band_rows(threshold: float) -> int:
     return max(fitting, default=1)
 
 
-def sign(texts: Sequence[str]) -> NDArray[np.uint32]:
-    """Signatures, (texts, PERMUTATIONS), of the sets of each text's five-word shingles."""
+def sign(texts: Sequence[str], runs: Sequence[Runs] | None = None) -> NDArray[np.uint32]:
+    """Return signatures, (texts, PERMUTATIONS), of the set of five-word shingles in each text.
+
+    Args:
+        runs: `ascii_runs` of the texts, if already computed.
+    """
     from rensa import RMinHash
 
-    words = [_WORD.findall(normalize("NFC", text).lower()) or [text] for text in texts]
-    shingles = [
-        _shingles(np.array(row, dtype=np.uint64)) for row in RMinHash.hash_token_sets(words)
-    ]
-    offsets = np.cumsum([0, *map(len, shingles)], dtype=np.uint64)
-    flat = np.concatenate(shingles) if shingles else np.empty(0, np.uint64)
+    found = ascii_runs(texts) if runs is None else runs
+    hashes = [_hashes(text, own) for text, own in zip(texts, found, strict=True)]
+    flat, offsets = _shingles(hashes)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, PERMUTATIONS, _SEED)
     return np.array(matrix.to_rows(), dtype=np.uint32).reshape(-1, PERMUTATIONS)
 
 
 def bands(signatures: NDArray[np.uint32], rows: int) -> NDArray[np.uint64]:
-    """A hash for each band: (records, PERMUTATIONS // rows)."""
+    """Return a hash for each band: (records, PERMUTATIONS // rows)."""
     grouped = signatures.reshape(len(signatures), PERMUTATIONS // rows, rows).astype(np.uint64)
     hashes = np.full(grouped.shape[:2], 0xCBF29CE484222325, dtype=np.uint64)
     for row in range(rows):
@@ -60,11 +63,42 @@ def bands(signatures: NDArray[np.uint32], rows: int) -> NDArray[np.uint64]:
     return hashes
 
 
-def _shingles(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Distinct hashes of each run of five words; of a shorter text, one of all its words."""
-    width = min(SHINGLE_WORDS, len(words))
-    count = len(words) - width + 1
-    total = np.zeros(count, dtype=np.uint64)
-    for place in range(width):
-        total += words[place : place + count] * _FACTORS[place]
-    return np.unique(total ^ (total >> np.uint64(29)))
+def _hashes(text: str, runs: Runs) -> NDArray[np.uint64]:
+    """Return a hash for each word of a text, in order and in lower case."""
+    from rensa import RMinHash
+
+    if runs:
+        return np.frombuffer(b"".join(map(_KNOWN.__getitem__, runs)), dtype=np.uint64)
+    words = _WORD.findall(normalize("NFC", text).lower()) or [text]
+    return np.array(RMinHash.hash_token_sets([words])[0], dtype=np.uint64)
+
+
+def _hash(run: str) -> bytes:
+    from rensa import RMinHash
+
+    return np.array(RMinHash.hash_token_sets([[run.lower()]])[0], dtype=np.uint64).tobytes()
+
+
+_KNOWN: Final = Remembered(_hash)
+
+
+def _shingles(texts: Sequence[NDArray[np.uint64]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the hash of each run of five words, and offsets. A shorter text is a single shingle.
+
+    A text that repeats itself has the same shingle more than once, which MinHash ignores.
+    """
+    # Shorter texts are padded with zeros, which do not change their shingle.
+    sizes = np.array([max(len(words), SHINGLE_WORDS) for words in texts], dtype=np.int64)
+    ends = np.cumsum(sizes)
+    words = np.zeros(int(sizes.sum()), dtype=np.uint64)
+    for end, size, own in zip(ends.tolist(), sizes.tolist(), texts, strict=True):
+        words[end - size : end - size + len(own)] = own
+    total = np.zeros(max(0, len(words) - SHINGLE_WORDS + 1), dtype=np.uint64)
+    for place in range(SHINGLE_WORDS):
+        total += words[place : place + len(total)] * _FACTORS[place]
+    whole = np.ones(len(words), dtype=bool)
+    for place in range(1, SHINGLE_WORDS):
+        whole[ends - place] = False
+    offsets = np.concatenate(([0], np.cumsum(sizes - SHINGLE_WORDS + 1))).astype(np.uint64)
+    shingles = total[whole[: len(total)]]
+    return shingles ^ (shingles >> np.uint64(29)), offsets

@@ -1,8 +1,8 @@
-"""From addresses to files that can be read, wherever they lie.
+"""Turn addresses into files that can be read, wherever they are.
 
-Addresses: files, folders and globs (a mounted volume is a folder), s3://,
-package:NAME/PATH of an installed Python package, package:stdlib for the standard
-library, and hub:NAME of a data set (read by `hub.py`).
+Addresses are files, folders and globs (a mounted volume is a folder), s3://, package:NAME/PATH for
+an installed Python package, package:stdlib for the standard library, and hub:NAME for a data set
+(read by `hub.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from typing import BinaryIO, cast
 from steadytrain.components.preprocess.local_files import Source, open_regular, require_data
 from steadytrain.components.shared.digest import stream_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.components.shared.home import local_path
 from steadytrain.components.shared.model_source import package_folder
-from steadytrain.components.shared.paths import below
+from steadytrain.components.shared.paths import below, local_path
 from steadytrain.components.shared.storage import S3Storage
 
 _MAGIC = "*?["
@@ -39,7 +38,7 @@ class Stream:
     """An open file.
 
     data: its content, decompressed.
-    raw: the file itself; its position tells how far the reading is.
+    raw: the file itself. Its position shows the progress of reading.
     """
 
     data: BinaryIO
@@ -58,11 +57,11 @@ class RemoteFile:
 class SourceFile:
     """A file of the data set.
 
-    name: what the user is told: the path, or the s3:// address.
+    name: the name to show to users: the path, or the s3:// address.
     path: relative to the address that named it, with forward slashes.
-    location: the local file, where it really is (without links), or the object in S3.
-    tag: what S3 says of the object's content; "" for a local file.
-    listed: found in a folder, so that its suffix decides whether it is read.
+    location: the local file with links resolved, or the object in S3.
+    tag: S3's tag for the object's content; "" for a local file.
+    listed: whether it was found in a folder, so that its suffix decides whether it is read.
     """
 
     name: str
@@ -74,14 +73,14 @@ class SourceFile:
 
     @property
     def suffix(self) -> str:
-        """The suffix that tells the format, without that of a compression."""
+        """Return the suffix of the format, without a compression suffix."""
         path = PurePosixPath(self.path)
         if path.suffix in _COMPRESSIONS:
             path = path.with_suffix("")
         return path.suffix
 
     def digest(self) -> str:
-        """Digest of the content; of an object in S3, of what the server says about it."""
+        """Return the digest of the content, or of the server's metadata for an object in S3."""
         if isinstance(self.location, Path):
             with open_regular(self.location) as handle:
                 return stream_digest(handle)
@@ -89,7 +88,7 @@ class SourceFile:
 
     @contextlib.contextmanager
     def local(self, scratch: Path) -> Iterator[Path]:
-        """The file as a plain local one: fetched and decompressed below `scratch` if need be."""
+        """Yield the file as a local one, downloaded and decompressed to `scratch` if necessary."""
         suffix = PurePosixPath(self.path).suffix
         if isinstance(self.location, Path) and suffix not in _COMPRESSIONS:
             yield self.location
@@ -103,10 +102,10 @@ class SourceFile:
 
     @contextlib.contextmanager
     def open(self, scratch: Path) -> Iterator[Stream]:
-        """The file's content, decompressed; an object in S3 is first fetched to `scratch`.
+        """Open the file's decompressed content. An object in S3 is downloaded to `scratch` first.
 
         Raises:
-            DataError: the file cannot be read, or its compression is damaged.
+            DataError: the file cannot be read, or its compression is corrupted.
         """
         from zstandard import ZstdDecompressor, ZstdError
 
@@ -141,14 +140,14 @@ class SourceFile:
 def find_files(
     address: str, exclude: list[str], left_out: Counter[str] | None = None
 ) -> list[SourceFile]:
-    """The files that an address names, in the order of their paths.
+    """Return the files at an address, in the order of their paths.
 
     Args:
         exclude: globs, relative to the address.
-        left_out: counts files that are no data (see `local_files.py`), by what they are.
+        left_out: counts files that are not data (see `local_files.py`), by kind.
 
     Raises:
-        BadInput: nothing lies there that may be read.
+        BadInput: there are no readable files.
     """
     no_data: Counter[str] = Counter() if left_out is None else left_out
     scheme, _, rest = address.partition(":")
@@ -191,7 +190,7 @@ def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
 
 
 def _package_files(name: str, left_out: Counter[str]) -> list[SourceFile]:
-    """Files of an installed package, with paths relative to its own top folder."""
+    """Return the files of an installed package, with paths relative to its top-level folder."""
     top, _, inner = name.partition("/")
     root = Path(sysconfig.get_path("stdlib")) if top == "stdlib" else package_folder(top)
     inner = inner.rstrip("/")
@@ -238,12 +237,12 @@ def _local(path: Path, real: Path, relative: str, *, listed: bool = False) -> So
 
 
 def _told(name: str) -> str:
-    """A name as text; bytes of it that are not UTF-8 are told by their numbers."""
+    """Return a name as text. Bytes that are not UTF-8 appear as escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _fixed_part(path: Path) -> Path:
-    """The folders before the first wildcard."""
+    """Return the folders before the first wildcard."""
     parts = []
     for part in path.parts[:-1]:
         if any(sign in part for sign in _MAGIC):
@@ -254,10 +253,10 @@ def _fixed_part(path: Path) -> Path:
 
 @functools.cache
 def _compiled(pattern: str, field: str) -> re.Pattern[str]:
-    """A glob for whole paths: `*` stays within a folder, `**` does not.
+    """Compile a glob for full paths. `*` stays within a folder, `**` does not.
 
     Raises:
-        BadInput: it is none; the message names the field.
+        BadInput: the pattern is invalid. The message names the field.
     """
     parts = re.split(r"((?:\*\*/)+|\*{2,}|\*|\?|\[[^]]+])", pattern)
     try:

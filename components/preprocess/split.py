@@ -1,7 +1,7 @@
-"""Which side of the split a record belongs to.
+"""Assign each record to a side of the split.
 
-A pure function of the salt and of the record's content or group: neither the
-order of files nor what else is in the data set moves a record.
+The side depends only on the salt and on the record's content or group. The order of files and the
+rest of the data set don't move a record.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Side
 
 SIDES: Final[tuple[Side, ...]] = ("test", "validation", "train")
-"""The held-out sides first: of two duplicates the one that comes first here stays."""
+"""Held-out sides come first: of two duplicates, the one on the earlier side is kept."""
 
 ID_BYTES: Final = 16
 
 
 def content_id(content: str) -> bytes:
-    """Identity of a record: the first 16 bytes of the SHA-256 of its content in form NFC.
+    """Return a record's identity: the first 16 bytes of the SHA-256 of its content in NFC.
 
-    Only here: what is learned from stays as it is written.
+    Only the identity is normalized. Training uses the text as written.
     """
     return hashlib.sha256(normalize("NFC", content).encode()).digest()[:ID_BYTES]
 
 
 def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
-    """The side of a record, by its group where it has one, else by its identity."""
+    """Return the side of a record, by its group if it has one, otherwise by its identity."""
     key = (
         b"content\0" + identity if group is None else b"group\0" + normalize("NFC", group).encode()
     )
@@ -43,7 +43,10 @@ def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
 
 
 def split_digest(data: DataConfig) -> str:
-    """Equal where equal records are on equal sides."""
+    """Return a digest of the settings that determine the split.
+
+    If two digests are equal, equal records are on equal sides.
+    """
     return value_digest(
         [data.split_salt, data.validation_share, data.test_share, data.columns.group]
     )

@@ -1,15 +1,15 @@
-"""The checked records on disk, in parts by content hash, and what is known of each.
+"""The checked records on disk, in parts by content hash, and arrays with facts about each record.
 
-A record has a number, by arrival. Texts lie in parts (Arrow streams) by the
-first bits of the content hash, so that the parts, each sorted, are the whole in
-an order that no order of files changes. What finding duplicates needs (hashes,
-sides, signatures) lies in files of its own, an array for each.
+A record has a number, in order of arrival. Texts are in parts (Arrow streams) by the first bits of
+the content hash. Each part is sorted when it is read, so the parts together are the data set in an
+order that does not depend on the order of the files. What duplicate detection needs (hashes, sides,
+signatures) is in separate files, one array per file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -41,20 +41,26 @@ ARRAYS: Final[dict[str, Any]] = {
     "labels": np.dtype(np.uint64),
     "variants": np.dtype(np.uint64),
 }
-"""Kept of every record. `variants` tells apart records of equal content."""
+"""Stored for every record. `variants` distinguishes records with equal content."""
 
 
 @dataclass
 class Batch:
-    """Checked records of a chunk: texts by part, and arrays by name, all in one order."""
+    """Checked records of a chunk.
 
-    parts: list[tuple[int, pa.RecordBatch]]
+    parts: which rows go to which part: the number of the part, the first row, and the one after the
+        last.
+    arrays: by name, in the order of the record numbers in `rows`.
+    """
+
+    parts: list[tuple[int, int, int]]
     arrays: dict[str, NDArray[Any]]
     count: int
+    rows: pa.RecordBatch = field(default_factory=lambda: pa.RecordBatch.from_pylist([], SCHEMA))
 
 
 class Spool:
-    """Writes checked records, then gives them back part by part."""
+    """Writes checked records, then returns them part by part."""
 
     def __init__(self, folder: Path, expected_bytes: int | None) -> None:
         self.folder = folder
@@ -67,12 +73,13 @@ class Spool:
         self._arrays: dict[str, BinaryIO] = {}
 
     def add(self, batch: Batch) -> None:
-        """Appends a batch; its records are numbered here."""
-        for part, rows in batch.parts:
+        """Append a batch and number its records."""
+        numbers = pa.array(np.asarray(batch.rows["number"]) + self.count)
+        rows = batch.rows.set_column(0, SCHEMA.field(0), numbers)
+        for part, start, stop in batch.parts:
             if part not in self._writers:
                 self._writers[part] = pa.ipc.new_stream(str(self.part(part)), SCHEMA)
-            numbers = pa.array(np.asarray(rows["number"]) + self.count)
-            self._writers[part].write_batch(rows.set_column(0, SCHEMA.field(0), numbers))
+            self._writers[part].write_batch(rows.slice(start, stop - start))
         for name, values in batch.arrays.items():
             if name not in self._arrays:
                 self._arrays[name] = self.array_path(name).open("wb")
@@ -80,7 +87,7 @@ class Spool:
         self.count += batch.count
 
     def close(self) -> None:
-        """Ends the writing; may be called again."""
+        """Finish writing. It is safe to call this again."""
         closing: Iterable[Any] = (*self._writers.values(), *self._arrays.values())
         for item in closing:
             item.close()
@@ -91,24 +98,24 @@ class Spool:
         return self.folder / f"part-{number:03}.arrows"
 
     def written(self) -> list[Path]:
-        """The parts that hold records, in the order of their hashes."""
+        """Return the parts that have records, in the order of their hashes."""
         return [self.part(number) for number in sorted(self._written)]
 
     def array_path(self, name: str) -> Path:
         return self.folder / f"{name}.bin"
 
     def array(self, name: str) -> NDArray[Any]:
-        """An array in memory, one entry a record."""
+        """Load an array into memory, one entry per record."""
         return np.fromfile(self.array_path(name), dtype=ARRAYS.get(name, np.dtype(np.uint64)))
 
 
 def part_of(identity: bytes, parts: int) -> int:
-    """The part of a content hash: parts are consecutive ranges of hashes."""
+    """Return the part of a content hash. Parts are consecutive ranges of hashes."""
     return int.from_bytes(identity[:4], "big") * parts >> 32
 
 
 def read_part(path: Path) -> pa.Table:
-    """The records of a part, sorted by content hash, then by number."""
+    """Read the records of a part, sorted by content hash, then by number."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
         table = reader.read_all()
     return table.sort_by([("id", "ascending"), ("number", "ascending")])

@@ -1,4 +1,4 @@
-"""The step: from the addresses of a data set to checked, split and packed data."""
+"""The preprocess step: turn the addresses of a data set into checked, split and packed data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TASKS = ("causal_lm", "supervised_finetuning", "sequence_classification")
 
 
 def run(config: RunConfig) -> DataRecord:
-    """Prepares the data of a run, or finds them prepared.
+    """Prepare the data of a run, or reuse data that is already prepared.
 
     Raises:
         BadInput: an address, the model or the task cannot be used.
-        DataError: the data cannot be used; what was quarantined is kept and named.
+        DataError: the data cannot be used. The error names the quarantine file, which is kept.
         StorageError: the prepared data cannot be written.
     """
     with stage(config, STEP) as current:
@@ -36,8 +36,8 @@ def run(config: RunConfig) -> DataRecord:
             record = _prepare(config, current)
             mark_used(Path(record.folder))
             record.save(current.workspace.record(STEP))
-            # `gc` sets a folder aside before it looks for records that name it, so that one
-            # of the two sees the other: either the folder is still here, or it comes back.
+            # `gc` moves a folder aside before it looks for records that name it. So one of the two
+            # always notices the other: either the folder is still here, or it comes back.
             if Path(record.folder).is_dir():
                 break
         current.summary = _summary(record)
@@ -77,7 +77,7 @@ def _key(config: RunConfig, model: Model, inputs: Inputs, digest: str) -> str:
 
 
 def _build(config: RunConfig, model: Model, inputs: Inputs, current: Stage) -> DataRecord:
-    """Builds beside the final place and publishes the result there when it is whole."""
+    """Build the data in a scratch folder, and publish it when it is complete."""
     workspace = current.workspace
     workspace.quarantine.unlink(missing_ok=True)
     with _writing(workspace), scratch(workspace.prepared, workspace.run_id) as folder:

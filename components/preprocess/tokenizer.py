@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.shared.encoding import DEFAULT_CHAT_TEMPLATE, load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import DEFAULT_CHAT_TEMPLATE, load_tokenizer
 
 SAMPLE_BYTES: Final = 32 << 20
-"""Text that a tokenizer is trained on at most, by content hash: memory stays flat."""
+"""Maximum text to train a tokenizer on, by content hash. This limits memory."""
 
 _END, _PAD = "<|endoftext|>", "<|pad|>"
 _ROLES: Final = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 
 
 def copy_tokenizer(origin: Path, folder: Path, *, task: str) -> None:
-    """Saves a tokenizer as it is, save that one without a chat template gets the default."""
+    """Save a tokenizer unchanged, except for adding the default chat template if it has none."""
     _save(load_tokenizer(origin), folder, task)
 
 
 def train_tokenizer(texts: Iterable[str], folder: Path, *, vocab_size: int, task: str) -> None:
-    """Trains byte-level BPE; the order of the texts does not matter.
+    """Train byte-level BPE. The order of the texts does not matter.
 
-    Special tokens: <|endoftext|> begins and ends a text and stands for the unknown,
-    <|pad|> pads; chats have one for each role.
+    Special tokens: <|endoftext|> starts and ends a text and is the unknown token, <|pad|> pads.
+    Chats have one token for each role.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -41,7 +41,7 @@ def train_tokenizer(texts: Iterable[str], folder: Path, *, vocab_size: int, task
     )
     backend.train_from_iterator(texts, trainer)
     if task == "sequence_classification":
-        # A classifier looks at the first or the last token: both are there to be looked at.
+        # A classifier reads the first or the last token, so add both.
         backend.post_processor = processors.TemplateProcessing(
             single=f"{_END} $A {_END}",
             special_tokens=[(_END, backend.token_to_id(_END))],

@@ -1,8 +1,8 @@
-"""Every record is checked; what is wrong with a bad one has a name.
+"""Check every record, and name what is wrong with a bad one.
 
-A defect is the record's own fault and counts against `data.max_bad_share`. A
-record that is quarantined for what stands elsewhere (a duplicate, a leak, a
-label that training never saw) is a good record, and does not count.
+A defect is the record's own fault and counts against `data.max_bad_share`. A record may also be
+quarantined because of other records (a duplicate, a leak, a conflicting label). Such a record is
+good, and does not count.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SET_ASIDE: Final = {
     "conflicting_label": "the same content occurs with another label",
 }
 NAME_BYTES: Final = 1024
-"""A label, group or slice is a name: it is held in memory and shown in reports."""
+"""Limit for a label, group or slice, because reports show it and it is held in memory."""
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 class Defect(Exception):
-    """Why a record cannot be used: `reason` is a key of DEFECTS."""
+    """Why a record cannot be used. `reason` is a key of DEFECTS."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -56,12 +56,12 @@ def _with_each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Defe
 
 
 STRICT_JSON: Final = json.JSONDecoder(object_pairs_hook=_with_each_field_once)
-"""In the place of an object with a field twice, of which Python would take the last, a Defect."""
+"""Decodes an object with a duplicate field to a Defect. Python would use the last value."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A good record: `content` is its text, or its messages as canonical JSON."""
+    """A good record. `content` is its text, or its messages as canonical JSON."""
 
     identity: bytes
     content: str
@@ -71,10 +71,10 @@ class Checked:
 
 
 def check(row: Mapping[str, Any], data: DataConfig) -> Checked:
-    """The record of a row.
+    """Return the record of a row.
 
     Raises:
-        Defect: the first thing that is wrong with it.
+        Defect: the first problem with the row.
     """
     columns = data.columns
     content = _chat(row, data) if data.task == "supervised_finetuning" else _text(row, columns.text)
@@ -90,7 +90,7 @@ def check(row: Mapping[str, Any], data: DataConfig) -> Checked:
 
 
 def needed_columns(data: DataConfig) -> list[list[str]]:
-    """Alternatives of columns, those of one of which must occur in the data."""
+    """Return alternative lists of columns. The data must have all columns of one of them."""
     columns = data.columns
     more = [column for column in (columns.group, columns.slice) if column]
     if data.task == "supervised_finetuning":

@@ -1,4 +1,4 @@
-"""From KFP artifacts to registration and promotion, and from their records back."""
+"""Adapt KFP artifacts to registration and promotion, and their records to KFP artifacts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 def register(*, resolved: dsl.Artifact, version: dsl.Artifact) -> None:
-    """Registers the run's model."""
+    """Register the run's model."""
     config = load(Path(resolved.path))
     _publish(config, run(config), version)
 
 
 def promote(*, resolved: dsl.Artifact, champion: dsl.Artifact) -> None:
-    """Promotes the run's model."""
+    """Promote the run's model."""
     config = load(Path(resolved.path))
     _publish(config, promote_version(config), champion)
 

@@ -1,4 +1,4 @@
-"""The model card that goes with a registered version."""
+"""The model card of a registered version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model_card(
     gate: GateRecord,
     tags: Mapping[str, str],
 ) -> str:
-    """The card in Markdown: what the model is, learned from, scores, and why it stands where."""
+    """Return the model card in Markdown: the gate's reason, scores, training data and origin."""
     attempts = f"{train.attempts} attempt{'s' if train.attempts > 1 else ''}"
     test = f"## Evaluation on {evaluation.examples:,} examples of the test side"
     return "\n\n".join(
@@ -36,6 +36,7 @@ def model_card(
             f"{gate.reason[0].upper()}{gate.reason[1:]}.",
             test,
             _table(["metric", "value", "interval", "baseline"], _metric_rows(evaluation)),
+            *_tasks(evaluation),
             "## Data",
             ", ".join(f"`{source}`" for source in config.data.source),
             _table(
@@ -50,6 +51,17 @@ def model_card(
             "",
         ]
     )
+
+
+def _tasks(evaluation: EvaluationRecord) -> Iterable[str]:
+    if not evaluation.tasks:
+        return
+    yield "## lm-eval's tasks"
+    rows = (
+        [name, f"{score.value:.4g}", "" if score.stderr is None else f"{score.stderr:.2g}"]
+        for name, score in evaluation.tasks.items()
+    )
+    yield _table(["metric", "value", "standard error"], rows)
 
 
 def _metric_rows(evaluation: EvaluationRecord) -> Iterable[Sequence[str]]:

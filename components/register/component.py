@@ -1,4 +1,4 @@
-"""The register step and the promotion as KFP sees them."""
+"""The steps register and promote as KFP components, and `judge`, which evaluates first."""
 
 from kfp import dsl
 
@@ -11,7 +11,7 @@ def register(
     decision: dsl.Input[dsl.Artifact],  # noqa: ARG001  only orders the steps
     version: dsl.Output[dsl.Artifact],
 ) -> None:
-    """Registers the candidate as a version, whatever the gate said."""
+    """Register the candidate as a version, whatever the gate decided."""
     from steadytrain.components.register import artifacts
 
     artifacts.register(resolved=resolved, version=version)
@@ -23,7 +23,35 @@ def promote(
     version: dsl.Input[dsl.Artifact],  # noqa: ARG001  only orders the steps
     champion: dsl.Output[dsl.Artifact],
 ) -> None:
-    """Gives the candidate the champion's alias, if the champion is still the one it beat."""
+    """Give the candidate the champion's alias if it still beats the current champion."""
     from steadytrain.components.register import artifacts
 
     artifacts.promote(resolved=resolved, champion=champion)
+
+
+@dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
+def judge(
+    resolved: dsl.Input[dsl.Artifact],
+    data: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    evaluation: dsl.Output[dsl.Artifact],
+    decision: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+    classes: dsl.Output[dsl.ClassificationMetrics],
+    page: dsl.Output[dsl.HTML],
+    version: dsl.Output[dsl.Artifact],
+) -> bool:
+    """Evaluate the candidate, register it, and promote it if the gate allows it."""
+    from steadytrain.components.register import fused
+
+    return fused.judge(
+        resolved=resolved,
+        data=data,
+        model=model,
+        evaluation=evaluation,
+        decision=decision,
+        metrics=metrics,
+        classes=classes,
+        page=page,
+        version=version,
+    )

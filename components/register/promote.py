@@ -1,35 +1,35 @@
-"""Promotion: the alias `champion` moves to the run's version, if that is still right.
+"""Promotion: move the alias `champion` to the run's version, if the gate's decision still holds.
 
-MLflow sets an alias whatever it was before: it has no compare-and-swap. So a
-promotion holds a lock, under which it reads the alias again. Where another model
-has become champion since the gate decided, the gate decides again, against that
-one; the lock is let go meanwhile, so that it is held for moments only. What was
-written is read back under the lock.
+MLflow has no compare-and-swap: it sets an alias whatever its value was before. So promotion takes a
+lock and reads the alias again while it holds the lock. If another model has become champion since
+the gate decided, the gate decides again, against that one. Promotion releases the lock meanwhile,
+so it never holds the lock for more than a moment. After it writes the alias, it reads the alias
+back under the lock.
 
-What remains open: whoever does not take the lock can move the alias between our
-last reading and our writing. That is a person who edits it by hand, another
-program, or a run with another lock address: runs that share a registry but not
-an output folder must share `registry.lock`.
+One gap remains: whoever does not take the lock can move the alias between our last read and our
+write. That can be a person who edits it by hand, another program, or a run with a different lock
+address. Runs that share a registry but not an output folder must share `registry.lock`.
 """
 
 from __future__ import annotations
 
-from steadytrain.components.register.verdict import decision
-from steadytrain.components.register.versions import RUN, WEIGHTS, Registry, Version
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
+from steadytrain.components.shared.registry.verdict import decision
+from steadytrain.components.shared.registry.versions import RUN, WEIGHTS, Registry, Version
 from steadytrain.components.shared.stage import Stage, stage
 
 
 def promote(config: RunConfig) -> RegistrationRecord:
-    """Makes the registered version champion, or tells why not, as the last gate decided.
+    """Make the registered version champion if the gate allows it, and record the gate's reason.
 
-    Leaves the record "promote", and "gate" where it was decided again.
+    Write the record "promote", and "gate" if the gate decided again.
 
     Raises:
-        BadInput: the steps before this one have not run, or on another model or configuration.
-        RunBusy: the lock is held by others for too long.
+        BadInput: the steps before this one have not run, or ran with another model or
+            configuration.
+        RunBusy: another process holds the lock for too long.
         TrackingError: the registry cannot be used.
         SteadytrainError: somebody else moved the alias while it was being written.
     """
@@ -48,7 +48,11 @@ def promote(config: RunConfig) -> RegistrationRecord:
 
 
 def _registered(registry: Registry, record: RegistrationRecord) -> Version:
-    """The version that this run has registered, as the registry knows it."""
+    """Return the version that this run registered, as stored in the registry.
+
+    Raises:
+        BadInput: the version does not exist, or this run did not register it.
+    """
     version = registry.numbered(record.version) if record.model_name == registry.name else None
     if version is None or version.tags.get(RUN) != registry.run_id or WEIGHTS not in version.tags:
         raise BadInput(
@@ -60,7 +64,11 @@ def _registered(registry: Registry, record: RegistrationRecord) -> Version:
 
 
 def _take_alias(registry: Registry, ours: Version, gate: GateRecord, current: Stage) -> bool:
-    """Takes the alias if the model that was beaten still has it; whether it is ours now."""
+    """Take the alias if the champion that the candidate beat still has it.
+
+    Returns:
+        Whether the alias names our version now.
+    """
     with registry.locked() as check:
         holder = registry.champion()
         if holder is not None and holder.number == ours.number:
@@ -74,7 +82,7 @@ def _take_alias(registry: Registry, ours: Version, gate: GateRecord, current: St
 
 
 def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> GateRecord:
-    # Late: it imports torch, and is seldom needed.
+    # Imported here because it imports torch and is rarely needed.
     from steadytrain.components.evaluate.step import load_candidate, scoring_progress
 
     candidate = load_candidate(config, current.workspace)

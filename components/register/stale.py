@@ -1,6 +1,6 @@
-"""Model versions that were passed over: registered as candidate, never champion, named by nobody.
+"""Model versions that were passed over: registered as candidate, never champion, without an alias.
 
-MLflow keeps the files of a version that is deleted; here they go too.
+When MLflow deletes a version, it keeps the version's files. This module deletes them too.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from steadytrain.components.register.versions import RUN, Registry
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import RegistrationRecord
+from steadytrain.components.shared.registry.versions import RUN, Registry
 from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.workspace import Workspace
 
 
 class PassedOver:
-    """The version that a run has registered, where nothing needs it any more.
+    """The version that a run registered, if nothing needs it anymore.
 
-    Every method raises TrackingError where the registry cannot be used.
+    Every method raises TrackingError if the registry cannot be used.
     """
 
     def __init__(self, config: RunConfig, workspace: Workspace) -> None:
@@ -32,7 +32,7 @@ class PassedOver:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is registered still, has no alias, and never was champion."""
+        """Whether it is still registered, has no alias, and never was champion."""
         return not self.was_champion and self._found() is not None
 
     @property
@@ -42,7 +42,11 @@ class PassedOver:
             return sum(size for _, size in _files(self._files()))
 
     def remove(self) -> bool:
-        """Deletes version and files, unless it has got an alias meanwhile."""
+        """Delete the version and its files.
+
+        Returns:
+            False if it is already gone or has an alias now.
+        """
         with self.registry.locked() as check:
             found = self._found()
             if found is None:

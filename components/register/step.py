@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from steadytrain.components.evaluate.scoring import judged_records, trained_model
 from steadytrain.components.register.card import model_card
-from steadytrain.components.register.verdict import decision
-from steadytrain.components.register.versions import Registry, Version, profile_tag, version_tags
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
     RegistrationRecord,
     TrainRecord,
+)
+from steadytrain.components.shared.registry.verdict import decision
+from steadytrain.components.shared.registry.versions import (
+    Registry,
+    Version,
+    profile_tag,
+    version_tags,
 )
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking import parent_run
@@ -22,12 +27,13 @@ CARD = "README.md"
 
 
 def run(config: RunConfig) -> RegistrationRecord:
-    """Registers the run's model, whatever the gate said.
+    """Register the run's model, whatever the gate decided.
 
-    A run that has registered these weights already keeps its version.
+    If the run has already registered these weights, it keeps that version.
 
     Raises:
-        BadInput: the steps before this one have not run, or on another model or configuration.
+        BadInput: the steps before this one have not run, or ran with another model or
+            configuration.
         TrackingError: the registry cannot be used.
     """
     with stage(config, "register") as current:
@@ -69,7 +75,7 @@ def _log(
     tags: dict[str, str],
     card: str,
 ) -> str:
-    """Logs the model and its card to the run's MLflow run; gives back the model's URI."""
+    """Log the model and its card to the run's MLflow run, and return the model's URI."""
     import mlflow
 
     task, records = open_task(config, data), judged_records(config, data)
@@ -80,6 +86,6 @@ def _log(
 
 
 def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:
-    """Another process of the same run may have been faster."""
+    """Register the version, unless another process of the same run was faster."""
     with registry.locked():
         return registry.of_run(tags) or registry.register(model_uri, tags, card)

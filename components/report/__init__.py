@@ -1,1 +1,1 @@
-"""One page that tells what happened."""
+"""One page that explains what happened in a run."""

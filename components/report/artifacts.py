@@ -1,7 +1,7 @@
-"""From a pipeline's parameters to the report, and from the report to a KFP artifact.
+"""Adapt a pipeline's parameters to the report step, and the report to a KFP artifact.
 
-An exit handler can take no artifact of the steps before it, so it resolves the
-configuration anew from the same parameters, which gives the same run.
+An exit handler cannot take artifacts from the steps before it. So it resolves the configuration
+again from the same parameters, which gives the same run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
-    """Writes the report, closes the run's tracking, and calls the webhook where there is one.
+    """Write the report, end the run in MLflow, and call the webhook if one is configured.
 
-    Of a run that nothing has begun, since there was nothing new, there is nothing to tell.
+    If no step of the run has started, for example because there was no new data, write only a note.
     """
     config = from_parameters(**parameters)
     workspace = Workspace.of(config)

@@ -1,4 +1,4 @@
-"""The data card, arranged for the page: from the step's record, and from card.json."""
+"""The data card for the page, built from the preprocess step's record and card.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_LABELS = 25
 
 
 class _Side(BaseModel):
-    """What the page needs of a side of card.json."""
+    """The fields of a side in card.json that the page needs."""
 
     fill: float = 0.0
     lengths: list[tuple[int, int, int]] = []
@@ -26,7 +26,7 @@ class _Side(BaseModel):
 
 
 class _Card(BaseModel):
-    """What the page needs of card.json; the rest of it is not looked at."""
+    """The fields of card.json that the page needs; others are ignored."""
 
     source: list[str] = []
     records: int = 0
@@ -36,7 +36,10 @@ class _Card(BaseModel):
 
 
 def data_section(facts: Facts) -> dict[str, Any] | None:
-    """Sides, quarantine, duplicates, lengths, labels; None before there is data."""
+    """Return sides, quarantine, duplicates, lengths and labels.
+
+    None means that there is no data record yet.
+    """
     if facts.data is None:
         return None
     card = _read(facts)
@@ -99,7 +102,10 @@ def _lengths(card: _Card) -> Markup:
 
 
 def _labels(card: _Card, data: DataRecord) -> dict[str, Any]:
-    """Records of each label by side, the most frequent first, and how many are left out."""
+    """Return the record counts of each label by side, most frequent label first.
+
+    Also return how many labels are left out and the names of the sides.
+    """
     totals: Counter[str] = Counter()
     for side in card.sides.values():
         totals.update(side.labels)

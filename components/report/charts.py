@@ -1,9 +1,8 @@
 """Line charts and histograms as inline SVG.
 
-Own code, and little of it: matplotlib takes a second to import and writes
-glyphs as paths that neither a screen reader nor a dark page can use; the
-JavaScript libraries bring megabytes. Colours and fonts come from the page's
-style sheet, and every text is escaped by `Markup.format`.
+This is our own code, and short. matplotlib takes a second to import and writes glyphs as paths,
+which don't work for screen readers or dark pages. JavaScript libraries add megabytes. Colors and
+fonts come from the page's style sheet, and `Markup.format` escapes every text.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Scale:
-    """From values of one axis to pixels."""
+    """Maps values on one axis to pixels."""
 
     low: float
     high: float
@@ -46,16 +45,16 @@ def line_chart(
     from_zero: bool = False,
     binary: bool = False,
 ) -> Markup:
-    """Curves over steps, the first as a line, others as a line with dots.
+    """Draw curves over steps: the first as a line, the others as lines with dots.
 
     Args:
-        show: how a value of the vertical axis is written.
-        marks: steps with a label each, drawn as vertical lines.
-        from_zero: the vertical axis begins at 0.
-        binary: it also has ticks that are round in units of 1024.
+        show: formats values in tooltips and in the description, and tick labels if `binary`.
+        marks: steps with their labels, drawn as vertical lines.
+        from_zero: the vertical axis includes 0.
+        binary: the vertical axis starts at 0 and its ticks are round in units of 1024.
 
     Returns:
-        "" where no curve has a point.
+        The SVG, or "" if no curve has a point.
     """
     points = [point for curve in curves for point in curve.points]
     if not points:
@@ -72,11 +71,40 @@ def line_chart(
     return _svg(title, _describe(curves, show), parts)
 
 
-def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) -> Markup:
-    """Bars of counts; "" where there are none.
+def share_chart(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    *,
+    axis: str,
+    description: str,
+    ideal: bool = False,
+) -> Markup:
+    """Draw a line in a square from 0 to 1, or return "" if there are no points.
 
     Args:
-        bins: each bin's name on the axis, its name in full, its count.
+        points: ordered by x, ascending or descending.
+        axis: label of the horizontal axis.
+        description: the chart in words.
+        ideal: add a second line from corner to corner.
+    """
+    if not points:
+        return Markup("")
+    ticks = nice_ticks(0.0, 1.0)
+    x, y = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, HEIGHT - BOTTOM, TOP)
+    parts = [_grid(ticks, y, _tick)]
+    parts += [_text(x(tick), HEIGHT - BOTTOM + 15, _tick(tick), "middle") for tick in ticks]
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, axis, "middle"))
+    for index, line in enumerate([points, *([[(0.0, 0.0), (1.0, 1.0)]] if ideal else [])]):
+        path = " ".join(f"{x(across)},{y(up)}" for across, up in line)
+        parts.append(Markup('<polyline class="line c{}" points="{}"/>').format(index, path))
+    return _svg(title, description, parts)
+
+
+def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) -> Markup:
+    """Draw bars of counts, or return "" if all counts are 0.
+
+    Args:
+        bins: each bin's label on the axis, its full name, and its count.
     """
     most = max(bins, key=lambda item: item[2], default=None)
     if most is None or most[2] <= 0:
@@ -96,7 +124,7 @@ def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) ->
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round values, 1, 2 or 5 times a power of ten apart, that enclose low and high."""
+    """Return round values, 1, 2 or 5 times a power of ten apart, that enclose low and high."""
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread
@@ -108,7 +136,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def byte_ticks(high: float, count: int = 5) -> list[float]:
-    """Ticks from 0 that are round in the unit in which `high` is written."""
+    """Return ticks from 0 that are round in the unit that `high` is written in."""
     unit = 1024.0 ** max(0, math.floor(math.log(max(high, 1.0), 1024)))
     return [tick * unit for tick in nice_ticks(0, max(high, 1.0) / unit, count)]
 
@@ -193,7 +221,7 @@ def _line(curve: Curve, index: int, x: Scale, y: Scale, show: Format) -> Markup:
 
 
 def _describe(curves: Sequence[Curve], show: Format) -> str:
-    """The chart in words, for those who cannot see it."""
+    """Describe the chart in words, for people who cannot see it."""
     said = []
     for curve in curves:
         if not curve.points:

@@ -1,4 +1,4 @@
-"""The report as KFP sees it: the exit handler, which runs whatever happened."""
+"""The report step as a KFP component: the exit handler, which always runs."""
 
 from kfp import dsl
 
@@ -19,7 +19,7 @@ def report(
     job: str,
     page: dsl.Output[dsl.HTML],
 ) -> None:
-    """Writes one page that tells what happened, on success and on failure."""
+    """Write one page that explains what happened, on success and on failure."""
     from steadytrain.components.report import artifacts
 
     artifacts.report(

@@ -1,4 +1,4 @@
-"""Curves of training: which points belong to them, and few enough of them to draw."""
+"""Curves of training: choose the points that count, and thin them out for drawing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Point = tuple[float, float]
 E = TypeVar("E", TrainingStep, Validated)
 
 DRAWN_POINTS = 400
-"""Points of a line; a chart is some 400 pixels wide."""
+"""Maximum number of points in a line. A chart is about 400 pixels wide."""
 
 
 @dataclass(frozen=True)
 class Curve:
     """One measure by step.
 
-    points: (step, value), finite, in the order of the steps.
-    broken: steps at which the value was not finite.
+    points: (step, value), finite values only, in step order.
+    broken: steps with a value that is not finite.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Curve:
 
 
 def training_curve(facts: Facts, name: str, value: Callable[[TrainingStep], float]) -> Curve:
-    """A measure of the training steps that count."""
+    """Return a measure of the training steps that count."""
     return _curve(name, ((event.step, value(event)) for event in standing(facts.of(TrainingStep))))
 
 
 def validation_curve(facts: Facts, name: str, metric: str) -> Curve:
-    """A validation score by step."""
+    """Return a validation score by step."""
     events = standing(facts.of(Validated))
     return _curve(
         name, ((event.step, event.metrics[metric]) for event in events if metric in event.metrics)
@@ -45,10 +45,10 @@ def validation_curve(facts: Facts, name: str, metric: str) -> Curve:
 
 
 def standing(events: Iterable[E]) -> list[E]:
-    """The events of the steps that led to the final model.
+    """Return the events of the steps that led to the final model.
 
-    An attempt that resumes from a checkpoint takes the steps after it anew, so
-    what was reported of them before is void.
+    An attempt that resumes from a checkpoint repeats the steps after it, so earlier events of these
+    steps no longer count.
     """
     kept: list[E] = []
     for event in events:
@@ -59,7 +59,7 @@ def standing(events: Iterable[E]) -> list[E]:
 
 
 def thin(points: Sequence[Point], limit: int = DRAWN_POINTS) -> Sequence[Point]:
-    """At most about `limit` points that look the same: of each part its lowest and its highest.
+    """Return about `limit` points that look the same: the lowest and the highest in each part.
 
     Unlike an average or every n-th point, this keeps spikes.
     """

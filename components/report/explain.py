@@ -1,4 +1,7 @@
-"""What happened in a run, in ten lines at most, for a terminal."""
+"""Explain what happened in a run, in ten lines or fewer, for a terminal.
+
+Up to three more lines name damaged files.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ from collections.abc import Iterator
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import Outcome, outcome
+from steadytrain.components.report.telling import recovery
 from steadytrain.components.report.words import duration, number, percent
-from steadytrain.components.shared.telling import recovery
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 
 RECOVERIES = 4
-"""The newest are told; how many came before them is said."""
+"""How many of the newest recoveries are shown. Earlier ones are only counted."""
 DAMAGES = 3
-"""Files that cannot be read, of which this many are named; the report names all."""
+"""How many unreadable files are listed. The report lists all of them."""
 LONGEST = 300
 
 
 def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
-    """Outcome, attempts, recoveries, where it stands, where the time went, what to do next."""
+    """Return outcome, attempts, recoveries, newest checkpoint, time spent, and what to do next."""
     facts = gather(workspace)
     standing = outcome(facts)
     lines = [f"{workspace.run_id} is at work." if running else standing.sentence]
@@ -35,7 +38,10 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
 
 
 def recoveries(history: History) -> list[str]:
-    """A line for each attempt that failed: what, why, what was decided and changed."""
+    """Return a line for each failed attempt: what failed, why, and what was decided and changed.
+
+    Leave out a failure without a decision or a later attempt.
+    """
     decided = {item.attempt: item for item in history.decisions}
     lines = []
     for index, attempt in enumerate(history.attempts):
@@ -71,7 +77,7 @@ def _training(facts: Facts) -> Iterator[str]:
 
 
 def _attempts(history: History) -> str:
-    """How many, and how they ended, the most frequent first."""
+    """Return how many attempts there were and how they ended, most frequent first."""
     ends = Counter(
         "at work or cut off"
         if attempt.ended is None

@@ -1,4 +1,4 @@
-"""Everything that the report tells, read from the run's folder. What is missing is None."""
+"""Everything that the report shows, read from the run's folder. Missing records are None."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ E = TypeVar("E", bound=Event)
 
 @dataclass
 class Facts:
-    """What a run left behind.
+    """What a run has written to its folder.
 
-    config: the configuration as plain data; config_text: as YAML.
+    config: the configuration as plain data.
+    config_text: the configuration as YAML.
     card: the data card as plain data.
     history: training's ledger.
-    unreadable: files that are there and cannot be read, with the reason.
+    unreadable: files and entries that are damaged or cannot be read, with the reason.
     """
 
     workspace: Workspace
@@ -57,17 +58,17 @@ class Facts:
 
     @property
     def spans(self) -> list[Span]:
-        """Where training's time went."""
+        """How training's time was spent."""
         running = [attempt for attempt in self.history.attempts if attempt.ended is None]
         until = last_sign_of_life(running[-1], self.events)[0] if running else 0.0
         return spans(self.history, until=until)
 
     def of(self, kind: type[E]) -> list[E]:
-        """The events of one type, in the order of their times."""
+        """Return the events of one type, in time order."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def setting(self, dotted: str) -> Any:
-        """A field of the configuration, such as "data.task"; None where there is none."""
+        """Return a field of the configuration, such as "data.task", or None if it is not set."""
         place: Any = self.config
         for name in dotted.split("."):
             place = place.get(name) if isinstance(place, dict) else None
@@ -75,7 +76,7 @@ class Facts:
 
 
 def gather(workspace: Workspace) -> Facts:
-    """Reads the run's folder; never raises for what is in it, or is not."""
+    """Read the run's folder. Missing or damaged content never raises an error."""
     facts = Facts(workspace, events=read_events(workspace.events))
     facts.unreadable += problems(workspace.events)
     facts.history = _history(facts)

@@ -1,4 +1,4 @@
-"""The figures of training: which measures are drawn, and what is said below them."""
+"""Figures of training: the measures to draw, and their captions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Figure:
 
 
 def training_figures(facts: Facts) -> list[Figure]:
-    """Loss, other validation scores, learning rate, gradient norm, throughput, memory."""
+    """Return loss, other validation scores, learning rate, gradient norm, throughput and memory."""
     loss = training_curve(facts, "training", lambda event: event.loss)
     figures = [_figure(facts, "Loss", [loss, validation_curve(facts, "validation", "loss")])]
     figures += [
@@ -64,7 +64,7 @@ def training_figures(facts: Facts) -> list[Figure]:
 
 
 def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[dict[str, Any]]]:
-    """The newest validations as a table: names of the metrics, and rows of step, metrics, best."""
+    """Return the newest validations as a table: metric names, and rows of step, scores and best."""
     events = standing(facts.of(Validated))[-limit:]
     names = list(dict.fromkeys(name for event in events for name in event.metrics))
     rows = [
@@ -76,7 +76,7 @@ def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[dict
 
 
 def _other_scores(facts: Facts) -> list[str]:
-    """Validation metrics besides the loss; perplexity only repeats it."""
+    """Return the validation metrics to draw besides the loss. Perplexity only repeats the loss."""
     names = dict.fromkeys(name for event in facts.of(Validated) for name in event.metrics)
     return [name for name in names if name not in ("loss", "perplexity", "weight")]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from steadytrain.components.report.class_figures import class_figures
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.records import EvaluationRecord, GateRecord, Interval
 
 MATRIX_CLASSES = 25
-"""With more classes than this, a matrix cannot be read: the worst confusions are listed."""
+"""With more classes than this, a matrix is unreadable, so only the worst confusions are listed."""
+_DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
 
 
 def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
-    """Metrics with intervals and baselines, classes, confusions, slices."""
+    """Return metrics with intervals and baselines, lm-eval tasks, classes, confusions, slices."""
     columns = list(dict.fromkeys(name for row in record.per_class.values() for name in row))
     slice_columns = list(dict.fromkeys(name for row in record.slices.values() for name in row))
     baselines = {name: _baselines(record, name) for name in record.metrics}
@@ -31,9 +33,20 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
             }
             for name, metric in record.metrics.items()
         ],
+        "tasks": [
+            (
+                name,
+                number(score.value),
+                number(score.stderr),
+                number(score.examples),
+                _DIRECTIONS[score.greater_is_better],
+            )
+            for name, score in record.tasks.items()
+        ],
         "other_baselines": [
             (name, number(value)) for name, value in record.baselines.items() if name not in shown
         ],
+        "figures": class_figures(record),
         "classes": _table(record.per_class, columns),
         "slices": _table(record.slices, slice_columns),
         "matrix": _matrix(record) if len(record.labels) <= MATRIX_CLASSES else None,
@@ -42,7 +55,7 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
 
 
 def gate_section(record: GateRecord) -> dict[str, Any]:
-    """The decision with every number."""
+    """Return the decision with all its numbers."""
     direction = "higher" if record.greater_is_better else "lower"
     rows = [(f"Candidate's {record.metric}", number(record.candidate), f"{direction} is better")]
     if record.champion is not None:
@@ -68,12 +81,12 @@ def gate_section(record: GateRecord) -> dict[str, Any]:
 
 
 def interval(metric: Interval) -> str:
-    """A confidence interval in words."""
+    """Format a confidence interval."""
     return f"{number(metric.low)} to {number(metric.high)}"
 
 
 def _baselines(record: EvaluationRecord, metric: str) -> dict[str, float]:
-    """The baselines of a metric: those named after it, alone or as in unigram_loss."""
+    """Return a metric's baselines. Their names are the metric's or end in it, like unigram_loss."""
     return {
         name: value
         for name, value in record.baselines.items()
@@ -92,7 +105,7 @@ def _table(rows: dict[str, dict[str, float]], columns: list[str]) -> dict[str, A
 
 
 def _matrix(record: EvaluationRecord) -> dict[str, Any] | None:
-    """Counts, with each cell's share of its true class for the colour."""
+    """Return counts, with each cell's share of its true class for the color."""
     if not record.confusion:
         return None
     rows = []
@@ -103,7 +116,7 @@ def _matrix(record: EvaluationRecord) -> dict[str, Any] | None:
 
 
 def _confusions(record: EvaluationRecord, limit: int = 10) -> list[tuple[str, str, str]]:
-    """The most frequent mistakes: true class, predicted class, count."""
+    """Return the most frequent mistakes: true class, predicted class, count."""
     pairs = [
         (count, true, predicted)
         for true, counts in enumerate(record.confusion)

@@ -1,14 +1,14 @@
-"""Calls the webhook when a run has failed, and when its model became champion; each once.
+"""Call the webhook when a run fails or its model becomes champion, once each.
 
-It is called by the exit handler, which runs whatever happened: a step that was killed
-is told of, too. A webhook that does not answer is a warning, never a failure.
+The exit handler calls this. It always runs, so killed steps are reported too. If the webhook does
+not answer, that is a warning, never a failure.
 """
 
 from __future__ import annotations
 
+from steadytrain.components.report import webhook
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import executions, outcome
-from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.events.types import Warned
@@ -17,7 +17,7 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 def notify(workspace: Workspace) -> None:
-    """Tells how the run ended, where that is news and somebody wants to know."""
+    """Report how the run ended, if that is new and a webhook is configured."""
     if not webhook.is_set():
         return
     facts = gather(workspace)
@@ -39,7 +39,7 @@ def notify(workspace: Workspace) -> None:
 
 
 def _message(facts: Facts) -> dict[str, str] | None:
-    """What there is to tell; `text` is a whole sentence, which is what chat services show."""
+    """Return what to report, or None. `text` is a full sentence, because chat services show it."""
     standing = outcome(facts)
     promoted = facts.promotion if standing.state == "finished" else None
     common = {
@@ -64,10 +64,10 @@ def _message(facts: Facts) -> dict[str, str] | None:
 
 
 def _plain(content: dict[str, str]) -> dict[str, str]:
-    """Without what is empty, secrets, and endless texts."""
+    """Remove empty values and secrets, and cut long texts."""
     return {name: redact(text)[:2000] for name, text in content.items() if text}
 
 
 def _ended(facts: Facts) -> float:
-    """When the last step ended: the same failure at another time is news."""
+    """Return when the last step ended. The same failure at another time is a new one."""
     return max((item.end for item in executions(facts.events)), default=0.0)

@@ -1,4 +1,4 @@
-"""The report as one HTML page: the facts, arranged for the template."""
+"""Render the report as one HTML page: arrange the facts for the template."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LABELS = {
 
 
 def render(facts: Facts) -> str:
-    """The page."""
+    """Return the page as HTML."""
     ran = executions(facts.events)
     tried = attempts(facts)
     standing, spending = outcome(facts), Spending.of(facts)
@@ -106,9 +106,10 @@ def _css() -> Markup:
 def _tiles(
     facts: Facts, ran: Sequence[Execution], spending: Spending, *, finished: bool
 ) -> list[tuple[str, str, str]]:
-    """The figures that one looks for first: name, value, note.
+    """Return the figures to read first: name, value, note.
 
-    Where a run was continued and has not finished, the model's records are of before.
+    The version and the test score are shown only if the run has finished. Otherwise, these records
+    may be from before the run was resumed.
     """
     tiles: list[tuple[str, str, str]] = []
     registered = facts.promotion or facts.registration
@@ -155,7 +156,10 @@ def _step(item: Execution) -> dict[str, Any]:
 def _attempt_rows(
     tried: Sequence[Attempt], decisions: Sequence[DecisionMade]
 ) -> list[dict[str, Any]]:
-    """Attempts; what was decided after one, or where nothing was, the remedy."""
+    """Return rows of attempts, each with what the supervisor decided after it, or else the fix.
+
+    After the decision to stop, show both.
+    """
     decided = {item.attempt: item for item in decisions}
     rows = []
     for attempt in tried:
@@ -190,7 +194,11 @@ def _phase_rows(ran: Sequence[Execution]) -> list[dict[str, Any]]:
 
 
 def _environment(facts: Facts) -> list[tuple[str, str]]:
-    """What training ran with, or else the newest step that says so; devices as seen there."""
+    """Return the environment of training, or else of the newest step that reported one.
+
+    Also list the device and precision of training, whether the base model's code is trusted, and
+    the MLflow run.
+    """
     started = [event for event in facts.of(StepStarted) if event.environment]
     trained = [event for event in started if event.stage == "train"]
     rows = list((trained or started)[-1].environment.items()) if started else []
@@ -206,7 +214,7 @@ def _environment(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _remote_code(facts: Facts) -> str:
-    """Whether Python code of the base model's own may run, and what pins it."""
+    """Say whether the base model's own Python code may run, and which revision pins it."""
     if facts.setting("model.trust_remote_code") is not True:
         return "not trusted: none runs (model.trust_remote_code: false)"
     base, revision = facts.setting("model.base"), facts.setting("model.revision")
@@ -214,6 +222,10 @@ def _remote_code(facts: Facts) -> str:
 
 
 def _verdict(facts: Facts) -> str:
-    """Why it is champion or not; the promotion may have met another champion than the gate."""
+    """Return why the model is champion or not.
+
+    Promotion's reason is used first, because promotion may have met a different champion than the
+    gate.
+    """
     decided = facts.promotion or facts.gate
     return decided.reason if decided else ""

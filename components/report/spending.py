@@ -17,14 +17,14 @@ MEANINGS: Final = {
     "checkpointing": "training stood still for a checkpoint",
     "waiting": "no ranks: between attempts, and between supervisors",
 }
-"""The kinds of time, in the order in which they are told."""
+"""The kinds of time, in display order."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What training took.
+    """The time that training needed, and the price of it.
 
-    price_per_hour: in USD; None where it is not configured.
+    price_per_hour: in USD; None if it is not configured.
     """
 
     times: Times
@@ -38,7 +38,7 @@ class Spending:
 
     @property
     def rows(self) -> list[tuple[str, str, float, str]]:
-        """Kind, time, percent of the wall clock, meaning."""
+        """Rows of kind, time, percent of the wall clock, and meaning."""
         wall = self.times.wall or 1.0
         return [
             (kind, duration(seconds), round(100 * seconds / wall, 1), MEANINGS[kind])
@@ -47,7 +47,7 @@ class Spending:
 
     @property
     def cost(self) -> str:
-        """One sentence."""
+        """The cost in one sentence, or how to configure it."""
         if self.price_per_hour is None:
             return "not known: set compute.price_per_hour (USD, of all that trains together)"
         times, price = self.times, self.price_per_hour
@@ -58,7 +58,7 @@ class Spending:
         )
 
     def lines(self) -> list[str]:
-        """For a terminal; empty before there was an attempt."""
+        """Return lines for a terminal, empty before the first attempt."""
         if not self.times.wall:
             return []
         shares = ", ".join(
@@ -72,7 +72,7 @@ class Spending:
         ]
 
     def metrics(self) -> Mapping[str, float]:
-        """For MLflow, by name; empty before there was an attempt."""
+        """Return metrics for MLflow by name, empty before the first attempt."""
         if not self.times.wall:
             return {}
         found = {f"time_{kind}_seconds": seconds for kind, seconds in asdict(self.times).items()}

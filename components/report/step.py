@@ -1,26 +1,30 @@
-"""The report step: it runs last, whatever happened before, and never fails a run."""
+"""The report step. It runs last, whatever happened before, and never fails a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.page import render
-from steadytrain.components.report.resubmit import resubmit
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.events.types import Event, Warned
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run, log_artifacts
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import remove_unfinished
 from steadytrain.components.train.lease import held
+from steadytrain.components.train.recovery.resubmit import may_resubmit, resubmit
+
+_LOST: Final = {"unfinished", "stopped"}
+"""States of a run that lost a step: it was killed, or was asked to stop along with its pod."""
 
 
 def write_page(workspace: Workspace) -> Facts:
-    """Writes the page, and nothing else of the run: it may be another's at this moment.
+    """Write the page and nothing else, because another process may be using the run at this moment.
 
     Raises:
         StorageError: the page cannot be written.
@@ -30,14 +34,31 @@ def write_page(workspace: Workspace) -> Facts:
     return facts
 
 
-def run(config: RunConfig, job: str = "") -> Path:
-    """Looks after what a lost step has left, writes the page, and ends the run in MLflow.
+def resubmit_lost(config: RunConfig, job: str) -> Event | None:
+    """Submit the pipeline again if a step was lost.
 
-    Its jobs are removed, and where there was one the pipeline is submitted again. Of a run that
-    another supervisor trains, since a second pipeline was refused, only the page is written.
+    Returns:
+        The event to report: the resubmission, or why there was none. None if no step was lost, if
+        resubmission is off, if this pipeline run was already submitted again, or if the run was
+        terminated or is in use elsewhere.
+    """
+    if not may_resubmit(config, job):
+        return None
+    facts = gather(Workspace.of(config))
+    if outcome(facts).state not in _LOST:
+        return None
+    return resubmit(config, job, facts.history.last_step)
+
+
+def run(config: RunConfig, job: str = "") -> Path:
+    """Clean up after a lost step, write the page, and end the run in MLflow.
+
+    Remove the jobs of a lost train step. If a step was lost, submit the pipeline again. If another
+    supervisor is training the run, this pipeline was a second one and was refused, so only write
+    the page.
 
     Args:
-        job: KFP's id of the run; "" where it is not a step of a pipeline.
+        job: KFP's id of the run; "" if it is not a step of a pipeline.
 
     Returns:
         The page's path.
@@ -45,7 +66,8 @@ def run(config: RunConfig, job: str = "") -> Path:
     Raises:
         StorageError: the page cannot be written.
     """
-    # Waits for the lease of a lost supervisor; whose lease is held after that trains the run.
+    # `remove_unfinished` waits for a lost supervisor's lease to expire. If the lease is still held
+    # after that, its holder is training the run.
     problems, workspace = remove_unfinished(config, job), Workspace.of(config)
     if held(LocalStorage(workspace.lease)):
         write_page(workspace)
@@ -53,7 +75,7 @@ def run(config: RunConfig, job: str = "") -> Path:
     with stage(config, "report") as current:
         for problem in problems:
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
-        if told := resubmit(config, job):
+        if told := resubmit_lost(config, job):
             current.emit(told)
         facts = write_page(workspace)
         standing = outcome(facts)

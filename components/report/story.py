@@ -1,4 +1,4 @@
-"""What happened in a run: its steps, its attempts, where the time went, how it ended."""
+"""What happened in a run: its steps, its attempts, and how it ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ON_REQUEST = {"Stopped", "KeyboardInterrupt"}
 
 @dataclass(frozen=True)
 class Execution:
-    """One time that a step ran. `failure` is there where it failed or was stopped."""
+    """One execution of a step. `failure` is set if it failed or was stopped."""
 
     stage: str
     state: StepState
@@ -47,7 +47,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at training. `ended` is None where nobody could say how it ended."""
+    """One attempt at training. `ended` is None if its end is unknown."""
 
     started: AttemptStarted
     ended: AttemptEnded | None
@@ -79,7 +79,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run stands, in one sentence; with the failure's remedy where there is one."""
+    """The run's state, in one sentence. If the run failed, `failure` says why and how to fix it."""
 
     state: RunState
     sentence: str
@@ -87,9 +87,9 @@ class Outcome:
 
 
 def executions(events: Sequence[Event]) -> list[Execution]:
-    """Every time a step ran, the report's own left out, in the order of their starts.
+    """Return every execution of a step, without the report's own, in order of start.
 
-    One that was killed ends with the last event before another step's start.
+    A killed execution ends with the last event before another step's start, or with the last event.
     """
     found: list[Execution] = []
     running: dict[str, StepStarted] = {}
@@ -115,15 +115,15 @@ def executions(events: Sequence[Event]) -> list[Execution]:
 
 
 def latest(found: Sequence[Execution]) -> list[Execution]:
-    """The last execution of each step since the pipeline was last begun."""
+    """Return the last execution of each step since the pipeline last started."""
     begins = [index for index, item in enumerate(found) if item.stage == FIRST_STEP]
     session = found[begins[-1] :] if begins else found
     return list({item.stage: item for item in session}.values())
 
 
 def attempts(facts: Facts) -> list[Attempt]:
-    """The attempts at training, in order."""
-    # Of an attempt whose supervisor died the ledger alone knows the end.
+    """Return the attempts at training, in order."""
+    # If an attempt's supervisor died, only the ledger knows how the attempt ended.
     ended = {item.started.attempt: item.ended for item in facts.history.attempts if item.ended}
     ended |= {event.attempt: event for event in facts.of(AttemptEnded)}
     ready = {event.attempt: event.time for event in facts.of(TrainingStarted)}
@@ -150,7 +150,7 @@ def attempts(facts: Facts) -> list[Attempt]:
 
 
 def outcome(facts: Facts) -> Outcome:
-    """How the run stands."""
+    """Return the run's state."""
     steps = latest(executions(facts.events))
     name = facts.setting("name") or facts.workspace.run_id
     if not steps:
@@ -195,7 +195,7 @@ def _complete(facts: Facts, last_stage: str) -> bool:
 
 
 def _again(facts: Facts, last: Execution) -> Resubmitted | None:
-    """The submission that followed the last step; no step of it has begun yet."""
+    """Return the resubmission after the last step. No step of the new pipeline run has started."""
     told = facts.of(Resubmitted)
     return told[-1] if told and told[-1].time >= last.end else None
 

@@ -1,4 +1,4 @@
-"""The run in a few plain lines, for a terminal."""
+"""Summarize the run in a few plain lines, for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 def summary(workspace: Workspace) -> list[str]:
-    """How the run ended, its steps, its scores, and the gate's sentence or the failure."""
+    """Return how the run ended, its steps, attempts, time and cost, and its results or failure."""
     facts = gather(workspace)
     standing = outcome(facts)
     lines = [standing.sentence]
@@ -31,7 +31,7 @@ def summary(workspace: Workspace) -> list[str]:
     if len(tried) > 1:
         lines.append("attempts: " + ", ".join(f"{item.number} {item.outcome}" for item in tried))
     lines += Spending.of(facts).lines()
-    # A run that was continued and failed has the records of before.
+    # If a run was resumed and failed, its records are from before.
     return lines if standing.failure else lines + _results(facts)
 
 
@@ -48,6 +48,13 @@ def _results(facts: Facts) -> list[str]:
             for name, metric in facts.evaluation.metrics.items()
         )
         lines.append(f"test: {scores}")
+        if facts.evaluation.tasks:
+            reached = (
+                f"{name} {number(score.value)}"
+                + (f" ± {number(score.stderr, 2)}" if score.stderr is not None else "")
+                for name, score in facts.evaluation.tasks.items()
+            )
+            lines.append(f"tasks: {', '.join(reached)}")
     decided = facts.promotion or facts.gate
     if decided:
         lines.append(f"gate: {decided.reason}")

@@ -1,4 +1,7 @@
-"""The attempts at training on one time axis, as inline SVG: a row each, coloured by what it was."""
+"""Draw the attempts at training on one time axis, as inline SVG.
+
+Each attempt has a row. The colors show the kinds of time.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ from steadytrain.components.train.recovery.times import Span
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 150, 16, 6, 26
 TALLEST, ROW, LABEL = 480, 24, 13
 NARROWEST = 0.4
-"""Pixels; a checkpoint that is narrower is not drawn."""
+"""Pixels. Narrower checkpoints are not drawn; other narrower bars get this width."""
 LONGEST_WAIT = 0.25
-"""A wait is drawn no longer than this share of all the rest, and says so."""
+"""Waits longer than this share of all other time are drawn shorter, and the tooltip says so."""
 _TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
 def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Markup:
-    """A row for each attempt, the waits between them below the one before; "" without any."""
+    """Draw a row for each attempt, or return "" if there is nothing to draw.
+
+    A wait is in the row of the attempt that follows it.
+    """
     if not spans:
         return Markup("")
     place, shortened = _places(spans)
@@ -48,7 +54,7 @@ def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Marku
 
 
 def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]]:
-    """From times to pixels, and the starts of the waits that are drawn shorter than they were."""
+    """Return a function from times to pixels, and the starts of the waits drawn shorter."""
     rest = sum(span.seconds for span in spans if span.kind != "waiting")
     longest = LONGEST_WAIT * rest if rest else math.inf
     shortened = {span.start for span in spans if span.kind == "waiting" and span.seconds > longest}
@@ -66,7 +72,11 @@ def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]
 
 
 def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Span]:
-    """Without checkpoints too narrow to see, so that a long run gives a small page."""
+    """Merge spans, so that a long run still has a small page.
+
+    Adjacent spans of one kind become one span. A checkpoint too narrow to see joins the span before
+    it.
+    """
     kept: list[Span] = []
     for span in spans:
         width = place(span.end) - place(span.start)
@@ -112,7 +122,7 @@ def _label(attempt: AttemptHistory, y: float) -> Markup:
 def _axis(
     spans: Sequence[Span], place: Callable[[float], float], shortened: set[float], base: float
 ) -> Markup:
-    """Ticks in time since the start; none within a wait that is drawn shorter."""
+    """Draw ticks for the time since the start, except within waits that are drawn shorter."""
     start = spans[0].start
     told = [span for span in spans if span.start not in shortened]
     whole = sum(span.seconds for span in told)
@@ -136,7 +146,7 @@ def _axis(
 
 
 def _elapsed(seconds: int) -> str:
-    """A tick's label: 0, 45 s, 12 min, 3 h, 2 d 6 h."""
+    """Format a tick's label: 0, 45 s, 12 min, 3 h, 2 d 6 h."""
     parts = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "min")]
     parts.append((seconds % 60, "s"))
     return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0"

@@ -1,4 +1,4 @@
-"""Where the pipeline's time went; where training's own went is told by its ledger."""
+"""How the pipeline's time was spent. For training's own time, see `spending.py`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from steadytrain.components.report.story import Attempt, Execution
 
 @dataclass(frozen=True)
 class Phase:
-    """Seconds of a part of the run."""
+    """Seconds spent in one part of the run."""
 
     name: str
     seconds: float
 
 
 def wall_seconds(executions: Sequence[Execution]) -> float:
-    """From the start of the first step to the end of the last."""
+    """Return the seconds from the start of the first step to the end of the last."""
     if not executions:
         return 0.0
     return max(item.end for item in executions) - executions[0].start
 
 
 def phases(executions: Sequence[Execution]) -> list[Phase]:
-    """The steps and what lay between them; they add up to the wall."""
+    """Return the time of each step, and the time between steps if it exceeds half a second.
+
+    Together they make up the wall time.
+    """
     by_step: dict[str, float] = {}
     for item in executions:
         by_step[item.stage] = by_step.get(item.stage, 0.0) + item.seconds
@@ -37,5 +40,8 @@ def phases(executions: Sequence[Execution]) -> list[Phase]:
 
 
 def repeated_steps(attempts: Sequence[Attempt]) -> int:
-    """Optimizer steps taken anew because the attempt before was cut off after its checkpoint."""
+    """Return how many optimizer steps were repeated.
+
+    Steps are repeated if the attempt before ended after its last checkpoint.
+    """
     return sum(max(0, before.last_step - after.first_step) for before, after in pairwise(attempts))

@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as people read them."""
+"""Format numbers, sizes and times for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from steadytrain.components.shared.events.types import LATEST
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """1,234,567 for whole numbers, four significant digits for others, "" for none."""
+    """Format a number: 1,234,567 if it is whole, or else `digits` significant digits.
+
+    Numbers below 0.001, and from a million on, have one digit less. Digits before the decimal point
+    are never dropped. None becomes "".
+    """
     if value is None:
         return ""
     if not math.isfinite(value):
@@ -23,12 +27,12 @@ def number(value: float | int | None, digits: int = 4) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one."""
+    """Format a fraction of 1 as a percentage."""
     return f"{share:.1%}"
 
 
 def size(count: float) -> str:
-    """Bytes in a unit that fits."""
+    """Format bytes in a suitable unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.4g} {unit}" if abs(count) >= 100 else f"{count:.3g} {unit}"
@@ -37,7 +41,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 12.3 s, 3 min 05 s, 2 h 04 min."""
+    """Format seconds as 12.3 s, 3 min 05 s, 2 h 04 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -48,5 +52,5 @@ def duration(seconds: float) -> str:
 
 
 def moment(time: float) -> str:
-    """A time of the clock, in UTC."""
+    """Format a timestamp in UTC."""
     return datetime.fromtimestamp(min(time, LATEST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,7 +1,7 @@
-"""Arrow files of prepared data, each record batch with a digest of its content.
+"""Arrow files of prepared data, with a digest of the content of each record batch.
 
-Arrow's own checks find a file that is cut short, and not a bit that has changed. The digest lies
-beside the batch, so that a reader checks what it uses when it uses it, and nothing else.
+Arrow's own checks detect truncated files, but not flipped bits. The digest is stored with its
+batch, so that a reader checks exactly the data it uses, when it uses them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _DIGEST: Final = b"steadytrain.sha256"
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A record batch in a file, mapped into memory.
+    """A record batch in a memory-mapped file.
 
-    digest: of its content when it was written; empty in files that others wrote.
+    digest: of the content when it was written; empty in files that other programs wrote.
     """
 
     file: Path
@@ -30,13 +30,13 @@ class StoredBatch:
     digest: bytes
 
     def checked(self) -> pa.RecordBatch:
-        """The batch, all of which has been read and is as it was written.
+        """Read the complete batch, check that it is as it was written, and return it.
 
         Raises:
-            DataError: it is not.
+            DataError: if it has changed.
         """
         try:
-            # Damaged offsets lead outside of its memory.
+            # Damaged offsets would point outside the batch's memory.
             self.batch.validate(full=True)
         except pa.ArrowException as error:
             raise _damaged(self.file, error) from error
@@ -46,10 +46,10 @@ class StoredBatch:
 
 
 def open_batches(file: Path) -> list[StoredBatch]:
-    """The record batches of a file; their content is not read yet.
+    """Return the record batches of a file without reading their content.
 
     Raises:
-        DataError: it is no whole Arrow file.
+        DataError: if it is not a complete Arrow file.
     """
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
@@ -60,8 +60,8 @@ def open_batches(file: Path) -> list[StoredBatch]:
 
 
 def write_batch(writer: pa.RecordBatchFileWriter, batch: pa.RecordBatch) -> None:
-    """Appends a record batch with its digest."""
-    # A file has other buffers than memory: no slices, and no bitmap where nothing is null.
+    """Append a record batch with its digest."""
+    # A file's buffers differ from those in memory: no slices, and no bitmap if nothing is null.
     stored = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     writer.write_batch(batch, custom_metadata={_DIGEST: _digest(stored)})
 

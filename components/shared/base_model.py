@@ -1,4 +1,4 @@
-"""What model.base stood for when it was used, so that another model in its place is noticed."""
+"""Record the content of model.base when it is used, to detect if the model changes later."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from steadytrain.components.shared.model_source import content_of
 
 
 def base_content(config: RunConfig) -> str:
-    """As `content_of` of the base model; "" where training begins from scratch.
+    """Return `content_of` for the base model; "" if training starts from scratch.
 
     Raises:
-        BadInput, StorageError: as `content_of`.
+        BadInput, StorageError: the same as `content_of`.
     """
     return content_of(config.model.base, config) if config.model.base else ""
 
 
 def note_base(folder: Path, config: RunConfig) -> None:
-    """Writes beside adapters what they are to be added to."""
+    """Write a note beside adapters that identifies their base model."""
     content = {"address": config.model.base, "content": base_content(config)}
     (folder / BASE_FILE).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
 
 
 def check_base(folder: Path, config: RunConfig) -> None:
-    """Refuses to add adapters to another base model than the one they were trained with.
+    """Refuse to add adapters to a base model other than the one they were trained with.
 
     Raises:
-        BadInput: the base has changed.
-        StorageError: it cannot be asked.
+        BadInput: if the base has changed.
+        StorageError: if the base cannot be checked.
     """
     note = folder / BASE_FILE
     if not note.is_file():
-        # Exported by a version that wrote none.
+        # Exported by a version that did not write this file.
         return
     trained, now = json.loads(note.read_text(encoding="utf-8"))["content"], base_content(config)
     if trained != now:

@@ -1,4 +1,4 @@
-"""What happens before the first step: everything that can be refused is refused here."""
+"""The work before the first step. Everything that can be rejected early is rejected here."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from types import MappingProxyType
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import check_tracking, parent_run
 from steadytrain.components.shared.workspace import Workspace
 
 MIN_FREE_BYTES = 200 * 2**20
-"""Below this not even a small run's checkpoints fit."""
+"""With less space, not even the checkpoints of a small run fit."""
 
 
 def begin(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({})) -> Workspace:
-    """Makes the run's folder, stores its configuration, opens its MLflow run.
+    """Create the run's folder, store its configuration, and open its MLflow run.
 
-    Safe to repeat: a run that is there already is continued.
+    Safe to repeat: an existing run is continued.
 
     Args:
-        tags: for the MLflow run, beside those that it has of every run.
+        config: the run's configuration.
+        tags: additional tags for the MLflow run.
 
     Raises:
-        BadInput: the output cannot be written, or has no room.
-        TrackingError: the tracking server cannot be used.
+        BadInput: if the output cannot be written or has too little space, or an evaluation task
+            cannot run.
+        TrackingError: if the tracking server cannot be used.
     """
     with stage(config, "begin") as current:
         workspace = current.workspace
         _check_room(workspace)
+        check_lm_tasks(config)
         check_tracking(config, workspace)
         LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
         parent_run(config, workspace, tags)

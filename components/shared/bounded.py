@@ -1,7 +1,7 @@
-"""Bounds on what someone else's code may cost, such as the template that a tokenizer brings.
+"""Limit what someone else's code may use, such as a tokenizer's chat template.
 
-A sandbox keeps such code from files and networks, but not from endless loops or from
-making a string of ten gigabytes.
+A sandbox keeps such code away from files and networks, but does not prevent endless loops or a
+string of ten gigabytes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _overruns = 0
 
 
 class _TooCostly(BaseException):
-    """Raised within the block when its time is up, past whoever catches Exception there."""
+    """Raised in the block when its time is up. Code that catches Exception does not catch it."""
 
 
 @contextlib.contextmanager
 def bounded(what: str) -> Iterator[None]:
-    """Bounds the CPU time (on the main thread) and the memory that a block takes.
+    """Limit the CPU time (on the main thread) and the memory that a block uses.
 
     Raises:
-        BadInput: it took more.
-        SteadytrainError: this process has now seen that OVERRUNS times.
+        BadInput: if it used more.
+        SteadytrainError: if this has happened OVERRUNS times in this process.
     """
     try:
         with _timed(), _limited():
@@ -56,7 +56,7 @@ def _refusal(what: str) -> SteadytrainError:
 @contextlib.contextmanager
 def _timed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        # Signals reach the main thread alone.
+        # Only the main thread receives signals.
         yield
         return
 
@@ -87,6 +87,6 @@ def _limited() -> Iterator[None]:
 
 
 def data_bytes() -> int:
-    """What this process has allocated, by the kernel's count."""
+    """Return how much memory this process has allocated, as counted by the kernel."""
     found = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) << 10 if found else 0

@@ -1,7 +1,8 @@
-"""One namespace of a Kubernetes cluster: objects as plain data, refusals and silence told apart.
+"""Access to one namespace of a Kubernetes cluster, with objects as plain data.
 
-Lists are read anew each time instead of watched: a list cannot expire and needs no
-position to go on from after a break, and a training has a handful of objects.
+Rejections and missing responses are different errors. Lists are read again each time instead of
+watched: a list cannot expire, needs no position to resume from after a broken connection, and a
+training run has only a few objects.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 POD_VARIABLE: Final = "KFP_POD_NAME"
-"""By which a step of Kubeflow Pipelines knows its own pod."""
+"""Environment variable with the name of a Kubeflow Pipelines step's own pod."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = (5, 20)
 _NO_PERMISSION = (
@@ -38,21 +39,22 @@ _ADMISSION = re.compile(
     r"webhook|exceeded quota|violates PodSecurity|ValidatingAdmissionPolicy|denied the request",
     re.IGNORECASE,
 )
-"""What a 403 says that is about the object, and not about who sent it."""
+"""A 403 with one of these messages is about the object, not about the sender's permissions."""
 _PASSING = {408, 429, 500, 502, 503, 504}
 
 
 class Unreachable(SteadytrainError):
-    """The API server does not answer, or not now."""
+    """The API server does not respond, or is temporarily unavailable."""
 
     passing = True
 
 
 class Refused(SteadytrainError):
-    """The API server says no: permission, quota, a webhook, a schema, or there is nothing.
+    """The API server rejected the request: permission, quota, webhook, schema, or no such object.
 
     Attributes:
-        status: of the HTTP answer. reason: the server's word for it, such as AlreadyExists.
+        status: HTTP status of the response.
+        reason: the server's reason, such as AlreadyExists.
     """
 
     def __init__(self, message: str, *, status: int, reason: str, remedy: str = "") -> None:
@@ -61,9 +63,9 @@ class Refused(SteadytrainError):
 
 
 class Denied(Refused):
-    """The API server does not accept who asks, or not for this (401, 403).
+    """The API server does not accept the sender, or does not permit this request (401, 403).
 
-    An API server that restarts says so too, of requests that it accepts a moment later.
+    A restarting API server also sends this for requests that it accepts a moment later.
     """
 
     denied = True
@@ -71,9 +73,9 @@ class Denied(Refused):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object, and where it is served.
+    """A kind of object, and where the API serves it.
 
-    namespaced: False: its objects are in no namespace.
+    namespaced: False if its objects are not in a namespace.
     """
 
     name: str
@@ -97,7 +99,7 @@ NODE: Final = Kind("Node", "nodes", "", "v1", namespaced=False)
 
 
 class Cluster:
-    """What is in one namespace."""
+    """The objects in one namespace."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self.client, self.namespace = client, namespace
@@ -106,7 +108,7 @@ class Cluster:
         return self._call("POST", self._path(kind), body=manifest, what=_named(kind, manifest))
 
     def get(self, kind: Kind, name: str) -> Manifest | None:
-        """An object, or None where there is none of that name."""
+        """Return an object, or None if it does not exist."""
         try:
             return self._call("GET", self._path(kind, name), what=f"{kind.name} {name}")
         except Refused as error:
@@ -117,7 +119,7 @@ class Cluster:
     def list(
         self, kind: Kind, labels: Mapping[str, str] | None = None, *, fields: str = ""
     ) -> list[Manifest]:
-        """Objects with these labels."""
+        """Return the objects with these labels."""
         selector = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
         query = [("labelSelector", selector), ("fieldSelector", fields)]
         found = self._call(
@@ -126,7 +128,7 @@ class Cluster:
         return list(found["items"])
 
     def delete(self, kind: Kind, name: str) -> None:
-        """Deletes an object, where it is there, and then what it owns; returns at once."""
+        """Delete an object, then the objects it owns. Returns at once; a missing object is fine."""
         try:
             self._call(
                 "DELETE",
@@ -139,7 +141,7 @@ class Cluster:
                 raise
 
     def offers(self, kind: Kind) -> bool:
-        """Whether the cluster serves a kind."""
+        """Return whether the cluster serves a kind."""
         try:
             found = self._call("GET", kind.root, what=kind.root)
         except Refused as error:
@@ -163,11 +165,12 @@ class Cluster:
         query: Sequence[tuple[str, str]] = (),
         namespaced: bool = True,
     ) -> Manifest:
-        """One request.
+        """Send one request.
 
         Raises:
-            Unreachable: no answer, or one that says to come again.
-            Denied: the server says no to who asks. Refused: it says no to what is asked.
+            Unreachable: if there is no response, or the server says to retry later.
+            Denied: if the server does not accept the sender or does not permit the request.
+            Refused: if the server rejects the request for any other reason.
         """
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
@@ -198,10 +201,10 @@ class Cluster:
 
 
 def connect() -> Cluster:
-    """The cluster that this pod is in, or the one that KUBECONFIG names.
+    """Connect to the cluster of this pod, or to the cluster that KUBECONFIG names.
 
     Raises:
-        Unreachable: there is neither.
+        Unreachable: if there is neither.
     """
     from kubernetes import client, config
 
@@ -211,7 +214,7 @@ def connect() -> Cluster:
             config.load_incluster_config(client_configuration=settings)
             namespace = _NAMESPACE.read_text("utf-8").strip()
         else:
-            # By name: the client looks at the variable only once, when it is imported.
+            # Pass the file explicitly: the client reads the variable only once, on import.
             file = os.environ.get("KUBECONFIG")
             config.load_kube_config(file, client_configuration=settings)
             _, context = config.list_kube_config_contexts(file)
@@ -226,20 +229,22 @@ def connect() -> Cluster:
 
 
 def in_pod() -> bool:
-    """Whether this process is in a pod that may speak to its cluster."""
+    """Return whether this process runs in a pod with access to its cluster."""
     return "KUBERNETES_SERVICE_HOST" in os.environ and _NAMESPACE.is_file()
 
 
 def own_pod_name() -> str:
-    """Name of the pod that this process is in, as Kubeflow Pipelines tells it; "" elsewhere."""
+    """Return the name of this process's pod, as Kubeflow Pipelines sets it; "" elsewhere."""
     return os.environ.get(POD_VARIABLE, "") if in_pod() else ""
 
 
 def _refusal(error: Any, what: str, permission: str) -> Refused | Unreachable:
-    """The server's own words, from an answer that is no success.
+    """Return an error with the server's own message from a failed response.
 
     Args:
-        permission: the remedy where that is what lacks.
+        error: the client's exception.
+        what: the request, for the message.
+        permission: the fix if a permission is missing.
     """
     try:
         told = json.loads(error.body)

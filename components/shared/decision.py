@@ -1,4 +1,4 @@
-"""A choice that the user could have made: a field, its value, and one sentence why."""
+"""A choice that the user could have made: a field, its value, and the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from steadytrain.components.shared.config import RunConfig
 
 @dataclass(frozen=True)
 class Decision:
-    """A field of the configuration.
+    """A choice for one field of the configuration.
 
-    value: None where it stays open.
-    yours: whether the user has set it.
+    value: None if it is still open.
+    yours: whether the user set it.
     """
 
     field: str
@@ -24,7 +24,7 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """The value, as people write it."""
+        """The value as people write it."""
         value = self.value
         if value is None:
             return "(open)"
@@ -36,16 +36,16 @@ class Decision:
 
 
 def set_by_user(config: RunConfig, field: str) -> Decision:
-    """The user's own value, which is repeated, not judged."""
+    """Return the user's own value unchanged, without evaluating it."""
     value = reduce(getattr, field.split("."), config)
     return Decision(field, value, "set by you", yours=True)
 
 
 def differs(config: RunConfig, field: str) -> bool:
-    """Whether a field is not as by default.
+    """Return whether a field differs from its default.
 
-    A run gets its configuration with all defaults written out: of a value that is the default
-    nobody can say any more who meant it.
+    A run receives its configuration with all defaults filled in. If a value equals the default,
+    nobody can tell whether the user set it.
     """
     section, _, name = field.rpartition(".")
     holder: Any = reduce(getattr, section.split("."), config)
@@ -53,7 +53,7 @@ def differs(config: RunConfig, field: str) -> bool:
 
 
 def power(value: float) -> str:
-    """As people write it: 2e-4 below a hundredth."""
+    """Return a number as people write it, with an exponent below 0.01: 2e-4."""
     if not 0 < value < 0.01:
         return f"{value:g}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")

@@ -1,4 +1,4 @@
-"""Digests: of files, of plain data, of this code. All SHA-256, in hex."""
+"""Digests of files, of plain data, and of steadytrain's code. All are SHA-256 in hex."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-DATA_CODE = ("preprocess", "shared")
-TRAINING_CODE = ("train", "tasks", "shared")
+DATA_CODE = ("preprocess", "tasks/encoding", "shared")
+TRAINING_CODE = ("train", "sizing", "memory", "tasks", "shared")
 JUDGING_CODE = ("evaluate", "tasks", "shared")
-"""Folders of `components` that a step's outputs come from."""
+"""Folders of `components` that determine the outputs of a step."""
 
 BASE_FILE = "base.json"
-"""Beside adapters without their base model: what that base was."""
+"""Describes the base model of adapters that are stored without it."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 MODEL_FILES = (*_WEIGHTS, "config.json")
-"""What a model's outputs depend on."""
+"""The files that a model's outputs depend on."""
 
 IMAGE_DIGEST_VARIABLE = "STEADYTRAIN_IMAGE_DIGEST"
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file's content."""
+    """Return the digest of a file's content."""
     with path.open("rb") as handle:
         return stream_digest(handle)
 
 
 def stream_digest(handle: BinaryIO) -> str:
-    """Digest of what an open file holds from here on."""
+    """Return the digest of an open file from its current position on."""
     return hashlib.file_digest(handle, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def weights_digest(model: Path) -> str:
-    """Digest over the weight files of an exported model, and over what they are added to."""
+    """Return the digest of an exported model's weights, including the note about its base model."""
     found = (path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern))
     return value_digest({path.relative_to(model).as_posix(): file_digest(path) for path in found})
 
 
 def files_digest(folder: Path, patterns: Sequence[str]) -> str:
-    """Digest over the files right in a folder whose names fit one of the patterns.
+    """Return the digest of a folder's direct files whose names match one of the patterns.
 
-    A file is read again only if its size, times or place have changed since this process read it.
+    A file is read again only if its size, times or location changed since this process read it.
     """
     found = {path for pattern in patterns for path in folder.glob(pattern)}
     return value_digest({path.name: _digest_as_of(path, _state(path)) for path in found})
@@ -62,17 +62,17 @@ def _digest_as_of(path: Path, _state: tuple[int, ...]) -> str:
 
 
 def value_digest(content: Any) -> str:
-    """Digest of plain data (what JSON can hold), independent of the order of keys."""
+    """Return the digest of plain data (anything JSON can hold), regardless of key order."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 @functools.cache
 def code_digest(*rooms: str) -> str:
-    """Digest of the product's own sources, and of the image where it is told.
+    """Return the digest of steadytrain's own sources, and of the image if that is known.
 
     Args:
-        rooms: folders of `components`, such as "preprocess"; none: all of them.
+        rooms: folders of `components`, such as "tasks/encoding". Without any, all of them.
     """
     root = Path(__file__).resolve().parents[1]
     folders = [root / room for room in rooms] or [root]
@@ -85,11 +85,11 @@ def code_digest(*rooms: str) -> str:
 
 
 def users_code_digest(name: str) -> str:
-    """Digest of the user's module in a `module:Class`; "" where `name` names none of theirs."""
+    """Return the digest of the user's module in `module:Class`; "" if there is no such module."""
     module, separator, _ = name.partition(":")
     try:
         spec = importlib.util.find_spec(module) if separator else None
     except (ImportError, ValueError):
-        # Whoever opens it says what is wrong with it.
+        # The code that imports the module reports the error.
         return ""
     return file_digest(Path(spec.origin)) if spec and spec.has_location and spec.origin else ""

@@ -1,4 +1,4 @@
-"""Folders that are fetched once for all runs of an output, each of them whole or absent."""
+"""Folders that are downloaded once for all runs of an output. Each is complete or absent."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.storage.local import local_errors, sync_folder
 
 WAIT_SECONDS = 6 * 3600.0
-"""How long to wait for another process that fetches the same folder; a dead one frees the lock."""
+"""How long to wait for another process that downloads the same folder. The lock of a dead process
+is freed."""
 
 
 def fetched(downloads: Path, version: Any, fetch: Callable[[Path], None]) -> Path:
-    """The folder for a version of something, fetched unless an earlier call has done so.
+    """Return the folder for a version of something. Download it unless an earlier call has done so.
 
     Args:
+        downloads: the folder that holds all downloads.
         version: plain data that changes whenever the content does.
-        fetch: fills an empty folder. It is called aside, by one process at a time; the folder
-            takes its final name only after `fetch` has returned.
+        fetch: fills an empty temporary folder. Only one process at a time calls it. The folder gets
+            its final name after `fetch` has returned.
 
     Raises:
-        RunBusy: another process has been fetching it for WAIT_SECONDS.
-        StorageError: the folder cannot be written.
+        RunBusy: if another process has been downloading it for WAIT_SECONDS.
+        StorageError: if the folder cannot be written.
     """
     name = value_digest(version)[:32]
     target = downloads / name
@@ -38,7 +40,7 @@ def fetched(downloads: Path, version: Any, fetch: Callable[[Path], None]) -> Pat
             return target
         partial = downloads / f".partial-{name}"
         with local_errors("write", target):
-            # A process that was killed may have left a part of it.
+            # A killed process may have left a partial download.
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         try:

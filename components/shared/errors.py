@@ -1,7 +1,7 @@
-"""One root for every error that the product raises on purpose.
+"""The base class of every error that steadytrain raises on purpose.
 
-A message names the field or the file, the value, and the remedy, so that a
-user can act on it without reading a traceback.
+A message names the field or file, the value, and the fix, so that users can act on it without
+reading a traceback.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from steadytrain.components.shared.redaction import redact
 
 
 class SteadytrainError(Exception):
-    """Root of the product's errors. Secrets in its text are replaced.
+    """Base class of steadytrain's errors. It replaces secrets in the text.
 
     Attributes:
-        remedy: what the user can do about it; "" where the message says it.
-        exit_code: the process's exit status when this ends the command.
-        passing: whether it may go by itself, as a connection that broke.
-        denied: whether a server did not accept who asked (401, 403).
+        remedy: how the user can fix it; "" if the message says it.
+        exit_code: the exit status of the process if this error ends the command.
+        passing: whether the problem may be temporary, such as a broken connection.
+        denied: whether a server rejected the credentials (401, 403).
     """
 
     exit_code = 1
@@ -36,19 +36,19 @@ class SteadytrainError(Exception):
 
 
 def _printable(text: str) -> str:
-    """Names of files may hold bytes that are no text."""
+    """Escape what cannot be encoded: file names may contain bytes that are not valid text."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class BadInput(SteadytrainError, ValueError):
-    """Something the user gave cannot be used; nothing costly has started."""
+    """The user's input cannot be used. Nothing expensive has started."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration: where, what stands there, what helps."""
+    """One problem in a configuration: the field, its value, what is wrong, and the fix."""
 
     field: str
     value: str
@@ -74,15 +74,15 @@ class DataError(BadInput):
 
 
 class RunBusy(BadInput):
-    """Another process works on the same run."""
+    """Another process is using the same run."""
 
 
 class StorageError(SteadytrainError):
-    """Storage refused a read or a write, retries included."""
+    """Storage rejected a read or a write, even after retries."""
 
 
 class Unreadable(StorageError):
-    """What was stored cannot be read back: a broken disk, or no file where one was written."""
+    """Stored content cannot be read back: a broken disk, or something that is not a file."""
 
 
 class TrackingError(SteadytrainError):
@@ -90,10 +90,10 @@ class TrackingError(SteadytrainError):
 
 
 class ServerError(SteadytrainError):
-    """The pipeline server cannot be used, or refused something.
+    """The pipeline server cannot be used, or it rejected a request.
 
     Attributes:
-        status: of the HTTP answer; 0 where there was none.
+        status: HTTP status of the response; 0 without a response.
     """
 
     status = 0
@@ -104,10 +104,10 @@ class ServerError(SteadytrainError):
 
 
 class TrainingFailed(SteadytrainError):
-    """Every attempt that the policy allowed has failed.
+    """Every attempt that the retry policy allows has failed.
 
     Attributes:
-        failure_class: one of the taxonomy's names (see components/train/recovery).
+        failure_class: the failure class (see components/train/recovery).
     """
 
     def __init__(self, message: str, *, failure_class: str, remedy: str = "") -> None:
@@ -116,10 +116,10 @@ class TrainingFailed(SteadytrainError):
 
 
 class Stopped(SystemExit):
-    """The process was asked to stop; the run has not failed and can be continued.
+    """The process was asked to stop. The run has not failed and can be resumed.
 
     Args:
-        number: of the signal. What came from the keyboard ends with status 130, the rest with 143.
+        number: the signal. Signals from the keyboard exit with status 130, all others with 143.
     """
 
     def __init__(self, number: int = signal.SIGTERM) -> None:

@@ -1,4 +1,4 @@
-"""Files of a model that somebody else made: whatever a library raises over them is bad input."""
+"""Turn any error that a library raises about someone else's model files into bad input."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from collections.abc import Iterator
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 
 _PANIC = "PanicException"
-"""Of tokenizers and safetensors, which are Rust; no Exception, and of a module of its own."""
+"""From tokenizers and safetensors, which are written in Rust. It is not an Exception, and each
+library has its own."""
 _OUT_OF_MEMORY = "OutOfMemoryError"
-"""Torch's, which is not imported for its sake."""
+"""From torch, compared by name to avoid importing torch."""
 _LONGEST = 500
 
 
 @contextlib.contextmanager
 def foreign(what: str, remedy: str) -> Iterator[None]:
-    """Turns what is raised over a model's files into one error.
+    """Turn whatever is raised about a model's files into BadInput.
 
-    What Transformers raises over a field of a wrong type or value is whatever happens to fail:
-    TypeError, ZeroDivisionError, AssertionError, ImportError. A lack of memory, a request to stop
-    and errors of the product's own pass.
+    If a field has a wrong type or value, Transformers raises whatever happens to fail: TypeError,
+    ZeroDivisionError, AssertionError, ImportError. Out-of-memory errors, requests to stop, and
+    steadytrain's own errors pass through unchanged.
 
     Args:
-        what: field, file and what cannot be done with it: "model.base: x/config.json cannot be
-            read".
+        what: the field, the file and what cannot be done with it: "model.base: x/config.json cannot
+            be read".
+        remedy: the fix.
 
     Raises:
-        BadInput: the message is `what` with the reason.
+        BadInput: the message is `what` and the reason.
     """
     try:
         yield
@@ -37,7 +39,7 @@ def foreign(what: str, remedy: str) -> Iterator[None]:
         kind = type(error).__name__
         if kind == _OUT_OF_MEMORY or not (isinstance(error, Exception) or kind == _PANIC):
             raise
-        # The configurations of Transformers name the field in the cause.
+        # Transformers' configurations name the field in the cause.
         said = error.__cause__ if kind.startswith("StrictDataclass") else None
         reason = f"{kind}: {said or error}"
         raise BadInput(f"{what}: {reason[:_LONGEST]}", remedy=remedy) from error

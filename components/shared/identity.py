@@ -1,7 +1,7 @@
-"""Which process on which machine: what a lock and a lease record about their holder.
+"""Identify a process on a machine. Locks and leases record this about their holder.
 
-A process id alone says little: it comes again, and means another process in another
-container or on another host that shares the folder.
+A process id alone is not enough. The system reuses it, and in another container, or on another host
+that shares the folder, it means another process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from steadytrain.components.shared.records import Record
 
 
 class Identity(Record):
-    """A process that holds, or held, something.
+    """A process that holds or held something.
 
     pid: in the PID namespace of `machine`.
-    host: its host name, for people.
-    machine: boot id and PID namespace; two processes with the same one see the same process ids.
-    born: when the process began (see `_born`).
-    since: when it took hold, for people.
+    host: host name, for people.
+    machine: boot id and PID namespace. Two processes with the same value see the same process ids.
+    born: when the process started (see `_born`).
+    since: when it took the lock or lease, for people.
     """
 
     pid: int = Field(ge=0, lt=1 << 31)
@@ -36,7 +36,7 @@ class Identity(Record):
 
     @classmethod
     def here(cls) -> Self:
-        """This process, from now on."""
+        """Return the identity of this process, with `since` set to now."""
         return cls(
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -46,7 +46,7 @@ class Identity(Record):
         )
 
     def process(self) -> psutil.Process | None:
-        """The process, where it is visible from here and still runs."""
+        """Return the process if it is visible from here and still runs."""
         if self.machine != _machine():
             return None
         try:
@@ -58,7 +58,7 @@ class Identity(Record):
         return process
 
     def alive(self) -> bool | None:
-        """Whether the process still runs; None if that cannot be known from here."""
+        """Return whether the process still runs; None if that cannot be known from here."""
         return None if self.machine != _machine() else self.process() is not None
 
     def __str__(self) -> str:
@@ -66,14 +66,14 @@ class Identity(Record):
 
 
 def _born(pid: int) -> float:
-    """Clock ticks from boot to the start of a process; elsewhere than on Linux, its time.
+    """Return the clock ticks from boot to a process's start; without /proc, its start time.
 
-    Unlike a wall-clock time it is not affected when the clock is set.
+    Unlike wall-clock time, ticks do not change when the clock is set.
     """
     stat = Path(f"/proc/{pid}/stat")
     if not Path("/proc/self/stat").exists():
         return psutil.Process(pid).create_time()
-    # The second field is the command's name in parentheses, which may hold spaces and parentheses.
+    # The second field is the command name in parentheses, which may contain spaces and parentheses.
     return float(stat.read_text().rpartition(")")[2].split()[19])
 
 

@@ -1,10 +1,8 @@
-"""A lock that several processes or machines share, by its address.
+"""A lock that several processes or machines share through its address.
 
-In a folder it is a file lock: the kernel lets go of it when its holder dies.
-On S3 it is a row of numbered objects, written only where absent, so that of
-all who ask for the next number one gets it; the highest number holds. A holder
-that dies is succeeded when its time is up: a lease is never taken over, which
-would need a compare-and-swap.
+In a folder, it is a file lock, which the kernel releases when the holder dies. On S3, it is a
+sequence of numbered objects (storage/row.py). If a holder dies, the next one takes over after its
+time has expired.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from pathlib import Path
 from steadytrain.components.shared.errors import RunBusy, StorageError
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
+from steadytrain.components.shared.storage.row import Row
 
 EXPIRY_SECONDS = 120.0
 WAIT_SECONDS = 600.0
@@ -37,21 +36,23 @@ def lease(
     wait_seconds: float = WAIT_SECONDS,
     expiry_seconds: float = EXPIRY_SECONDS,
 ) -> Iterator[Callable[[], None]]:
-    """Holds the lock `name` at an address: a folder, or s3://bucket/prefix.
+    """Hold the lock `name` at an address: a folder, or s3://bucket/prefix.
 
     Args:
+        address: where the lock is.
+        name: the lock's name.
         wait_seconds: how long to wait for it.
-        expiry_seconds: on S3, how long it is ours; clocks of the machines that
-            share it must agree to well within that.
+        expiry_seconds: on S3, how long we hold it. The clocks of the machines that share it must
+            agree to well within that time.
 
     Yields:
-        A check that raises StorageError where it is no longer ours, to be
-        called right before the act that the lock protects.
+        A check that raises StorageError if we no longer hold the lock. Call it right before the
+        action that the lock protects.
 
     Raises:
-        UnsafeName: the name leads out of the folder.
-        RunBusy: another holds it for longer than `wait_seconds`.
-        StorageError: storage refused.
+        UnsafeName: if the name leads out of the folder.
+        RunBusy: if another process holds it for longer than `wait_seconds`.
+        StorageError: if storage rejected a request.
     """
     storage = open_storage(address)
     held = (
@@ -77,7 +78,8 @@ def _file_lock(folder: Path, name: str, wait_seconds: float) -> Iterator[Callabl
             return True
 
         _wait(take, str(path), wait_seconds)
-        # The file stays: removing it would let two hold locks on two files of one name.
+        # Keep the file: if it were removed, two processes could hold locks on different files with
+        # the same name.
         yield lambda: None
 
 
@@ -86,62 +88,55 @@ def _numbered(
     storage: Storage, name: str, wait_seconds: float, expiry_seconds: float
 ) -> Iterator[Callable[[], None]]:
     storage.require_conditional_writes()
-    row = _Row(storage.sub(f"{name}.lock"), expiry_seconds)
-    _wait(row.take, f"{storage.uri}/{name}.lock", wait_seconds)
+    lock = _Numbered(Row(storage.sub(f"{name}.lock")), expiry_seconds)
+    _wait(lock.take, f"{storage.uri}/{name}.lock", wait_seconds)
     try:
-        yield row.check
+        yield lock.check
     finally:
-        row.release()
+        lock.release()
 
 
 @dataclass
-class _Row:
-    """The numbered objects of one lock, and ours among them."""
+class _Numbered:
+    """One lock, and our number in its sequence."""
 
-    storage: Storage
+    row: Row
     expiry_seconds: float
     owner: str = field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex}")
-    ours: str = ""
+    ours: int = 0
     expires: float = 0.0
 
     def take(self) -> bool:
-        """Asks for the number after the highest, where that one has been left or is too old."""
-        names = self.storage.list()
-        if names and not self._free(names[-1]):
+        """Claim the number after the highest one, if that one was released or has expired."""
+        last = self.row.last()
+        if last and not self._free(last):
             return False
-        mine = f"{int(names[-1]) + 1 if names else 1:020d}"
         expires = time.time() + self.expiry_seconds
-        if not self.storage.write(mine, self._content(expires), if_absent=True):
+        if not self.row.claim(last + 1, self._content(expires)):
             return False
-        # Whoever read the row long ago may have asked for a number that was
-        # used and cleared away since: only the highest counts.
-        if self.storage.list()[-1] != mine:
-            self.storage.delete(mine)
-            return False
-        self.ours, self.expires = mine, expires
-        for name in names:
-            self.storage.delete(name)
+        self.ours, self.expires = last + 1, expires
         return True
 
     def check(self) -> None:
-        """Raises where our time is up, since another may hold it then."""
+        """Raise an error if our time has expired, because another process may hold the lock."""
         if time.time() >= self.expires:
             raise StorageError(
-                f"the lock {self.storage.uri} was ours for {self.expiry_seconds:.0f} s, "
+                f"the lock {self.row.storage.uri} was ours for {self.expiry_seconds:.0f} s, "
                 "which are over",
                 remedy="start the step again: it has changed nothing",
             )
 
     def release(self) -> None:
-        """Leaves it; where another has succeeded us already there is nothing to leave."""
-        if self.storage.exists(self.ours):
-            self.storage.write(self.ours, self._content(0.0))
+        """Release the lock, unless another process has already taken over."""
+        storage, name = self.row.storage, self.row.name(self.ours)
+        if storage.exists(name):
+            storage.write(name, self._content(0.0))
 
-    def _free(self, name: str) -> bool:
+    def _free(self, number: int) -> bool:
         try:
-            content = json.loads(self.storage.read(name))
+            content = json.loads(self.row.storage.read(self.row.name(number)))
         except FileNotFoundError:
-            return False  # cleared away meanwhile: there is a higher one
+            return False  # deleted in the meantime, so there is a higher one
         return bool(time.time() >= content["expires"])
 
     def _content(self, expires: float) -> bytes:

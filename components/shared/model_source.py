@@ -1,7 +1,7 @@
-"""From a model's address to a local folder with its files.
+"""Resolve a model's address to a local folder with its files.
 
-Addresses: a folder, s3://BUCKET/PREFIX, hub:NAME, models:/NAME@ALIAS or
-models:/NAME/VERSION of MLflow, package:NAME/PATH of an installed Python package.
+An address is a folder, s3://BUCKET/PREFIX, hub:NAME, models:/NAME@ALIAS or models:/NAME/VERSION in
+MLflow, or package:NAME/PATH in an installed Python package.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import MODEL_FILES, files_digest, value_digest
 from steadytrain.components.shared.downloads import fetched
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.home import local_path
-from steadytrain.components.shared.paths import below, check_distinct, checked
+from steadytrain.components.shared.paths import below, check_distinct, checked, local_path
 from steadytrain.components.shared.storage import S3Storage
 from steadytrain.components.shared.storage.s3 import ObjectInfo
 from steadytrain.components.shared.workspace import Workspace
 
 
 def resolve_model(address: str, config: RunConfig) -> Path:
-    """The local folder of a model or a tokenizer, fetched where it lies elsewhere.
+    """Return the local folder of a model or tokenizer. Download it if it is remote.
 
     Raises:
-        BadInput: there is no such model, or it may not be read.
-        StorageError: storage failed.
+        BadInput: if there is no such model, or it must not be read.
+        StorageError: if storage failed.
     """
     scheme, _, rest = address.partition(":")
     if scheme == "package":
@@ -40,12 +39,12 @@ def resolve_model(address: str, config: RunConfig) -> Path:
 
 
 def content_of(address: str, config: RunConfig) -> str:
-    """What an address stands for now: equal exactly where a model's files are equal.
+    """Return an id of the content of an address: equal exactly if the model's files are equal.
 
-    Nothing is fetched for it but a hub model's config.json. A local folder's weights are read.
+    Only a hub model's config.json is downloaded for this. A local folder's weights are read.
 
     Raises:
-        BadInput, StorageError: as `resolve_model`.
+        BadInput, StorageError: the same as `resolve_model`.
     """
     scheme = address.partition(":")[0]
     if scheme == "s3":
@@ -58,13 +57,15 @@ def content_of(address: str, config: RunConfig) -> str:
 
 
 def package_folder(path: str) -> Path:
-    """Folder of NAME or NAME/SUB/PATH of an installed Python package; not imported.
+    """Return the folder of NAME or NAME/SUB/PATH in an installed Python package.
+
+    The package is not imported.
 
     Raises:
-        BadInput: no package of that name is installed, or the path leaves it.
+        BadInput: if no package with this name is installed, or the path leads out of it.
     """
     name, _, inner = path.partition("/")
-    # The program itself is a package without a place.
+    # The program itself is a module without a folder.
     spec = find_spec(name) if name.isidentifier() and name != "__main__" else None
     if spec is None or not spec.submodule_search_locations:
         raise BadInput(
@@ -119,11 +120,11 @@ def _from_hub(address: str, config: RunConfig) -> Path:
 
 
 def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
-    """A folder that has the commit for its name; without network the newest that was fetched."""
+    """Return the snapshot folder, named after its commit; offline, the one downloaded last."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    # A tokenizer of another repository has commits of its own.
+    # A tokenizer from another repository has its own commits.
     own = config.model.base in (None, address)
     revision = config.model.revision if own else None
     try:
@@ -138,7 +139,7 @@ def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
 
 
 def _from_mlflow(address: str, config: RunConfig) -> Path:
-    """The files of a registered model: Transformers' model and tokenizer in one folder."""
+    """Return a folder with a registered Transformers model and its tokenizer."""
     uri, origin = _registered(address, config)
     with _registry_errors(address):
         return fetched(
@@ -147,7 +148,7 @@ def _from_mlflow(address: str, config: RunConfig) -> Path:
 
 
 def _registered(address: str, config: RunConfig) -> tuple[str, str]:
-    """The version that an address stands for now, as models:/NAME/VERSION, and where it lies."""
+    """Return the address's current version as models:/NAME/VERSION, and where its files are."""
     import mlflow
 
     from steadytrain.components.shared.tracking import use_tracking
@@ -178,7 +179,7 @@ def _registry_errors(address: str) -> Iterator[None]:
 
 
 def _assemble(uri: str, folder: Path) -> None:
-    """MLflow's transformers flavor keeps model and tokenizer apart; a base has them together."""
+    """Merge model and tokenizer into one folder. MLflow's transformers flavor separates them."""
     import mlflow
 
     scratch = folder / ".logged"

@@ -1,6 +1,6 @@
-"""From a name that came from outside (a key, a manifest, a command line) to a path below a folder.
+"""Turn names from outside (a key, a manifest, a command line) into paths below a folder.
 
-Nothing else joins such a name to a folder.
+No other module joins such a name to a folder.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ class UnsafeName(BadInput):
 
 
 def below(folder: Path, name: str, *, origin: str) -> Path:
-    """The path of `name` below `folder`, whose own address may be anything.
+    """Return the path of `name` below `folder`. The folder itself may be at any path.
 
     Args:
-        name: relative, with forward slashes.
-        origin: where the name comes from, for the message.
+        folder: the folder that the path must stay in.
+        name: a relative path with forward slashes.
+        origin: where the name comes from, for the error message.
 
     Raises:
-        UnsafeName: the name leaves the folder, also by a symbolic link on the way, or could
-            mean another file elsewhere (empty parts, `.`, backslashes, NUL).
+        UnsafeName: if the name leads out of the folder, including through a symbolic link, or could
+            mean a different file on another system (empty parts, `.`, backslashes, NUL).
     """
     path = folder / checked(name, origin=origin)
     if not path.resolve().is_relative_to(folder.resolve()):
@@ -37,10 +38,10 @@ def below(folder: Path, name: str, *, origin: str) -> Path:
 
 
 def checked(name: str, *, origin: str) -> str:
-    """The name itself, if it is the plain relative path of a file; nothing is looked up.
+    """Return the name if it is the plain relative path of a file. The disk is not read.
 
     Raises:
-        UnsafeName: it is not.
+        UnsafeName: if it is not.
     """
     parts = name.split("/")
     if "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
@@ -52,10 +53,11 @@ def checked(name: str, *, origin: str) -> str:
 
 
 def check_distinct(names: Iterable[str], *, origin: str) -> None:
-    """Refuses names that cannot all be files of one folder, on any file system.
+    """Reject names that cannot all be files of one folder on every file system.
 
     Raises:
-        UnsafeName: one is a folder of another, or they differ only in case or Unicode form.
+        UnsafeName: if one name is a parent folder of another, or two differ only in case or Unicode
+            form.
     """
     files: dict[str, str] = {}
     for name in names:
@@ -78,3 +80,17 @@ def _collision(origin: str, one: str, other: str) -> UnsafeName:
         f"{origin}: {one!r} and {other!r} collide as files of one folder",
         remedy="rename or remove one of the two",
     )
+
+
+def local_path(address: str) -> Path:
+    """Return a path with ~ and ~NAME expanded to home folders.
+
+    Raises:
+        BadInput: if there is no such home folder.
+    """
+    try:
+        return Path(address).expanduser()
+    except RuntimeError as error:
+        raise BadInput(
+            f"{address!r}: there is no such home folder", remedy="give an absolute path"
+        ) from error

@@ -1,4 +1,4 @@
-"""How long faults that may pass are waited out: of servers, and of storage."""
+"""How long to wait for temporary faults of servers and storage."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from steadytrain.components.shared.errors import SteadytrainError, StorageError
 T = TypeVar("T")
 
 AWAY_SECONDS = 180.0
-"""How long a server may be away, where nothing goes on without it."""
+"""How long a server may be unavailable, if nothing can continue without it."""
 DENIED_SECONDS = 45.0
-"""How long it may deny what it is asked (401, 403), where nothing goes on without that. A server
-that starts denies everything until it has read tokens and roles, and webhooks that authorize
-remember a denial for 30 s."""
+"""How long a server may deny requests (401, 403), if nothing can continue without them. A starting
+server denies everything until it has read tokens and roles, and authorizing webhooks cache a denial
+for 30 s."""
 REFUSED_SECONDS = 60.0
-"""How long storage may refuse a write without which a run cannot go on."""
+"""How long storage may reject a write that the run cannot continue without."""
 FOREVER: Final = math.inf
 _REFUSED_DELAY = 1.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 8.0
 
 
 class Patience:
-    """Bears the faults of one server that may pass.
+    """Tolerates temporary faults of one server.
 
     Args:
-        away: seconds that it may be away. denied: seconds that it may deny what it is asked.
+        away: seconds that the server may be unavailable.
+        denied: seconds that the server may deny requests.
     """
 
     def __init__(self, *, away: float, denied: float) -> None:
@@ -36,15 +37,15 @@ class Patience:
         self._since: dict[str, float] = {}
 
     def bears(self, error: SteadytrainError) -> bool:
-        """Notes a fault; returns whether it may still pass."""
+        """Record a fault. Return whether it may still be temporary."""
         if error.passing:
-            # A server that was away and is coming back denies at first.
+            # A server that comes back after being unavailable denies requests at first.
             self._since.pop("denied", None)
             return self._lasted("away") < self.away
         return error.denied and self._lasted("denied") < self.denied
 
     def reset(self) -> None:
-        """Notes that the server has answered."""
+        """Record that the server has responded."""
         self._since.clear()
 
     def _lasted(self, fault: str) -> float:
@@ -53,12 +54,14 @@ class Patience:
 
 
 def patiently(call: Callable[[], T], *, wait: Callable[[float], object] = time.sleep) -> T:
-    """Calls until the server answers, and no longer denies what it is asked.
+    """Retry a call until the server responds and no longer denies it.
 
-    What it raises after AWAY_SECONDS or DENIED_SECONDS is raised, and at once what does not pass.
+    Errors that last longer than AWAY_SECONDS or DENIED_SECONDS are raised. Permanent errors are
+    raised at once.
 
     Args:
-        wait: between two calls.
+        call: the call.
+        wait: waits a number of seconds between two calls.
     """
     patience, delay = Patience(away=AWAY_SECONDS, denied=DENIED_SECONDS), _FIRST_DELAY
     while True:
@@ -72,7 +75,7 @@ def patiently(call: Callable[[], T], *, wait: Callable[[float], object] = time.s
 
 
 def while_refused(call: Callable[[], T], seconds: float = REFUSED_SECONDS) -> T:
-    """Calls until storage takes what is written; what it raises after `seconds` is raised."""
+    """Retry a write until storage accepts it. After `seconds`, raise its error."""
     end = time.monotonic() + seconds
     while True:
         try:

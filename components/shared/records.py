@@ -1,7 +1,7 @@
-"""What each step gives to the next: small typed records, stored as JSON.
+"""What each step passes to the next: small typed records, stored as JSON.
 
-They are the content of the pipeline's KFP artifacts; what is large (packed
-data, checkpoints, the model) stays in the workspace, and a record tells where.
+They are the content of the pipeline's KFP artifacts. Large things (packed data, checkpoints, the
+model) stay in the workspace, and a record says where they are.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Side = Literal["train", "validation", "test"]
 class Record(BaseModel):
     """A step's result."""
 
-    # JSON has no NaN and no infinity; as null, a record that holds one could not be read again.
+    # JSON has no NaN or infinity. Written as null, they would make the record unreadable.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     schema_version: Literal[1] = 1
 
     def save(self, path: Path) -> None:
-        """Writes the record, whole or not at all."""
+        """Write the record atomically."""
         LocalStorage(path.parent).write(path.name, self.model_dump_json(indent=2).encode())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads a record.
+        """Read a record.
 
         Raises:
-            BadInput: there is none, it is damaged, or it is of another version.
+            BadInput: if it is missing or damaged, or has another version.
         """
         try:
             return cls.model_validate_json(LocalStorage(path.parent).read(path.name))
@@ -56,14 +56,14 @@ class Record(BaseModel):
 class SideRecord(Record):
     """One side of the split.
 
-    shards: Arrow files, relative to the data folder; each row is what the loop
-        counts as one sequence of the batch.
+    shards: Arrow files, relative to the data folder. The training loop counts each row as one
+        sequence of the batch.
     rows: sequences (packed) or examples.
-    tokens: all tokens in them; target_tokens: those that count in the loss.
+    tokens: all tokens on this side.
+    target_tokens: the tokens that count in the loss.
     documents: input records on this side.
-    index: Arrow file, relative to the data folder, with a row for each row of the
-        shards, in order: shard, row (in the shard), tokens, targets, documents
-        (content hashes).
+    index: Arrow file, relative to the data folder, with one row per row of the shards, in order:
+        shard, row (in the shard), tokens, targets, documents (content hashes).
     """
 
     shards: list[str]
@@ -75,10 +75,10 @@ class SideRecord(Record):
 
 
 class DataProfile(Record):
-    """What records are like (see components/preprocess/profile.py).
+    """Statistics of the input records (see components/preprocess/profile.py).
 
-    Each is [half][bucket], in parts of a million of what both halves hold; all are 0 where the
-    data have nothing of the kind.
+    Each is [half][bucket], in millionths of the total in both halves. All are 0 if the data have
+    nothing of that kind.
     """
 
     lengths: list[list[int]]
@@ -91,16 +91,16 @@ class DataRecord(Record):
 
     folder: absolute path of the data folder.
     fingerprint: digest over content, tokenizer, split and code.
-    sides: train, validation, test as the loop reads them.
-    test_records: Arrow file, relative to `folder`, of the raw records of the
-        test side: `id` (content hash), the task's text columns, `label`,
-        `group`, `slice`; this is what candidate and champion are judged on.
-    split_digest: digest of salt, shares and group column: equal digests mean
-        that equal records are on equal sides.
-    tokenizer: folder, relative to `folder`; "" where the task has none.
+    sides: train, validation and test, as the training loop reads them.
+    test_records: Arrow file, relative to `folder`, with the raw records of the test side: `id`
+        (content hash), the task's text columns, `label`, `group`, `slice`. Candidate and champion
+        are evaluated on these records.
+    split_digest: digest of salt, shares and group column. If two digests are equal, equal records
+        are on the same side.
+    tokenizer: folder, relative to `folder`; "" if the task has none.
     labels: classes in the order of their indices; empty for language models.
-    inputs_digest: digest over what was read, as it was stored; "" where it is not known.
-    profile: of all good records, before duplicates are set aside; none where it is not known.
+    inputs_digest: digest over the input as it was stored; "" if unknown.
+    profile: statistics of all good records, before duplicates are removed; None if unknown.
     """
 
     folder: str
@@ -116,10 +116,10 @@ class DataRecord(Record):
     profile: DataProfile | None = None
 
     def path(self, name: str) -> Path:
-        """Absolute path of something in the data folder.
+        """Return the absolute path of something in the data folder.
 
         Raises:
-            UnsafeName: the name leads out of the folder.
+            UnsafeName: if the name leads out of the folder.
         """
         return Path(self.folder) / checked(name, origin=f"prepared data {self.folder}")
 
@@ -129,8 +129,8 @@ class TrainRecord(Record):
 
     model: absolute path of the exported model's folder.
     weights_digest: digest over the exported weight files.
-    best_score: of the model that was exported; `metric` names it.
-    decisions: what was open or might have been, each with its reason.
+    best_score: score of the exported model in `metric`.
+    decisions: choices that were open or could have been different, each with its reason.
     """
 
     outcome: str
@@ -154,16 +154,45 @@ class Interval(Record):
     high: float
 
 
-class EvaluationRecord(Record):
-    """The candidate on the test side.
+class CalibrationBin(Record):
+    """Predictions that a classifier makes with about the same confidence.
 
-    weights_digest: the model that was scored, as in its TrainRecord.
+    confidence, accuracy: means over the examples of the bin.
+    """
+
+    examples: int
+    confidence: float
+    accuracy: float
+
+
+class TaskScore(Record):
+    """A model's score in one metric of one lm-eval task.
+
+    stderr: standard error; None if neither lm-eval nor steadytrain knows one.
+    greater_is_better: None if the task does not say.
+    """
+
+    value: float
+    stderr: float | None = None
+    greater_is_better: bool | None = None
+    examples: int
+
+
+class EvaluationRecord(Record):
+    """The candidate's results on the test side.
+
+    weights_digest: identifies the evaluated model, as in its TrainRecord.
     metrics: by name, such as loss, perplexity, bits_per_byte, accuracy, macro_f1.
     slices: by slice value, then by metric.
     scores: absolute path of the per-example scores (Parquet).
-    confusion: rows are true labels, columns predictions; empty for language models.
-    splits: digests of the splits that the model, or one that it started from, was trained with, as
-        far as it tells.
+    confusion: rows are true labels, columns are predictions; empty for language models.
+    splits: digests of the splits that the model, or a model it started from, was trained with, as
+        far as the model records them.
+    calibration, curves: for classifiers. curves are (recall, precision) by label, for the classes
+        with the worst results.
+    tasks: results of lm-eval tasks, by TASK/METRIC.
+    answers: absolute path of the result for each document of those tasks (Parquet); "" without
+        tasks.
     """
 
     task: str
@@ -175,15 +204,19 @@ class EvaluationRecord(Record):
     labels: list[str] = []
     confusion: list[list[int]] = []
     per_class: dict[str, dict[str, float]] = {}
+    calibration: list[CalibrationBin] = []
+    curves: dict[str, list[tuple[float, float]]] = {}
     scores: str
     splits: list[str] = []
+    tasks: dict[str, TaskScore] = {}
+    answers: str = ""
 
 
 class Subject(Record):
-    """What a decision of the gate is about. It holds for nothing else.
+    """What a gate decision is about. The decision is valid for nothing else.
 
-    weights_digest: the candidate, as in its TrainRecord.
-    rules: digest of what decides in the configuration.
+    weights_digest: identifies the candidate, as in its TrainRecord.
+    rules: digest of the configuration fields that the decision depends on.
     """
 
     run_id: str
@@ -194,12 +227,13 @@ class Subject(Record):
 
 
 class GateRecord(Record):
-    """The decision: promoted or not, every number, and one sentence why.
+    """The gate's decision: promoted or not, every number, and the reason in one sentence.
 
-    champion_weights: digest of the champion's weights, as its version says; "" where it does not.
+    champion_weights: digest of the champion's weights, as its version records it; "" if it does
+        not.
 
     Raises:
-        ValueError: it says "promoted", and its own numbers do not.
+        ValueError: if it says "promoted" but its own numbers do not support that.
     """
 
     subject: Subject
@@ -218,7 +252,7 @@ class GateRecord(Record):
 
     @model_validator(mode="after")
     def _a_promotion_is_justified(self) -> Self:
-        # The gate has no such bug and its file no such damage, or nothing is promoted.
+        # A bug in the gate or a damaged file must not promote a model.
         if not self.promoted:
             return self
         numbers = [self.candidate, self.margin, *self.floors.values(), *self.slices.values()]

@@ -1,10 +1,11 @@
-"""What a secret looks like, in one place: configuration that holds one is refused, and whatever
-is shown, logged or stored has it replaced.
+"""Recognize secrets, in one place.
 
-A secret is recognized by the prefix that its issuer published, by the name it is
-assigned to, by its place in an address, or because it is the value of a secret
-environment variable. It is never recognized by looking random: digests of
-models, data and commits do too.
+Configurations that contain a secret are rejected, and everything that is shown, logged or stored
+has secrets replaced.
+
+A secret is recognized by the prefix that its issuer has published, by the name it is assigned to,
+by its position in an address, or because it is the value of a secret environment variable. It is
+never recognized by looking random: digests of models, data and commits do too.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ _ISSUED = r"""
     | -----BEGIN\ [A-Z\ ]*PRIVATE\ KEY(?:\ BLOCK)?-----
       (?:[\s\S]*?-----END\ [A-Z\ ]*PRIVATE\ KEY(?:\ BLOCK)?-----|[\s\S]*)
 """
-# https://TOKEN@host, and x://user:password@host, where a password may have a slash or an @. After
-# host:5432/ an @ is part of a path, but in the address of a database, which has none there.
+# https://TOKEN@host, and x://user:password@host, in which a password may contain a slash or an @.
+# After host:5432/ an @ is part of a path, except in the address of a database, whose path has none.
 _ADDRESS = r"""
     \b(?i:https?)://(?P<user>(?:[^\s/?\#"<>@]*+@)++)
     | \b(?i:postgres(?:ql)?|mysql|mariadb|mssql|oracle)(?:\+\w{1,40})?
       ://(?P<database>[^\s/:@"<>]{0,200}+:(?:[^\s"<>@]{0,1000}+@)++)
     | ://(?P<password>[^\s/:@"<>\[]{0,200}+:(?!\d{1,5}/)(?:[^\s"<>@]{0,1000}+@)++)
 """
-# A tokenizer's own tokens, such as pad_token, are no secrets.
+# A tokenizer's own tokens, such as pad_token, are not secrets.
 _TOKENS_OF_TEXT = (
     "bos", "eos", "pad", "unk", "sep", "cls", "mask", "start", "end", "image", "video", "audio",
     "boi", "eoi", "boa", "eoa", "special", "prefix", "suffix", "middle", "decoder",
@@ -65,10 +66,10 @@ _NAMED = (
 )
 _NAME = re.compile(rf"(?:^|[_.\s-])(?:{_NAMED})$", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# A name and what comes before its value: password=, "password": , ["password"] = , --password.
+# A name and what precedes its value: password=, "password": , ["password"] = , --password.
 _ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]{1,200}+)(["']?\]?\s?[=:]{1,2}\s?|(?<=[\w-])\s+)""")
 _WORDS_OF_PROSE = {"token", "secret", "secrets", "credential", "credentials", "webhook"}
-# Not what stands for a value, nor what was replaced before.
+# Skip words such as null that stand for a value, and earlier replacements.
 _VALUE = re.compile(
     r"""(?:(?:Bearer|Basic|Token)\s)?+(?!\[redacted\]|(?:none|null|true|false)\b)"""
     r"""(?:b?"(?:[^"\\]|\\.)++"|b?'(?:[^'\\]|\\.)++'|[^\s"'<>]++)""",
@@ -76,13 +77,13 @@ _VALUE = re.compile(
 )
 _PATTERNS = (re.compile(_ISSUED, re.VERBOSE), re.compile(_ADDRESS, re.VERBOSE))
 _LOGIN = re.compile(r"[A-Za-z][\w+.-]*:(?://|\\\\)(?![/\\])(.*)@", re.DOTALL)
-# http://host:5000/models/x@y, whose host ends at the slash.
+# http://host:5000/models/x@y, in which the host ends at the slash.
 _WEB_PATH = re.compile(r"https?://(?:[\w.-]+|\[[\da-f:.]+])(?::\d{1,5})?/", re.IGNORECASE)
-_SHORTEST = 8  # Of an environment variable; a shorter value is in ordinary words, too.
+_SHORTEST = 8  # Of an environment variable. Shorter values also occur in ordinary text.
 
 
 def redact(text: str) -> str:
-    """`text` with everything in it that looks like a secret replaced."""
+    """Return `text` with everything that looks like a secret replaced."""
     known = _values_of_environment()
     if known is not None:
         text = known.sub(PLACEHOLDER, text)
@@ -90,43 +91,45 @@ def redact(text: str) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an error as Python prints it, without secrets."""
+    """Return an error's traceback as Python prints it, without secrets."""
     return redact("".join(traceback.format_exception(error)))
 
 
 def redact_tracebacks() -> None:
-    """From now on, the traceback that this process may end with is without secrets."""
+    """From now on, remove secrets from the traceback of an uncaught exception."""
     sys.excepthook = lambda _, error, __: print(traceback_of(error), end="", file=sys.stderr)
 
 
 def holds_a_secret(text: str) -> bool:
-    """Whether a text has in it what looks like a secret, on every machine alike."""
+    """Return whether a text contains something like a secret, independent of this machine."""
     return _without_patterns(text) != text
 
 
 @functools.lru_cache(maxsize=4096)
 def names_a_secret(key: str) -> bool:
-    """Whether a field, parameter or variable of this name holds a secret."""
+    """Return whether a field, parameter or variable with this name holds a secret."""
     return bool(_NAME.search(_CAMEL.sub("_", key)))
 
 
 def login_of(address: str) -> str:
-    """User and password of an address, as drivers take them: up to its last @; "" if it has none.
+    """Return the login of an address as drivers read it, up to the last @; "" if it has none.
 
-    A password may hold what ends the host elsewhere (/ ? #). After file:/// there is no login.
+    A password may contain / ? or #, which otherwise end the host. After file:/// there is no login.
     """
     found = _LOGIN.match(address)
     return found[1] if found else ""
 
 
 def secrets_of_address(address: str) -> set[str]:
-    """The password of an address, as it is written and as it is meant, and what is left of it by
-    a parser that takes a / ? # or @ in it for its end.
+    """Return the login and password of an address in every form that a message may show.
+
+    The password may be shown as written, decoded, or in pieces, if a parser treats a / ? # or @ in
+    it as its end.
     """
     login = login_of(address)
     user, sign, password = login.partition(":")
     if not sign:
-        # A name alone is a token on the web, and a user or a bucket elsewhere.
+        # A name without a password is a token in a web address. Elsewhere it is a user or a bucket.
         return {login} if login and address.lower().startswith("http") else set()
     pieces = re.split("[/?#@]", password)
     return {login, password, unquote(password), f"{user}:{pieces[0]}", *pieces} - {"", f"{user}:"}
@@ -139,7 +142,7 @@ def _without_patterns(text: str) -> str:
 
 
 def _unassigned(text: str) -> Iterator[str]:
-    """The text in parts, without the values that are assigned to the name of a secret."""
+    """Yield the text in parts, without values assigned to a secret's name."""
     done = 0
     for found in _ASSIGNED.finditer(text):
         if found.start() < done or not _assigns_a_secret(found):
@@ -158,12 +161,12 @@ def _assigns_a_secret(found: re.Match[str]) -> bool:
         return name.startswith("--") and names_a_secret(name)
     if name.lower() in ("sig", "signature"):
         return found.string[found.start() - 1 : found.start()] in ("?", "&", ";")
-    # "Unexpected token: ..." is prose.
+    # "Unexpected token: ..." is ordinary text.
     return names_a_secret(name) and not (sign == ":" and name.lower() in _WORDS_OF_PROSE)
 
 
 def _cut(found: re.Match[str]) -> str:
-    """What was found, with its one group that took part replaced; all of it where there is none."""
+    """Return the match with its only matched group replaced; without groups, replace all of it."""
     group = found.lastgroup
     if group is None:
         return PLACEHOLDER
@@ -184,6 +187,6 @@ def _values_of_environment() -> re.Pattern[str] | None:
 @functools.lru_cache(maxsize=8)
 def _any_of(values: frozenset[str]) -> re.Pattern[str] | None:
     forms = {form for value in values for form in (value, quote(value, safe=""), repr(value)[1:-1])}
-    # The longest first: one may begin another.
+    # Longest first, because one value may be the start of another.
     ordered = sorted(forms, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None

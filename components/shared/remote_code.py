@@ -1,10 +1,10 @@
-"""Python code that lies beside a model: it runs only where the configuration pins that code.
+"""Python code that comes with a model. It runs only if the configuration pins that code.
 
-Transformers imports such code for architectures that it does not have itself. By default
-(model.trust_remote_code: false) none ever runs. With it, model.revision pins the code of
-model.base: a hub model's by its commit, any other's by a digest of its Python files. The exported
-model and a champion of an earlier run carry copies of these files, and copies may run too; a file
-with any other content may not, wherever it comes from.
+Transformers imports such code for architectures that it does not support itself. By default
+(model.trust_remote_code: false) none of it ever runs. If enabled, model.revision pins the code of
+model.base: by the commit of a hub model, or by a digest of the Python files of any other model. The
+exported model and the champion of an earlier run contain copies of these files. Copies may run too.
+A file with any other content must not run, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from steadytrain.components.shared.model_source import resolve_model
 
 _CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json")
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*\.[A-Za-z_]\w*")
-"""A class in a file of the same folder; `REPO--module.Class` would be of another repository."""
+"""A class in a file of the same folder. `REPO--module.Class` refers to another repository."""
 
 
 def may_run_code(folder: Path, config: RunConfig) -> bool:
-    """Whether Transformers may import the code beside a model: its `trust_remote_code`.
+    """Return whether Transformers may import a model's code, for its `trust_remote_code` option.
 
     Raises:
-        BadInput: model.trust_remote_code is on, and the code is not what model.revision pins.
+        BadInput: if model.trust_remote_code is on but the code is not what model.revision pins.
     """
     if not (config.model.trust_remote_code and _auto_maps(folder)):
         return False
@@ -48,7 +48,7 @@ def may_run_code(folder: Path, config: RunConfig) -> bool:
 
 
 def check_code(folder: Path, config: RunConfig) -> None:
-    """Refuses a base model that cannot be loaded without code that may not run.
+    """Reject a base model that cannot be loaded without code that must not run.
 
     Raises:
         BadInput: the message names the field, and the value that would pin the code.
@@ -58,7 +58,7 @@ def check_code(folder: Path, config: RunConfig) -> None:
 
 
 def needs_code(folder: Path) -> BadInput:
-    """The error for a model whose code may not run."""
+    """Return the error for a model whose code must not run."""
     return BadInput(
         f"{folder} needs Python code of its own ({', '.join(_digests(folder)) or 'elsewhere'}), "
         "and model.trust_remote_code is false",
@@ -69,12 +69,12 @@ def needs_code(folder: Path) -> BadInput:
 
 
 def has_code(folder: Path) -> bool:
-    """Whether a model's folder refers to code of its own; often it can do without."""
+    """Return whether a model's folder refers to its own code. Often it also loads without it."""
     return bool(_auto_maps(folder))
 
 
 def code_digest(folder: Path) -> str:
-    """Digest over names and contents of the Python files of a folder, as model.revision has it."""
+    """Return a digest of the names and contents of a folder's Python files, for model.revision."""
     content = json.dumps(_digests(folder), sort_keys=True).encode()
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
@@ -106,11 +106,11 @@ def _check_references(folder: Path) -> None:
 
 
 def _is_foreign(folder: Path) -> bool:
-    """Whether Transformers does not know the model's type by itself."""
+    """Return whether Transformers does not know the model's type."""
     config = _read(folder / "config.json")
     if "AutoConfig" not in (config.get("auto_map") or {}):
         return False
-    # Late, since it brings torch along where that is installed.
+    # Import late: it loads torch if that is installed.
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return config.get("model_type") not in CONFIG_MAPPING_NAMES
@@ -122,7 +122,7 @@ def _auto_maps(folder: Path) -> list[Any]:
 
 
 def _references(auto_map: Any) -> Iterator[str]:
-    """The classes of an auto_map: a tokenizer's come in pairs, either of which may be null."""
+    """Yield the classes in an auto_map. Tokenizers have pairs, in which either may be null."""
     if isinstance(auto_map, str):
         yield auto_map
     elif isinstance(auto_map, Mapping | list):
@@ -131,7 +131,7 @@ def _references(auto_map: Any) -> Iterator[str]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of each Python file, by its path in the folder."""
+    """Return the SHA-256 of each Python file, by its path in the folder."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*.py"))

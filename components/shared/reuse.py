@@ -1,10 +1,10 @@
-"""Using a step's outputs again.
+"""Reuse of a step's outputs.
 
-KFP's own cache decides before any of our code runs, knows nothing of the data
-behind an address, and has no age limit; so it is off, and this is used
-everywhere alike. A step's key covers all that decides its outputs. An entry is
-used where each of its files is present with the size and digest it had, and
-it is young enough, or belongs to the same run, which is then being continued.
+KFP's own cache decides before any of our code runs, knows nothing about the data behind an address,
+and has no age limit. So it is off, and this module is used everywhere. A step's key covers
+everything that determines its outputs. An entry is reused if all its files exist with their
+original size and digest, and it is recent enough or belongs to the same run, which is then being
+continued.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ class _Entry(Record):
 
 
 def step_key(*parts: Any, rooms: tuple[str, ...]) -> str:
-    """The key of a step's outputs: digest over `parts` (plain data) and the step's code.
+    """Return the key of a step's outputs: digest over `parts` (plain data) and the step's code.
 
     Args:
-        rooms: the folders of `components` that the outputs come from.
+        parts: everything else that determines the outputs.
+        rooms: the folders of `components` whose code determines the outputs.
     """
     return value_digest([*parts, code_digest(*rooms)])
 
 
 class ReuseStore(Generic[R]):
-    """Remembers the result records of one step."""
+    """Stores the result records of one step."""
 
     def __init__(self, workspace: Workspace, step: str, result: type[R]) -> None:
         self.workspace, self.result = workspace, result
         self.folder = workspace.output / "reuse" / step
 
     def find(self, key: str, *, ttl_seconds: float) -> R | None:
-        """The result for a key, or None where there is none that can be read and relied on."""
+        """Return the result for a key, or None if there is no readable and valid one."""
         try:
             entry = _Entry.model_validate_json((self.folder / f"{key}.json").read_bytes())
             result = self.result.model_validate(entry.result)
@@ -65,7 +66,7 @@ class ReuseStore(Generic[R]):
         return result if all(map(_intact, entry.files)) else None
 
     def remember(self, key: str, result: R, files: Iterable[Path]) -> None:
-        """Stores a result with the files that it stands for."""
+        """Store a result together with its files."""
         entry = _Entry(
             run_id=self.workspace.run_id,
             created=time.time(),
@@ -83,5 +84,5 @@ def _intact(file: _File) -> bool:
     try:
         return path.stat().st_size == file.bytes and file_digest(path) == file.digest
     except OSError:
-        # Gone, another user's, or on a broken disk: the step does its work again.
+        # Missing, owned by another user, or on a broken disk: the step runs again.
         return False

@@ -1,16 +1,19 @@
-"""The frame around every step: events, clear failure, and what it leaves behind."""
+"""The wrapper around every step: events, clear errors, and the outcome."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import metadata
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.environment import environment
+from steadytrain.components.shared.digest import code_digest
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError, Stopped
 from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.shared.events.types import (
@@ -23,10 +26,12 @@ from steadytrain.components.shared.redaction import redact_tracebacks
 from steadytrain.components.shared.stopping import Stopping, stoppable
 from steadytrain.components.shared.workspace import Workspace
 
+_PACKAGES = ("steadytrain", "torch", "transformers", "accelerate", "datasets", "mlflow", "kfp")
+
 
 @dataclass
 class Stage:
-    """A step at work. Set `summary` and `reused` before it ends."""
+    """A running step. Set `summary` and `reused` before it ends."""
 
     name: str
     workspace: Workspace
@@ -39,15 +44,15 @@ class Stage:
         self.stream.emit(event)
 
     def check(self) -> None:
-        """To be called right before what cannot be undone.
+        """Check right before anything that cannot be undone.
 
         Raises:
-            Stopped: this process was asked to stop.
+            Stopped: if this process was asked to stop.
         """
         self.stopping.check()
 
     def progress(self, work: str, done: float, total: float | None, unit: str) -> None:
-        """Reports how far a long piece of work is; raises Stopped as `check` does."""
+        """Report the progress of a long operation. Raises Stopped, as `check` does."""
         self.check()
         self.emit(WorkProgress(stage=self.name, work=work, done=done, total=total, unit=unit))
 
@@ -55,25 +60,33 @@ class Stage:
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "TQDM_DISABLE": "1",
 }
-"""Libraries' own progress bars, which fill a step's log with half lines."""
+"""Libraries' own progress bars, which fill a step's log with partial lines."""
+
+
+def quiet() -> None:
+    """Turn off progress bars. Call this before the libraries are imported: some check only then."""
+    for variable, value in _QUIET.items():
+        os.environ.setdefault(variable, value)
 
 
 @contextlib.contextmanager
 def stage(
     config: RunConfig, name: str, *, holding: AbstractContextManager[object] | None = None
 ) -> Iterator[Stage]:
-    """Runs a step: its start, its end or its failure are events of the run.
+    """Run a step. Its start, end and failure are events of the run.
 
     Args:
-        holding: what the step must hold before it may tell anything of the run, for as long as
-            it works. Where that is another's, or becomes so, the run is not ours to tell of.
+        config: the run's configuration.
+        name: the step's name.
+        holding: what the step must hold before it reports events of the run, and while it works. If
+            another process holds it or takes it over, this step reports nothing more.
 
     Raises:
-        Stopped: this process was asked to stop.
+        Stopped: if this process was asked to stop.
     """
-    for variable, value in _QUIET.items():
-        os.environ.setdefault(variable, value)
+    quiet()
     redact_tracebacks()
     workspace = Workspace.of(config)
     workspace.create()
@@ -115,3 +128,15 @@ def _failure(name: str, error: BaseException) -> StepFailed:
     return StepFailed(
         stage=name, error=type(error).__name__, message=redact(message), remedy=remedy
     )
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """Return versions by name: Python, the platform, installed packages, and steadytrain's code."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | {"code": code_digest()}

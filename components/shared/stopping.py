@@ -1,4 +1,4 @@
-"""Requests to stop, as signals and through the lifeline: noticed wherever a process stands."""
+"""Requests to stop, from signals and the lifeline, wherever the process is in its work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from steadytrain.components.shared.lifeline import tether
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT)
-"""By nohup, and by shells for background jobs; left ignored then."""
+"""nohup, and shells that start background jobs, set these signals to be ignored. They stay
+ignored."""
 _HANDLERS = threading.Lock()
-"""Held while handlers are restored, so that no signal of ours meets the default, which kills."""
+"""Held while handlers are restored, so that the lifeline does not send SIGTERM to the default
+handler, which kills the process."""
 
 
 @contextlib.contextmanager
 def stop_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Hands every stop signal to `handler`; does nothing outside of the main thread."""
+    """Pass every stop signal to `handler`. Outside the main thread, this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,13 +50,13 @@ class Stopping:
         self._asked: int | None = None
 
     def check(self) -> None:
-        """To be called at each step of long work, and right before what cannot be undone.
+        """Check at each step of long work, and right before anything that cannot be undone.
 
-        An exception from a signal handler is lost where a library catches everything, or
-        where it reaches a destructor; the request is not.
+        An exception from a signal handler is lost if a library catches everything or a destructor
+        is running. The request itself is kept.
 
         Raises:
-            Stopped: this process was asked to stop, or the one that started it has died.
+            Stopped: if this process was asked to stop, or the process that started it has died.
         """
         if self._asked is None:
             held = tether()
@@ -69,10 +71,10 @@ class Stopping:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Stopping]:
-    """A request to stop leaves the context by an exception, so that what is half done is undone.
+    """Turn a request to stop into an exception, so that unfinished work is undone.
 
     Raises:
-        Stopped: also at once, if the request is there already.
+        Stopped: also immediately, if the request came before.
     """
     stopping = Stopping()
     with stop_signals(stopping.leave):
@@ -83,7 +85,7 @@ def stoppable() -> Iterator[Stopping]:
 
 @cache
 def _obey_lifeline() -> None:
-    """From now on the end of the lifeline reaches this process as SIGTERM, if that is handled."""
+    """From now on, send this process SIGTERM when the lifeline ends, if SIGTERM is handled."""
     held = tether()
     main = threading.main_thread().ident
 

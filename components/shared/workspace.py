@@ -1,20 +1,20 @@
-"""Where everything of a run lies. No other module builds these paths.
+"""Where everything of a run is stored. No other module builds these paths.
 
 <output>/
   data/<fingerprint>/     packed data, tokenizer, data card, quarantine; never changed
-  reuse/<step>/<key>      which outputs may be used again
-  learned/<key>.json      what fits into the memory of a device
+  reuse/<step>/<key>      outputs that may be reused
+  learned/<key>.json      settings that fit in a device's memory
   mlflow.db, mlartifacts/ the default tracking store (shared/tracking/store.py)
   runs/<run>/
-    config.yaml           the whole configuration
-    records/<step>.json   what each step gave
-    events/*.jsonl        the stream of events, a file for each writer
-    attempts/<n>/         where supervisor and ranks meet (train/attempt.py)
-    ledger/  checkpoints/ logs/  model/  evaluation/
-    lease/                which supervisor owns the training (train/lease.py)
-    tracking/             which MLflow runs are this run's
+    config.yaml           the full configuration
+    records/<step>.json   the result of each step
+    events/*.jsonl        the event stream, one file per writer
+    attempts/<n>/         files shared by supervisor and ranks (train/attempt.py)
+    ledger/  checkpoints/ logs/  model/  evaluation/  compiled/
+    lease/                which supervisor owns the training run (train/lease.py)
+    tracking/             the MLflow runs of this run
     report.html
-    told                  what the webhook was last told of
+    told                  what was last sent to the webhook
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from steadytrain.components.shared.events import EventStream, JsonLines
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folders of one run below an output folder."""
+    """The folders of one run in an output folder."""
 
     output: Path
     run_id: str
 
     @classmethod
     def of(cls, config: RunConfig) -> Workspace:
-        """The workspace of a configuration; nothing is created.
+        """Return the workspace of a configuration without creating anything.
 
         Raises:
-            BadInput: the output cannot be a folder here.
+            BadInput: if the output cannot be a folder on this machine.
         """
         if "://" in config.output:
             raise BadInput(
@@ -49,7 +49,7 @@ class Workspace:
                 remedy="give a folder, on a cluster that of a mounted volume",
             )
         try:
-            # A relative one has no place where the current folder has been removed.
+            # A relative path is invalid if the current folder was deleted.
             workspace = cls(Path(config.output).absolute(), config.run_id)
             workspace.folder.exists()
         except OSError as error:
@@ -88,6 +88,11 @@ class Workspace:
         return self.folder / "checkpoints"
 
     @property
+    def compiled(self) -> Path:
+        """Code compiled by torch.compile."""
+        return self.folder / "compiled"
+
+    @property
     def logs(self) -> Path:
         return self.folder / "logs"
 
@@ -101,7 +106,7 @@ class Workspace:
 
     @property
     def quarantine(self) -> Path:
-        """Records that were not used, where preparing the data failed."""
+        """Rejected records, if preparing the data failed."""
         return self.folder / "quarantine.jsonl"
 
     @property
@@ -114,7 +119,7 @@ class Workspace:
 
     @property
     def resubmitted(self) -> Path:
-        """A note for each time that the pipeline was submitted again."""
+        """Holds a note for each resubmission of the pipeline."""
         return self.folder / "resubmitted"
 
     @property
@@ -142,17 +147,17 @@ class Workspace:
 
     @property
     def prepared(self) -> Path:
-        """Folders of prepared data, which runs share."""
+        """Folders of prepared data, shared by all runs."""
         return self.output / "data"
 
     def learned(self, fingerprint: str) -> Path:
         return self.output / "learned" / f"{fingerprint}.json"
 
     def create(self) -> None:
-        """Makes the run's folder.
+        """Create the run's folder.
 
         Raises:
-            BadInput: it cannot be written.
+            BadInput: if it cannot be written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -166,5 +171,5 @@ class Workspace:
             ) from error
 
     def stream(self, writer: str) -> EventStream:
-        """The run's event stream for one writer (a step, the supervisor, a rank)."""
+        """Return the run's event stream for one writer (a step, the supervisor, a rank)."""
         return EventStream(JsonLines(self.events / f"{writer}.jsonl", job_id=self.run_id))

@@ -1,4 +1,4 @@
-"""Files that a person asks for by a path of their own."""
+"""Files that users request at a path of their choice."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from steadytrain.components.shared.errors import BadInput
 
 
 def write_asked(path: Path, content: bytes, option: str) -> None:
-    """Writes a file, and the folders above it.
+    """Write a file and create its parent folders.
 
     Args:
-        option: where the path comes from, for the message.
+        path: the file.
+        content: what to write.
+        option: where the path comes from, for the error message.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""What varies by kind of task. Imported only where torch runs."""
+"""Everything that depends on the kind of task. Imported only where torch runs."""

@@ -1,6 +1,7 @@
-"""How a model's head is asked for the loss in place of logits: see fused_head.py.
+"""Request the loss from a model's head, instead of logits: see fused_head.py.
 
-Apart from it, since what keeps a head out of compiled graphs takes seconds to import.
+This is a separate module because fused_head.py keeps heads out of compiled graphs, and the import
+for that takes seconds.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import torch
 
 
 class Asked:
-    """A loss that a head is asked for.
+    """A request for a loss.
 
-    targets: (rows, length), int64. loss: the head's answer; None: the model has no such head.
+    targets: (rows, length), int64. smoothing: share of each target that is spread over all classes.
+    loss: the head's answer. None means that the model has no such head.
     """
 
-    def __init__(self, targets: torch.Tensor) -> None:
+    def __init__(self, targets: torch.Tensor, smoothing: float) -> None:
         self.targets = targets
+        self.smoothing = smoothing
         self.loss: torch.Tensor | None = None
 
 
@@ -27,9 +30,9 @@ _asked: ContextVar[Asked | None] = ContextVar("_asked", default=None)
 
 
 @contextlib.contextmanager
-def asking(targets: torch.Tensor) -> Iterator[Asked]:
-    """Within, a fused head gives the summed loss in place of logits."""
-    asked = Asked(targets)
+def asking(targets: torch.Tensor, smoothing: float = 0.0) -> Iterator[Asked]:
+    """Within this context, a fused head returns the summed loss instead of logits."""
+    asked = Asked(targets, smoothing)
     token = _asked.set(asked)
     try:
         yield asked
@@ -38,5 +41,5 @@ def asking(targets: torch.Tensor) -> Iterator[Asked]:
 
 
 def asked_loss() -> Asked | None:
-    """What a head is asked for at this moment; None: logits."""
+    """Return the current request to the head. None means that logits are wanted."""
     return _asked.get()

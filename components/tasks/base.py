@@ -1,7 +1,7 @@
-"""What varies by kind of task, behind one object.
+"""The task interface: everything that depends on the kind of task.
 
-The loop, the gate and the registry know nothing else about a task: no
-tokenizer, no text. A task of a user's own is named `module:Class` in `data.task`.
+The training loop, the gate and the registry know nothing else about a task. They see no tokenizer
+and no text. To use your own task, set `data.task` to `module:Class`.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 
 if TYPE_CHECKING:
-    # A step whose work is done already imports tasks as well, and never computes.
+    # A step whose work is already done also imports tasks, but it never needs torch.
     import torch
 
 Row = Mapping[str, Any]
 """A row of a prepared shard, as plain Python and NumPy values."""
 
-Batch = dict[str, "torch.Tensor"]
-"""Tensors of one micro-batch; the loop moves them to the device."""
+Batch = dict[str, Any]
+"""One micro-batch. The loop moves tensors to the device and leaves plain values where they are."""
 
 Components = Mapping[str, Any]
-"""A loaded model for judging: "model", and what goes with it (a tokenizer, a processor)."""
+"""A model loaded for evaluation: "model" and what belongs to it (a tokenizer, a processor)."""
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """Loss of a micro-batch before it is divided.
+    """The loss of a micro-batch before division.
 
-    total: scalar, float32, differentiable: sum over the targets.
+    total: scalar, float32, differentiable: the sum over the targets.
     """
 
     total: torch.Tensor
 
 
 class Task(Protocol):
-    """One kind of task. Constructed with `(config, data)`.
+    """One kind of task. The constructor takes `(config, data)`.
 
-    metric: validation score that chooses the best model, for example "loss".
-    greater_is_better: its direction.
-    padded: column whose lists a micro-batch pads to its longest: rows of about equal length then
-        come together. A task of a user's own may do without; empty: nothing is padded.
+    metric: the validation metric that selects the best model, for example "loss".
+    greater_is_better: whether a higher metric is better.
+    padded: the column whose lists are padded to the longest in the micro-batch. Rows of similar
+        length are then batched together. Optional in a user-defined task; empty means that nothing
+        is padded.
     """
 
     metric: str
@@ -55,71 +56,76 @@ class Task(Protocol):
     def __init__(self, config: RunConfig, data: DataRecord) -> None: ...
 
     def build_model(self) -> torch.nn.Module:
-        """The model to train: loaded, or from scratch (initialised from torch's global RNG).
+        """Return the model to train: loaded, or from scratch (initialized from torch's global RNG).
 
         Raises:
-            BadInput: the base cannot be used with this data (no weights, another
-                vocabulary, sequences longer than the model's positions).
+            BadInput: the base model cannot be used with this data (no weights, a different
+                vocabulary, or sequences longer than the model's maximum positions).
         """
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
-        """Makes the model ready for `loss`, adapters included, before ranks share it.
+        """Prepare the model, adapters included, for `loss` before it is distributed over ranks.
 
-        A task of a user's own may do without.
+        Optional in a user-defined task.
 
         Returns:
-            What is slower than it could be and why, a sentence each.
+            One sentence for each thing that is slower than it could be, with the reason.
         """
 
     def cost(self, row: Row) -> int:
-        """Tokens (or other units of work) of a row: the unit of throughput."""
+        """Return the number of tokens (or other work units) in a row, the unit of throughput."""
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        """A micro-batch of rows."""
+        """Return a micro-batch of rows.
+
+        A thread calls this one step ahead, so it must not use global random number generators.
+        """
 
     def weight(self, batch: Batch) -> int:
-        """Targets of a micro-batch: what the global batch's loss is divided by."""
+        """Return the number of targets in a micro-batch.
+
+        The loss of a global batch is divided by the total of these numbers.
+        """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        """Forward pass and summed loss."""
+        """Run the forward pass and return the summed loss."""
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        """Sums over a micro-batch that add up over batches and ranks.
+        """Return sums over a micro-batch, which add up across batches and ranks.
 
-        Always holds "loss" (summed) and "weight" (targets).
+        They always include "loss" (summed) and "weight" (number of targets).
         """
 
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the whole validation side from the added sums."""
+        """Compute the metrics of the full validation side from the accumulated sums."""
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
-        """Writes the model as a plain folder that `load_exported` and its own library read."""
+        """Write the model as a plain folder for `load_exported` and the model's own library."""
 
     def load_exported(self, folder: Path) -> Components:
-        """Loads an exported folder for judging."""
+        """Load an exported folder for evaluation."""
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
-        """Scores each raw record of the test side.
+        """Score each raw record of the test side.
 
         Returns:
-            A row a record, in order: `id` (string), `group`, `slice` (string or null),
-            `loss` (float64, nats, summed over the record's targets), `targets` (int64),
-            `bytes` (int64, UTF-8 bytes of the text that is scored; 0 where there is no
-            text), and for classes `label`, `prediction` (int64) and `probabilities`
-            (list<float32>, classes).
+            One row per record, in order: `id` (string), `group`, `slice` (string or null), `loss`
+            (float64, nats, summed over the record's targets), `targets` (int64), `bytes` (int64,
+            UTF-8 bytes of the scored text; 0 if there is no text). Classification adds `label`,
+            `prediction` (int64) and `probabilities` (list<float32>, classes).
         """
 
     def baselines(self, records: pa.Table) -> dict[str, float]:
-        """What a trivial model reaches on the records, by metric (such as the unigram loss)."""
+        """Return a trivial model's metrics on the records, by name (such as the unigram loss)."""
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
-        """Logs an exported model to the active MLflow run, with signature and input example.
+        """Log an exported model to the active MLflow run, with a signature and an input example.
 
         Returns:
-            Its model URI.
+            The model URI.
         """
 
     def load_logged(self, model_uri: str) -> Components:
-        """Loads a logged or registered model for judging."""
+        """Load a logged or registered model for evaluation."""

@@ -1,7 +1,7 @@
 """Causal language models, trained on packed documents.
 
-Supervised fine-tuning is the same task: only which tokens are targets differs,
-and preprocessing has decided that.
+Supervised fine-tuning is the same task. Only the choice of target tokens differs, and preprocessing
+has already made it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from steadytrain.components.tasks.text import TextTask
 
 
 class CausalLanguageModel(TextTask):
-    """Predicts each target token from the tokens before it in its document."""
+    """Predict each target token from the tokens before it in its document."""
 
     auto = "AutoModelForCausalLM"
     packed = True
@@ -49,21 +49,10 @@ class CausalLanguageModel(TextTask):
         remarks = []
         if why := fuse_head(model):
             remarks.append(f"the loss takes the logits of a whole micro-batch: {why}")
-        if why := self._attend_by_document(model):
+        if why := attend_by_document(model, len(self.tokenizer)):
             remarks.append(f"attention goes over padding and pairs of documents: {why}")
-        return remarks
-
-    def _attend_by_document(self, model: torch.nn.Module) -> str:
-        """Why not; empty: attention does."""
-        # The lengths would be constants of the graph.
-        compiled = self.config.training.torch_compile
-        why = (
-            "training.torch_compile is on"
-            if compiled
-            else attend_by_document(model, len(self.tokenizer))
-        )
         self.by_document = not why
-        return why
+        return remarks
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         if self.by_document:
@@ -75,7 +64,7 @@ class CausalLanguageModel(TextTask):
         return int((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(next_token_loss(model, batch))
+        return LossSum(next_token_loss(model, batch, self.config.training.label_smoothing_factor))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": next_token_loss(model, batch).item(), "weight": self.weight(batch)}
@@ -113,18 +102,22 @@ class CausalLanguageModel(TextTask):
         )
 
 
-def next_token_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Summed cross-entropy of a micro-batch, in nats; the one place of forward and loss."""
+def next_token_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
+    """Return the summed cross-entropy of a micro-batch, in nats.
+
+    Every forward pass and loss of this task is computed here.
+    """
     inputs = {key: value for key, value in batch.items() if key not in ("targets", "lengths")}
-    documents = Documents(batch["lengths"].tolist()) if "lengths" in batch else None
-    with asking(batch["targets"]) as asked, telling(documents) as told:
+    documents = Documents(batch["lengths"]) if "lengths" in batch else None
+    with asking(batch["targets"], smoothing) as asked, telling(documents) as told:
         logits: torch.Tensor = model(**inputs, **told, use_cache=False).logits
     if asked.loss is not None:
-        # As wrappers of the model have passed it on, with what they do in backward.
+        # The model's wrappers attached their backward work to this output, not to `asked.loss`.
         return logits
     return functional.cross_entropy(
         logits.flatten(0, 1).float(),
         batch["targets"].flatten(),
         ignore_index=IGNORED,
         reduction="sum",
+        label_smoothing=smoothing,
     )

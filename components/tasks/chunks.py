@@ -1,20 +1,55 @@
-"""How the fused loss is cut. Nothing here imports torch, since the plan's formulas ask too."""
+"""Chunk sizes of the fused loss.
+
+Doesn't import torch, because the planner's formulas use it too.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from steadytrain.components.shared.errors import BadInput
+
 _VALUES: Final = 2**24
-"""Logits of a chunk, and what is added to the head's gradient at a time: 64 MiB in 32 bits."""
+"""Logits per chunk, and values per block of the head's rows: 64 MiB in 32 bits."""
 _LEAST_ROWS: Final = 256
-"""Fewer would leave a matrix product idle, and the head's gradient is read and written for each."""
+"""Smaller chunks underuse the hardware, and each chunk reads and writes the head's gradient."""
+_CACHED: Final = 2**18
+"""Logits per block, 1 MiB in 32 bits: what fits into the cache of one CPU core."""
+
+QUANTIZED_BLOCK: Final = 64
+"""Consecutive values in a row of a quantized head that share a scale."""
+HEAD_BITS: Final = {"4bit": 4 + 32 / QUANTIZED_BLOCK, "8bit": 8 + 32 / QUANTIZED_BLOCK}
+"""Bits per value of a quantized head, including its share of the 32-bit scale."""
+
+
+def check_head_width(width: int, bits: str) -> None:
+    """Reject a head whose rows don't split into blocks that share a scale.
+
+    Args:
+        width: values of a token that the head gets.
+        bits: `model.adapter.frozen_head`.
+
+    Raises:
+        BadInput: the width is no multiple of QUANTIZED_BLOCK.
+    """
+    if width % QUANTIZED_BLOCK:
+        raise BadInput(
+            f"model.adapter.frozen_head = {bits!r}: the head takes {width} values, no multiple "
+            f"of {QUANTIZED_BLOCK}",
+            remedy="leave it out",
+        )
 
 
 def chunk_rows(vocabulary: int) -> int:
-    """Rows of logits that are made at a time."""
+    """Return the number of rows of logits per chunk."""
     return max(_LEAST_ROWS, _VALUES // vocabulary)
 
 
 def product_rows(width: int) -> int:
-    """Rows of the head's gradient that are added to at a time, in 16 bits."""
+    """Return the number of the head's rows per block, for a 16-bit gradient or a quantized head."""
     return max(1, _VALUES // width)
+
+
+def block_rows(vocabulary: int) -> int:
+    """Return the number of a chunk's rows per block when a CPU turns logits into probabilities."""
+    return max(1, _CACHED // vocabulary)

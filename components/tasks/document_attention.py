@@ -1,9 +1,9 @@
-"""Attention of packed documents, each by itself: nothing is computed or kept between two of them.
+"""Attention within each document of a packed row. Nothing is computed or stored across documents.
 
-All documents of a micro-batch lie in one row, (1, heads, tokens, width). On a CPU the fused kernel
-is called a document at a time, beneath one step of autograd: by `torch.split`, attention and
-`torch.cat` of each, autograd takes half as long again. Documents of equal length are not put
-together: from some tens of tokens on a call costs little beside its work.
+All documents of a micro-batch are in one row, (1, heads, tokens, width). On a CPU, the fused kernel
+is called once per document, within a single autograd step: with `torch.split`, attention and
+`torch.cat` per document, autograd takes one and a half times as long. Documents of equal length are
+not batched, because from a few dozen tokens on, a call costs little compared with its work.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from steadytrain.components.tasks.product_type import product_type
+
 _SHORT: Final = 256
-"""Tokens up to which the CPU's kernel goes backward faster in 32 bits than in 16: 2 to 8 times as
-fast with 120, half as fast with 500 (measured with AMX, 32 to 128 values a head)."""
+"""Longest documents, in tokens, for which the CPU kernel's backward runs in 32 bits.
+
+That is 2 to 8 times as fast as 16 bits with 120 tokens, and half as fast with 500 (measured with
+AMX, 32 to 128 values per head).
+"""
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Documents:
-    """The documents of a packed row. All layers of a forward pass are given the same object.
+    """The documents of a packed row. All layers of a forward pass receive the same object.
 
-    asked: windows of the masks that the model has asked for; None: a plain causal one.
-    seen: windows that its layers have given with queries and keys.
+    asked: windows of the masks that the model requested. None means a plain causal mask.
+    seen: windows that its layers passed along with queries and keys.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -36,12 +41,25 @@ class Documents:
         self.seen: set[int | None] = set()
         self._ends: torch.Tensor | None = None
 
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Call the function `attend` for these documents."""
+        return attend(query, key, value, self, scale=scale, dropout=dropout, window=window)
+
     def parts(self, *items: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-        """Of each document its part of each item, (1, heads, tokens, width)."""
+        """Yield, for each document, its part of each item, (1, heads, tokens, width)."""
         return zip(*(torch.split(item, self.lengths, 2) for item in items), strict=True)
 
     def ends(self, device: torch.device) -> torch.Tensor:
-        """0, and where each document ends; int32."""
+        """Return 0, followed by the end position of each document; int32."""
         if self._ends is None:
             ends = list(accumulate(self.lengths, initial=0))
             self._ends = torch.tensor(ends, dtype=torch.int32, device=device)
@@ -58,25 +76,22 @@ def attend(
     dropout: float = 0.0,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Causal attention within each document.
+    """Return causal attention within each document.
 
     Args:
-        query: (1, heads, tokens, width). key, value: the same, or with fewer heads, each for as
-            many of the query's as there are more of those.
-        window: tokens that each one sees, itself included; None: all before it.
+        query: (1, heads, tokens, width).
+        key, value: same shape, or with fewer heads, each shared by equally many query heads.
+        window: number of tokens that each token sees, including itself. None means all before it.
 
     Returns:
-        (1, tokens, heads, width of value), in the type of autocast where that is on.
+        (1, tokens, heads, width of value), in autocast's dtype if autocast is on.
 
     Raises:
-        ValueError: the row is not of these documents.
+        ValueError: the row does not match these documents.
     """
     if query.shape[0] != 1 or query.shape[2] != sum(documents.lengths):
         raise ValueError(f"{tuple(query.shape)} are no {sum(documents.lengths)} tokens in a row")
-    device = query.device.type
-    # The meta device knows no autocast.
-    half = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if half else query.dtype
+    device, dtype = query.device.type, product_type(query.device, query.dtype)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     fused = not dropout and query.shape[-1] == value.shape[-1]
     if fused and device == "cpu":
@@ -88,7 +103,7 @@ def attend(
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps queries, keys, values, the result, and a sum a token and head."""
+    """Keeps queries, keys, values, the result, and one sum per token and head."""
 
     @staticmethod
     def forward(
@@ -132,27 +147,27 @@ class _Attention(torch.autograd.Function):
 
 
 def _seen(length: int, window: int | None, like: torch.Tensor) -> dict[str, Any]:
-    """What each token of a document sees, as the CPU's kernel takes it."""
+    """Return what each token of a document sees, as arguments of the CPU kernel."""
     if window is None or length <= window:
         return {"dropout_p": 0.0, "is_causal": True}
     return {"dropout_p": 0.0, "is_causal": False, "attn_mask": _band(length, window, like)}
 
 
 def _band(length: int, window: int, like: torch.Tensor) -> torch.Tensor:
-    """0 where a token sees another, else minus infinity; (length, length)."""
+    """Return 0 where a token sees another one, and minus infinity elsewhere; (length, length)."""
     hidden = torch.ones(length, length, dtype=torch.bool, device=like.device)
     hidden = hidden.triu(1) | hidden.tril(-window)
     return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
 
 
 def _repeated(item: torch.Tensor, heads: int) -> torch.Tensor:
-    """With as many heads as the query has."""
+    """Repeat the heads to as many as the query has."""
     times = heads // item.shape[1]
     return item if times == 1 else item.repeat_interleave(times, 1)
 
 
 def _added_up(gradient: torch.Tensor, heads: int) -> torch.Tensor:
-    """Of the heads that were repeated."""
+    """Sum the gradients of the repeated heads."""
     times = gradient.shape[1] // heads
     return gradient if times == 1 else torch.unflatten(gradient, 1, (heads, times)).sum(2)
 
@@ -166,7 +181,7 @@ def _one_by_one(
     dropout: float,
     window: int | None,
 ) -> torch.Tensor:
-    """By PyTorch's own attention: with dropout, or where no other kernel is."""
+    """Use PyTorch's own attention: with dropout, or if no other kernel is available."""
     found = []
     for own_query, own_key, own_value in documents.parts(query, key, value):
         length = own_query.shape[2]
@@ -186,7 +201,7 @@ def _one_by_one(
 
 
 def _has_kernel(query: torch.Tensor) -> bool:
-    """Whether FlashAttention 2, which PyTorch brings, runs there: from Ampere on, in 16 bits."""
+    """Return whether PyTorch's FlashAttention 2 runs here: on Ampere or newer, in 16 bits."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     width = query.shape[-1]
     fits = half and width % 8 == 0 and width <= 256
@@ -201,7 +216,7 @@ def _of_varying_length(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """By the kernels of CUDA for documents of varying length, in 16 bits."""
+    """Use CUDA's kernels for documents of varying length, in 16 bits."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = documents.ends(query.device), max(documents.lengths)
@@ -218,5 +233,5 @@ def _of_varying_length(
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=key.shape[1] != query.shape[1],
     )
-    assert isinstance(result, torch.Tensor)  # no sums were asked for
+    assert isinstance(result, torch.Tensor)  # no log-sum-exp was requested
     return result[None]

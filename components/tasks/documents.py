@@ -1,34 +1,61 @@
-"""A model of Transformers whose attention is told the documents of a packed row.
+"""Pass the documents of a packed row to a Transformers model's attention.
 
-An attention function of our own by Transformers' interface. The documents come to it as a keyword
-argument of the model's forward pass, as what is recomputed gets it too. Without them it is
-Transformers' attention by PyTorch's kernels, masks included.
+This registers our own attention function through Transformers' interface. The documents reach it as
+a keyword argument of the model's forward pass, so activation recomputation receives them too.
+Without documents, it is Transformers' attention with PyTorch's kernels, masks included.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
-from steadytrain.components.tasks.document_attention import Documents, attend
+from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.judged import judged
 
 _NAME: Final = "steadytrain_documents"
 _REPLACED: Final = "sdpa"
-"""Transformers' default. Any other one somebody has chosen, or the model needs it."""
+"""Transformers' default. Any other attention was chosen by the user, or the model needs it."""
 _FIRST, _SECOND = 6, 5
-"""Tokens of the documents with which a model is asked."""
+"""Tokens in the two documents that a model is tested with."""
 
-_told: ContextVar[Documents | None] = ContextVar("_told", default=None)
+
+class Packed(Protocol):
+    """The contents of a row and how its tokens attend, such as `Documents`.
+
+    asked: windows of the masks that the model requested. None means a plain causal mask.
+    seen: windows that its layers passed along with queries and keys.
+    """
+
+    asked: set[int | None]
+    seen: set[int | None]
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Return the attention, (1, tokens, heads, width of value)."""
+
+
+_told: ContextVar[Packed | None] = ContextVar("_told", default=None)
 
 
 @contextlib.contextmanager
-def telling(documents: Documents | None) -> Iterator[dict[str, Any]]:
-    """Within, no masks are made for these documents; what is given goes to the model."""
+def telling(documents: Packed | None) -> Iterator[dict[str, Any]]:
+    """Within this context, no masks are made for these documents.
+
+    Yields the keyword arguments to pass to the model.
+    """
     token = _told.set(documents)
     try:
         yield {} if documents is None else {"documents": documents}
@@ -37,33 +64,58 @@ def telling(documents: Documents | None) -> Iterator[dict[str, Any]]:
 
 
 def attend_by_document(model: Any, vocabulary: int) -> str:
-    """Has a model's attention work a document at a time, where it does the same then.
+    """Make a model's attention work on one document at a time, if its outputs stay the same.
 
-    Adapters must be there already. The model's `config.json` stays as it is.
+    Attach adapters first. The model's `config.json` does not change.
 
     Args:
         vocabulary: number of the model's token ids.
 
     Returns:
-        Why it cannot; empty: it does.
+        The reason why it cannot. Empty means that it does.
     """
+    if why := other_attention(model):
+        return why
+    if next(model.parameters()).is_meta:
+        return take_over(model, str)
+    alone = _alone(model, vocabulary)
+    return take_over(model, lambda: _refusal(model, vocabulary, alone))
+
+
+def other_attention(model: Any) -> str:
+    """Return why our attention cannot replace the model's. Empty means that it can."""
     config = getattr(model, "config", None)
     chosen = getattr(config, "_attn_implementation", None)
-    if chosen != _REPLACED:
-        return f"its attention is {chosen!r}"
-    if next(model.parameters()).is_meta:
-        _use(model, _NAME)
-        return ""
-    alone = _alone(model, vocabulary)
+    return "" if chosen in (_REPLACED, _NAME) else f"its attention is {chosen!r}"
+
+
+def take_over(model: Any, refusal: Callable[[], str]) -> str:
+    """Give a model our attention, and undo that if `refusal`, called with it in place, objects.
+
+    Returns:
+        What `refusal` returns: the reason, or an empty string.
+    """
     _use(model, _NAME)
-    why = _refusal(model, vocabulary, alone)
+    why = refusal()
     if why:
         _use(model, _REPLACED)
     return why
 
 
+def unlike(documents: Packed) -> str:
+    """Return why the model's layers did not attend as directed. Empty means that they did."""
+    if not documents.seen:
+        return "its attention is not told of documents"
+    if documents.seen - {None} != documents.asked - {None}:
+        return "its layers do not tell the windows of their masks"
+    return ""
+
+
 def _use(model: Any, name: str) -> None:
-    """Adapters pass on what they do not have; the whole model must be asked, not its like."""
+    """Set the attention implementation of the base model.
+
+    An adapter model forwards attributes that it lacks, so call the base model itself.
+    """
     _register()
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     base.set_attn_implementation(name)
@@ -77,7 +129,7 @@ def _register() -> None:
 
 
 def _mask(*args: Any, **given: Any) -> torch.Tensor | None:
-    """As Transformers asks for it, once a forward pass and kind of layers."""
+    """Transformers calls this once per forward pass and kind of layer."""
     from transformers.masking_utils import sdpa_mask
 
     documents = _told.get()
@@ -90,6 +142,8 @@ def _mask(*args: Any, **given: Any) -> torch.Tensor | None:
     return None
 
 
+# In a compiled graph, the lengths would be constants.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -98,10 +152,10 @@ def _attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    documents: Documents | None = None,
+    documents: Packed | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As Transformers calls it, once a layer."""
+    """Transformers calls this once per layer."""
     if documents is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -117,12 +171,12 @@ def _attention(
     window = given.get("sliding_window")
     documents.seen.add(window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    result = attend(query, key, value, documents, scale=scale, dropout=dropout, window=window)
+    result = documents.attend(query, key, value, scale=scale, dropout=dropout, window=window)
     return result, None
 
 
 def _alone(model: torch.nn.Module, vocabulary: int) -> torch.Tensor:
-    """Logits of two documents, each in a pass of its own."""
+    """Return the logits of the two test documents, each from its own forward pass."""
     with judged(model):
         return torch.cat(
             [
@@ -133,7 +187,7 @@ def _alone(model: torch.nn.Module, vocabulary: int) -> torch.Tensor:
 
 
 def _refusal(model: torch.nn.Module, vocabulary: int, alone: torch.Tensor) -> str:
-    """Asked of the model itself: layers may mix documents by other ways than attention."""
+    """Test the model itself, because layers may mix documents in other ways than attention."""
     ids = torch.cat(_examples(model, vocabulary))[None]
     positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)])[None].to(ids.device)
     documents = Documents([_FIRST, _SECOND])
@@ -142,10 +196,8 @@ def _refusal(model: torch.nn.Module, vocabulary: int, alone: torch.Tensor) -> st
             together = model(input_ids=ids, position_ids=positions, use_cache=False, **told).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
-    if not documents.seen:
-        return "its attention is not told of documents"
-    if documents.seen - {None} != documents.asked - {None}:
-        return "its layers do not tell the windows of their masks"
+    if why := unlike(documents):
+        return why
     if (together[0] - alone).abs().max() > 1e-4 * alone.abs().max():
         return "its layers mix documents"
     return ""

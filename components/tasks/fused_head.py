@@ -1,57 +1,73 @@
 """A language model's head that computes the loss itself, within the model's forward pass.
 
-There, and not behind the model, because whoever shares out weights (FSDP, ZeRO-3) has them whole
-only there. The head stays where and what it was to everyone else: the same parameters by the same
-names, tied or not; and without targets it gives logits.
+It works there, rather than after the model, because FSDP and ZeRO-3 gather the full weights only in
+the forward pass. To everything else the head stays the same: same parameters, same names, tied or
+not. Without targets, it returns logits.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from steadytrain.components.tasks.asked_loss import asked_loss, asking
+from steadytrain.components.tasks.frozen_head import FrozenHead
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.judged import judged
 
 
 class FusedHead(torch.nn.Linear):
-    """A linear layer whose output, where it is asked for a loss, is that."""
+    """A linear layer that returns the loss when it is requested."""
 
-    # Compiled, targets would be a constant of the graph.
+    # In a compiled graph, the targets would be a constant.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
         asked = asked_loss()
         if asked is None:
             return super().forward(input)
-        asked.loss = summed_loss(input, self.weight, self.bias, asked.targets)
+        asked.loss = summed_loss(input, self.weight, self.bias, asked.targets, asked.smoothing)
         return asked.loss
 
 
-def fuse_head(model: Any) -> str:
-    """Has the model's head compute the loss, where that is all that the model does with logits.
+class FusedFrozenHead(FrozenHead):
+    """The same for a quantized head."""
 
-    Adapters must be there already: they may wrap the head.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
+        asked = asked_loss()
+        if asked is None:
+            return super().forward(input)
+        asked.loss = summed_loss(input, self.matrix, self.bias, asked.targets, asked.smoothing)
+        return asked.loss
+
+
+_FUSED: Final = {torch.nn.Linear: FusedHead, FrozenHead: FusedFrozenHead}
+
+
+def fuse_head(model: Any) -> str:
+    """Make the model's head compute the loss, if the model does nothing else with the logits.
+
+    Attach adapters first: they may wrap the head.
 
     Returns:
-        Why it cannot; empty: it does.
+        The reason why it cannot. Empty means that it does.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         return "the model names no head"
-    if type(head) is not torch.nn.Linear:
-        kind = type(head)
+    kind: Any = type(head)
+    if kind not in _FUSED:
         return f"the head is no plain linear layer but {kind.__module__}.{kind.__name__}"
-    head.__class__ = FusedHead
+    head.__class__ = _FUSED[kind]
     why = _refusal(model)
     if why:
-        head.__class__ = torch.nn.Linear
+        head.__class__ = kind
     return why
 
 
 def _refusal(model: torch.nn.Module) -> str:
-    """Asked of the model itself: logits that it scales or caps are others than its head's."""
+    """Test the model itself: a model that scales or caps logits changes its head's output."""
     device = next(model.parameters()).device
     ids = torch.zeros((1, 4), dtype=torch.int64, device=device)
     try:

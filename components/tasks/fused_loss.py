@@ -1,8 +1,9 @@
-"""Cross-entropy of a language model's head without the logits of a whole micro-batch.
+"""Cross-entropy of a language model's head without the logits of a full micro-batch.
 
-A chunk of rows at a time: logits, loss, and at once the gradients, which backward has only to
-scale. The idea is that of Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language
-Models", and of Hsu et al. 2024, "Liger Kernel", here in PyTorch's own operators.
+It computes one chunk of rows at a time: logits, loss, and immediately the gradients, which backward
+only scales. The idea comes from Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language
+Models", and Hsu et al. 2024, "Liger Kernel". Liger's kernel turns logits into gradients on CUDA,
+PyTorch's own operators elsewhere.
 """
 
 from __future__ import annotations
@@ -13,59 +14,69 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from steadytrain.components.tasks.chunks import chunk_rows, product_rows
+from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
+from steadytrain.components.tasks.liger import has_kernel_for, liger_loss
 from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.tasks.product_type import product_type
+from steadytrain.components.tasks.quantized import QuantizedMatrix
 
 
 def summed_loss(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedMatrix,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
+    smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Cross-entropy of `hidden @ weight.T + bias`, summed over the targets, in nats.
+    """Return the cross-entropy of `hidden @ weight.T + bias`, summed over the targets, in nats.
 
-    Products are in the type of autocast where that is on, all else in float32.
+    Products are in autocast's dtype if autocast is on. Everything else is in float32.
 
     Args:
-        hidden: (..., width). weight: (vocabulary, width). bias: (vocabulary).
-        targets: (...), int64; rows whose target is IGNORED count for nothing.
+        hidden: (..., width).
+        weight: (vocabulary, width).
+        bias: (vocabulary).
+        targets: (...), int64. Rows whose target is IGNORED don't count.
+        smoothing: share of each target that is spread evenly over the vocabulary (label smoothing
+            as in `torch.nn.functional.cross_entropy`; Szegedy et al. 2016).
 
     Returns:
-        A scalar, float32; differentiable once.
+        A scalar, float32, differentiable once.
 
     Raises:
-        ValueError: there are not as many rows as targets.
+        ValueError: the numbers of rows and targets differ.
     """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(f"{tuple(hidden.shape)} has no row for each of {tuple(targets.shape)}")
-    device = hidden.device.type
-    # The meta device knows none.
-    half = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if half else weight.dtype
+    dtype = product_type(hidden.device, weight.dtype)
     rows, wanted = hidden.flatten(0, -2), targets.flatten()
     if not torch.is_grad_enabled():
-        return _pass(rows, weight, bias, wanted, dtype, Needs()).loss
-    loss: torch.Tensor = _SummedLoss.apply(rows, weight, bias, wanted, dtype)
+        return _pass(rows, weight, bias, wanted, _Options(dtype, smoothing)).loss
+    loss: torch.Tensor = _SummedLoss.apply(rows, weight, bias, wanted, dtype, smoothing)
     return loss
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Of what gradients are wanted."""
+class _Options:
+    """How to compute a loss, and which gradients to compute with it.
 
-    hidden: bool = False
-    weight: bool = False
-    bias: bool = False
+    dtype: dtype of the matrix products.
+    """
+
+    dtype: torch.dtype
+    smoothing: float
+    for_hidden: bool = False
+    for_weight: bool = False
+    for_bias: bool = False
 
     @property
-    def any(self) -> bool:
-        return self.hidden or self.weight or self.bias
+    def differentiate(self) -> bool:
+        return self.for_hidden or self.for_weight or self.for_bias
 
 
 @dataclass
 class _Found:
-    """Loss, and gradients where they are wanted."""
+    """The loss, and the requested gradients."""
 
     loss: torch.Tensor
     hidden: torch.Tensor | None = None
@@ -74,126 +85,165 @@ class _Found:
 
 
 class _SummedLoss(torch.autograd.Function):
-    """Gradients are there with the loss; nothing else is kept."""
+    """Computes the gradients together with the loss and keeps nothing else."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         dtype: torch.dtype,
+        smoothing: float,
     ) -> torch.Tensor:
-        found = _pass(hidden, weight, bias, targets, dtype, Needs(*ctx.needs_input_grad[:3]))
+        options = _Options(dtype, smoothing, *ctx.needs_input_grad[:3])
+        found = _pass(hidden, weight, bias, targets, options)
         ctx.gradients = (found.hidden, found.weight, found.bias)
         return found.loss
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Scaled in place, since the head's is large: a second backward would scale them twice.
+        # Scale in place, because the head's gradient is large. A second backward would scale twice.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("the fused loss has been differentiated already")
         scaled = (None if item is None else item.mul_(outputs[0]) for item in gradients)
-        return (*scaled, None, None)
+        return (*scaled, None, None, None)
 
 
 def _pass(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedMatrix,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
-    dtype: torch.dtype,
-    needs: Needs,
+    options: _Options,
 ) -> _Found:
-    """Loss and gradients, chunk by chunk.
+    """Compute the loss and gradients, chunk by chunk.
 
     Args:
-        hidden: (rows, width). targets: (rows).
-        dtype: of the products.
+        hidden: (rows, width).
+        targets: (rows).
     """
+    dtype = options.dtype
     kept = _kept(targets)
     rows = hidden.index_select(0, kept).to(dtype)
     wanted = targets.index_select(0, kept).unsqueeze(1)
-    head = weight.to(dtype)
+    head = weight if isinstance(weight, QuantizedMatrix) else weight.to(dtype)
     found = _Found(torch.zeros((), device=hidden.device))
-    if needs.hidden:
+    if options.for_hidden:
         found.hidden = torch.empty_like(rows)
-    if needs.weight:
+    if options.for_weight and not isinstance(weight, QuantizedMatrix):
         found.weight = torch.zeros_like(weight, dtype=torch.float32)
-    if bias is not None and needs.bias:
+    if bias is not None and options.for_bias:
         found.bias = torch.zeros_like(bias, dtype=torch.float32)
     size = chunk_rows(weight.shape[0])
     for start in range(0, rows.shape[0], size):
         place = slice(start, start + size)
-        logits = rows[place] @ head.T
+        logits = _logits(rows[place], head)
         if bias is not None:
             logits += bias.to(dtype)
-        errors = _loss_and_errors(logits, wanted[place], found.loss, differentiate=needs.any)
-        del logits
-        _add_gradients(found, errors, rows, head, place)
-        del errors
+        errors = _loss_and_errors(logits, wanted[place], found, options)
+        if options.differentiate:
+            _add_gradients(found, errors, rows, head, place)
+        del logits, errors
     if found.hidden is not None:
         found.hidden = _spread(found.hidden, hidden, kept)
-    # It waits for backward in the parameter's own type.
+    # It is kept until backward in the parameter's own dtype.
     found.weight = None if found.weight is None else found.weight.to(weight.dtype)
     return found
 
 
+def _logits(rows: torch.Tensor, head: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
+    """Return the logits (rows, vocabulary), without bias."""
+    return head.product(rows) if isinstance(head, QuantizedMatrix) else rows @ head.T
+
+
 def _kept(targets: torch.Tensor) -> torch.Tensor:
-    """Rows that have a target; of tensors without values, which cannot tell, all."""
+    """Return the rows that have a target. For fake and meta tensors, return all rows."""
     if targets.is_meta or isinstance(targets, FakeTensor):
         return torch.arange(len(targets), device=targets.device)
     return (targets != IGNORED).nonzero().squeeze(1)
 
 
 def _loss_and_errors(
-    logits: torch.Tensor, target: torch.Tensor, total: torch.Tensor, *, differentiate: bool
+    logits: torch.Tensor, targets: torch.Tensor, found: _Found, options: _Options
 ) -> torch.Tensor:
-    """Adds the chunk's loss to `total`; gives the gradient of the logits.
+    """Turn a chunk's logits into their gradient, and accumulate the loss and the bias's gradient.
 
-    By maximum, exponential and sum, in place: on a CPU `logsumexp` takes ten times as long.
+    Without Liger's kernel, a CPU works on one block of rows at a time, so every pass over a block
+    but the first reads from cache.
 
     Args:
-        logits: (rows, vocabulary), which are overwritten. target: (rows, 1). total: scalar.
-        differentiate: else what is given is not the gradient.
+        logits: (rows, vocabulary), overwritten.
+        targets: (rows, 1).
 
     Returns:
-        (rows, vocabulary), float32.
+        (rows, vocabulary), in the dtype and memory of `logits`.
     """
+    if has_kernel_for(logits):
+        found.loss += liger_loss(
+            logits, targets, options.smoothing, differentiate=options.differentiate
+        )
+        if found.bias is not None:
+            found.bias += logits.sum(0, dtype=torch.float32)
+        return logits
+    size = block_rows(logits.shape[1]) if logits.device.type == "cpu" else logits.shape[0]
+    for start in range(0, logits.shape[0], size):
+        place = slice(start, start + size)
+        _block(logits[place], targets[place], found, options)
+    return logits
+
+
+def _block(logits: torch.Tensor, targets: torch.Tensor, found: _Found, options: _Options) -> None:
+    """Do the work of `_loss_and_errors` for one block at once."""
+    # Use maximum, exponential and sum: on a CPU, `logsumexp` takes ten times as long.
     values = logits.float()
     values -= values.amax(1, keepdim=True)
-    hit = values.gather(1, target)
+    hit = values.gather(1, targets)
+    if options.smoothing:
+        hit = torch.lerp(hit, values.mean(1, keepdim=True), options.smoothing)
     sums = values.exp_().sum(1, keepdim=True)
-    total += (sums.log() - hit).sum()
-    if differentiate:
-        values /= sums
-        values.scatter_add_(1, target, values.new_full((), -1).expand(target.shape))
-    return values
+    found.loss += (sums.log() - hit).sum()
+    if not options.differentiate:
+        return
+    # Probabilities minus the target's. Both still have the factor `sums`, until the division.
+    if options.smoothing:
+        values -= sums * (options.smoothing / values.shape[1])
+    values.scatter_add_(1, targets, sums * (options.smoothing - 1))
+    if found.bias is not None:
+        found.bias += (values / sums).sum(0)
+    torch.div(values, sums, out=logits)
 
 
 def _add_gradients(
-    found: _Found, errors: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, place: slice
+    found: _Found,
+    errors: torch.Tensor,
+    rows: torch.Tensor,
+    head: torch.Tensor | QuantizedMatrix,
+    place: slice,
 ) -> None:
-    """Those of a chunk, from the gradient of its logits.
+    """Add a chunk's gradients of the hidden states and the head, from the gradient of its logits.
 
     Args:
-        errors: (chunk, vocabulary), float32. rows: (rows, width). place: of the chunk's rows.
+        errors: (chunk, vocabulary).
+        rows: (rows, width).
+        place: position of the chunk's rows.
     """
-    if found.bias is not None:
-        found.bias += errors.sum(0)
-    errors = errors.to(rows.dtype)
     if found.hidden is not None:
-        torch.mm(errors, head, out=found.hidden[place])
+        if isinstance(head, QuantizedMatrix):
+            found.hidden[place] = head.transposed_product(errors)
+        else:
+            torch.mm(errors, head, out=found.hidden[place])
     if found.weight is not None:
         _add_product(found.weight, errors.T, rows[place])
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Adds `left @ right` to `total`, which is float32.
+    """Add `left @ right` to `total`, which is float32.
 
-    Of 16 bits some rows at a time: the whole product would be half as large as the sum.
+    16-bit products are added a few rows at a time. The full product would be half as large as the
+    sum.
     """
     if left.dtype == total.dtype:
         total.addmm_(left, right)
@@ -204,6 +254,6 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
 
 
 def _spread(gradient: torch.Tensor, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """The gradient of all rows from that of the rows that are kept."""
+    """Expand the gradient of the kept rows to all rows."""
     spread = torch.zeros_like(hidden)
     return spread.index_copy_(0, kept, gradient.to(hidden.dtype))

@@ -1,4 +1,4 @@
-"""A model that is asked something before it is trained."""
+"""Run a model temporarily in evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 @contextlib.contextmanager
 def judged(model: torch.nn.Module) -> Iterator[None]:
-    """Within, the model runs without dropout and gradients; afterwards its mode is as before."""
+    """Within this context, the model runs without dropout and gradients.
+
+    Afterward, its mode is the same as before.
+    """
     training = model.training
     model.eval()
     try:

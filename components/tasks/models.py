@@ -1,7 +1,7 @@
-"""Transformers' models for training: loaded from a folder, or from scratch by a configuration.
+"""Transformers models for training: loaded from a folder, or built from scratch by a configuration.
 
-Weights are float32 whatever the files hold, but for those beside which adapters are trained;
-precision is the loop's concern.
+Weights are float32 whatever the files contain, except for frozen weights next to adapters. The
+training loop handles precision.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.encoding import load_tokenizer
+from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.frozen_parts import lighten
+from steadytrain.components.tasks.host_parts import leave_on_the_host, places
 from steadytrain.components.tasks.splits import add_split
 from steadytrain.components.tasks.weights import check_whole
 
@@ -30,14 +32,14 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 def build(
     auto: Any, config: RunConfig, data: DataRecord, tokenizer: Any, **settings: Any
 ) -> torch.nn.Module:
-    """The model to train, checked against the data.
+    """Return the model to train, checked against the data.
 
     Args:
         auto: Transformers' auto class for the kind of model.
         settings: further fields of the model's configuration.
 
     Raises:
-        BadInput: it cannot be used with this data.
+        BadInput: the model cannot be used with this data.
     """
     folder = resolve_model(config.model.base, config) if config.model.base else None
     with _foreign(folder, config):
@@ -45,10 +47,15 @@ def build(
             model = _from_scratch(auto, config.model.config, tokenizer, settings)
         else:
             how = _precision(config) | {"trust_remote_code": may_run_code(folder, config)}
-            model = _loaded(auto, folder, tokenizer, settings, how)
+            if "device_map" in how:
+                model = _quantized(auto, folder, tokenizer, settings, how, config.model.adapter)
+            else:
+                model = _loaded(auto, folder, tokenizer, settings, how)
         _check_vocabulary(model, tokenizer)
         _check_length(model, data.sequence_length)
         add_split(model, data.split_digest)
+        # Do this right away: if parts of the model are on the host, it cannot run before.
+        lighten(model, config.model.adapter)
     return model
 
 
@@ -85,7 +92,10 @@ def _from_scratch(
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Transformers takes any field without a word, so that a slip would train another model."""
+    """Reject unknown fields.
+
+    Transformers silently accepts any field, so a typo would train a different model.
+    """
     try:
         known = AutoConfig.for_model(fields["model_type"]).to_dict().keys()
     except ValueError as error:
@@ -137,12 +147,31 @@ def _loaded(
     return loaded
 
 
-def _precision(config: RunConfig) -> dict[str, Any]:
-    """Of a base model's weights as they are loaded.
+def _quantized(
+    auto: Any,
+    folder: Path,
+    tokenizer: Any,
+    settings: Mapping[str, Any],
+    how: Mapping[str, Any],
+    adapter: AdapterConfig,
+) -> torch.nn.Module:
+    """Load the model in 4 bits, on the GPU except for the parts that belong in host memory."""
+    device, run_code = how["device_map"][""], how["trust_remote_code"]
+    there = places(auto, folder, adapter, device, run_code=run_code)
+    spread = len(set(there.values())) > 1
+    how["quantization_config"].llm_int8_enable_fp32_cpu_offload = spread
+    model = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
+    if spread:
+        leave_on_the_host(model, device)
+    return model
 
-    Those that stay as they are need no more bits than they are computed with. In 4 bits as QLoRA
-    has it (Dettmers et al. 2023): NF4, the scales quantized too, on the GPU of this rank; what is
-    not quantized there (embeddings, head, norms) in 16 bits.
+
+def _precision(config: RunConfig) -> dict[str, Any]:
+    """Return the settings for loading a base model's weights.
+
+    Frozen weights need no more bits than they are computed with. 4 bits follow QLoRA (Dettmers et
+    al. 2023): NF4 with quantized scales, on this rank's GPU. What QLoRA doesn't quantize
+    (embeddings, head, norms) is in 16 bits.
     """
     kind, training = config.model.adapter.kind, config.training
     half = torch.float16 if training.fp16 else torch.bfloat16
@@ -163,7 +192,7 @@ def _precision(config: RunConfig) -> dict[str, Any]:
 
 
 def _check_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Where the base brings a tokenizer, its tokens must have the ids that the data has."""
+    """If the base model has a tokenizer, check that its tokens have the same ids as in the data."""
     if not (folder / "tokenizer_config.json").is_file():
         return
     own = load_tokenizer(folder, "model.base").get_vocab()
@@ -199,7 +228,7 @@ def _longest(model: Any) -> int | None:
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
     if limit is None:
         return None
-    # RoBERTa and its kin count positions from the padding's index on.
+    # RoBERTa and related models count positions from the padding index.
     offsets = [
         module.padding_idx + 1
         for name, module in model.named_modules()

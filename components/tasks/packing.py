@@ -1,14 +1,14 @@
-"""From packed rows to the tensors of a micro-batch.
+"""Turn packed rows into the tensors of a micro-batch.
 
-A packed row holds whole documents (or windows of long ones) one after another:
-`input_ids` (int32), `targets` (1 where a token is to be predicted from those
-before it), and `lengths` (int32), the tokens of each document.
+A packed row holds whole documents (or windows of long ones) one after another: `input_ids` (int32),
+`targets` (1 if a token is predicted from those before it), and `lengths` (int32), the number of
+tokens in each document.
 
-All documents of a micro-batch come to lie in one row without padding, for attention that is told
-their lengths (`documents.py`). For other attention each packed row is a row of the micro-batch:
-there too it stays inside each document, because positions begin anew with each, and Transformers
-derives its block-diagonal causal mask from them where no other mask is given. Padding is one more
-document, which nothing looks at.
+For attention that receives the document lengths (`documents.py`), all documents of a micro-batch
+are in one row without padding. For other attention, each packed row is a row of the micro-batch.
+Attention still stays within each document: positions restart with each one, and Transformers
+derives its block-diagonal causal mask from them if it gets no other mask. Padding is one more
+document, which no other document attends to.
 """
 
 from __future__ import annotations
@@ -23,46 +23,45 @@ from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.judged import judged
 
 IGNORED = -100
-"""Target of a place where nothing is to be predicted, as PyTorch's cross-entropy has it."""
+"""Target where nothing is predicted, as in PyTorch's cross-entropy."""
 
 Tokens = npt.NDArray[np.int64]
 
 
 def collate_packed(rows: Sequence[Row]) -> Batch:
-    """A micro-batch of packed rows in one row, without padding.
+    """Return a micro-batch of packed rows as one row, without padding.
 
     Returns:
-        `input_ids`, `position_ids` and `targets`, each (1, tokens) of int64, as `collate_rows`
-        has them; `lengths` (documents) of int32.
+        `input_ids`, `position_ids` and `targets`, each (1, tokens) of int64, with the same meaning
+        as in `collate_rows`; `lengths`, the number of tokens in each document, as plain numbers.
     """
     ids, positions, targets = (
         torch.from_numpy(np.concatenate(parts))[None]
         for parts in zip(*map(_packed, rows), strict=True)
     )
-    lengths = np.concatenate([np.asarray(row["lengths"], dtype=np.int32) for row in rows])
     return {
         "input_ids": ids,
         "position_ids": positions,
         "targets": targets,
-        "lengths": torch.from_numpy(lengths),
+        "lengths": [int(length) for row in rows for length in row["lengths"]],
     }
 
 
 def collate_rows(rows: Sequence[Row], pad_token_id: int) -> Batch:
-    """A micro-batch of packed rows, padded to the longest.
+    """Return a micro-batch of packed rows, padded to the longest.
 
     Returns:
-        `input_ids`, `position_ids` and `targets`, each (rows, longest) of int64;
-        a target is the token that follows, IGNORED where that is not to be predicted.
+        `input_ids`, `position_ids` and `targets`, each (rows, longest) of int64. A target is the
+        next token, or IGNORED if that one is not predicted.
     """
     return _stack([_packed(row) for row in rows], pad_token_id)
 
 
 def collate_apart(rows: Sequence[Row], pad_token_id: int) -> Batch:
-    """The same documents, each in a row of its own, for models that cannot keep them apart.
+    """Return the same documents, one per row, for models that cannot keep packed ones apart.
 
     Returns:
-        As `collate_rows`, with `attention_mask` (1 for tokens, 0 for padding) added.
+        The same as `collate_rows`, plus `attention_mask` (1 for tokens, 0 for padding).
     """
     documents = [document for row in rows for document in _documents(row)]
     batch = _stack(documents, pad_token_id)
@@ -77,11 +76,19 @@ def _packed(row: Row) -> tuple[Tokens, Tokens, Tokens]:
 
 
 def _documents(row: Row) -> Iterable[tuple[Tokens, Tokens, Tokens]]:
-    """Tokens, positions and targets of each document of a row."""
+    """Yield the tokens, positions and targets of each document in a row.
+
+    Raises:
+        ValueError: the document lengths don't add up to the number of tokens.
+    """
     ids = np.asarray(row["input_ids"], dtype=np.int64)
     wanted = np.asarray(row["targets"], dtype=bool)
+    lengths = [int(length) for length in row["lengths"]]
+    # With a corrupted length, NumPy would allocate gigabytes.
+    if sum(lengths) != len(ids) or min(lengths, default=0) < 0:
+        raise ValueError(f"documents of {lengths} tokens do not make a row of {len(ids)}")
     start = 0
-    for length in map(int, row["lengths"]):
+    for length in lengths:
         document = ids[start : start + length]
         following = np.full(length, IGNORED, dtype=np.int64)
         following[:-1] = np.where(wanted[start + 1 : start + length], document[1:], IGNORED)
@@ -106,10 +113,10 @@ def _stack(rows: Sequence[tuple[Tokens, Tokens, Tokens]], pad_token_id: int) -> 
 
 
 def keeps_documents_apart(model: torch.nn.Module, vocabulary: int) -> bool:
-    """Whether a document's logits are the same packed behind another as alone.
+    """Return whether a document's logits are the same packed after another document as alone.
 
-    Asked of the model itself, because it depends on the architecture (recurrent
-    layers, positions that are not given) and on the attention in use.
+    This runs the model itself, because the answer depends on the architecture (recurrent layers,
+    positions that are not passed in) and on the attention implementation.
 
     Args:
         vocabulary: number of the model's token ids.

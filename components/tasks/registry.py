@@ -1,4 +1,4 @@
-"""Which task a configuration asks for."""
+"""Find the task that a configuration names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BUILT_IN = {
 
 
 def open_task(config: RunConfig, data: DataRecord) -> Task:
-    """The task of a run.
+    """Return the task of a run.
 
     Raises:
-        BadInput: `data.task` names none that can be imported.
+        BadInput: the task that `data.task` names cannot be imported.
     """
     name = config.data.task
     module, _, kind = BUILT_IN.get(name, name).partition(":")

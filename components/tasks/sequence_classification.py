@@ -1,4 +1,4 @@
-"""One label for a text, by an encoder or a decoder with a classification head."""
+"""Classify a text with one label, by an encoder or decoder with a classification head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steadytrain.components.tasks.text import TextTask
 
 
 class SequenceClassification(TextTask):
-    """Predicts the label of each row: `input_ids` (int32) and `label` (index of the class)."""
+    """Predict the label of each row: `input_ids` (int32) and `label` (index of the class)."""
 
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
@@ -34,7 +34,7 @@ class SequenceClassification(TextTask):
             id2label=dict(enumerate(labels)),
             label2id={label: index for index, label in enumerate(labels)},
             problem_type="single_label_classification",
-            # Decoders find the last token of a text by it.
+            # Decoders use it to find the last token of a text.
             pad_token_id=self.pad_token_id,
         )
 
@@ -45,7 +45,7 @@ class SequenceClassification(TextTask):
         return len(batch["targets"])
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(class_loss(model, batch))
+        return LossSum(class_loss(model, batch, self.config.training.label_smoothing_factor))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         logits, targets = class_logits(model, batch), batch["targets"]
@@ -90,7 +90,7 @@ class SequenceClassification(TextTask):
 
 
 def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
-    """A micro-batch of rows, padded to the longest."""
+    """Return a micro-batch of rows, padded to the longest."""
     longest = max(len(row["input_ids"]) for row in rows)
     ids = torch.full((len(rows), longest), pad_token_id)
     mask = torch.zeros((len(rows), longest), dtype=torch.int64)
@@ -103,16 +103,18 @@ def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
 
 
 def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Logits (rows, classes) of a micro-batch, float32."""
+    """Return the logits (rows, classes) of a micro-batch, float32."""
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     logits: torch.Tensor = model(**inputs).logits.float()
     return logits
 
 
-def class_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Summed cross-entropy of a micro-batch, in nats."""
-    return _summed_loss(class_logits(model, batch), batch["targets"])
+def class_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
+    """Return the summed cross-entropy of a micro-batch, in nats, with smoothed labels."""
+    return _summed_loss(class_logits(model, batch), batch["targets"], smoothing)
 
 
-def _summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(logits, targets, reduction="sum")
+def _summed_loss(
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
+    return functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)

@@ -1,8 +1,9 @@
-"""The splits that a model was trained with, in its own configuration.
+"""The splits that a model was trained on, recorded in its own configuration.
 
-A model that starts from another has seen what that one has seen. Each training adds its split to
-those of the base, so that the gate knows a model that may have seen the records it is judged on.
-Transformers keeps the field wherever the model goes: a folder, a bucket, a registry.
+A model that starts from another model has seen everything that model has seen. Each training run
+adds its split to those of the base, so the gate can recognize a model that may have seen the
+records it is evaluated on. Transformers keeps the field wherever the model goes: a folder, a
+bucket, a registry.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ FIELD: Final = "steadytrain_splits"
 
 
 def splits_of(model: Any) -> list[str]:
-    """The splits of all trainings that a model comes from, as far as its configuration tells.
+    """Return the splits of all training runs behind a model, as recorded in its configuration.
 
     Raises:
-        BadInput: the field holds something else.
+        BadInput: the field has an invalid value.
     """
     found = getattr(getattr(model, "config", None), FIELD, [])
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
@@ -31,5 +32,5 @@ def splits_of(model: Any) -> list[str]:
 
 
 def add_split(model: Any, split: str) -> None:
-    """Notes that a model is trained with a split."""
+    """Record that a model is trained on a split."""
     setattr(model.config, FIELD, sorted({*splits_of(model), split}))

@@ -1,4 +1,4 @@
-"""What the text tasks share: a tokenizer, and a model that Transformers exports."""
+"""What the text tasks share: a tokenizer, and a Transformers model to export."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from steadytrain.components.shared.base_model import check_base, note_base
-from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.encoding import load_tokenizer
+from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.base import Components, Row
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.saving import never_wrapped
 
 _ADAPTERS = "adapter_config.json"
-"""As PEFT names it, beside adapters that left training without their base model."""
+"""PEFT's file name. It is next to adapters that were exported without their base model."""
 
 
 class TextTask:
-    """A task over text, with a model of Transformers."""
+    """A text task with a Transformers model."""
 
     metric = "loss"
     greater_is_better = False
@@ -37,7 +37,10 @@ class TextTask:
 
     @property
     def pad_token_id(self) -> int:
-        """The padding token; without one any will do, since padding is never looked at."""
+        """Return the padding token.
+
+        If there is none, any token works, because padding is masked.
+        """
         padding: int | None = self.tokenizer.pad_token_id
         return (self.tokenizer.eos_token_id or 0) if padding is None else padding
 
@@ -59,12 +62,12 @@ class TextTask:
             note_base(folder, self.config)
 
     def load_exported(self, folder: Path) -> Components:
-        """The whole model, to which adapters are added, and the tokenizer.
+        """Load the full model, with adapters merged into it, and the tokenizer.
 
         Raises:
-            BadInput: adapters were trained with another base than there is now.
+            BadInput: the adapters were trained on a different base model than the configured one.
         """
-        # An absolute folder is no name on a hub, so that MLflow looks for no model card there.
+        # An absolute path is not a repository name, so MLflow looks for no model card on a hub.
         place = folder.absolute()
         if (place / _ADAPTERS).is_file():
             from peft import PeftModel
@@ -84,7 +87,7 @@ class TextTask:
             return {"model": self._load_model(model), "tokenizer": load_tokenizer(tokenizer)}
 
     def _load_model(self, folder: Path) -> torch.nn.Module:
-        """The whole model of a folder, whose own code runs only where it is the pinned base's."""
+        """Load the full model of a folder. Its code runs only if it is the pinned base's code."""
         import transformers
 
         code = may_run_code(folder, self.config)
@@ -100,7 +103,6 @@ class TextTask:
 
 
 def _plain(config: RunConfig) -> RunConfig:
-    """With the base as its folder has it: adapters are added to it, and not trained."""
-    adapter = config.model.adapter.model_copy(update={"kind": "none"})
-    model = config.model.model_copy(update={"adapter": adapter})
+    """Return the configuration without adapters, so that the base loads unquantized in float32."""
+    model = config.model.model_copy(update={"adapter": AdapterConfig()})
     return config.model_copy(update={"model": model})

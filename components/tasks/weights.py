@@ -1,6 +1,6 @@
-"""Whether a base model's files hold all the weights of the model, and the model has a place for all
-that they hold. Transformers makes up what is missing at random and drops what is left over, both
-without an error.
+"""Check that a base model's files match the model: no weight is missing and none is left over.
+
+Transformers initializes missing weights at random and drops extra ones, both without an error.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from steadytrain.components.shared.errors import BadInput
 
 _NO_WEIGHTS = (".masked_bias", ".inv_freq", ".position_ids")
-"""Buffers that older versions of Transformers saved, too."""
+"""Buffers that older versions of Transformers also saved."""
 
 
 def check_whole(model: Any, report: Mapping[str, Any], folder: Path, *, new_head: bool) -> None:
-    """Checks what Transformers tells of the loading.
+    """Check the loading report from Transformers.
 
     Args:
         report: the loading info of `from_pretrained`.
-        new_head: the head is made anew, so that only what lies below it must fit.
+        new_head: the head is newly initialized, so only the weights below it must match.
 
     Raises:
-        BadInput: weights are missing, of another shape, or left over.
+        BadInput: weights are missing, have a different shape, or are left over.
     """
     missing = [name for name in report["missing_keys"] if not new_head or _is_inner(model, name)]
     _refuse(folder, "lacks {} of the model", missing, "give the whole model's folder")
@@ -51,8 +51,9 @@ def _refuse(folder: Path, what: str, names: Iterable[str], remedy: str) -> None:
 
 
 def _is_inner(model: Any, name: str) -> bool:
-    """Whether a weight is part of the base model, whose name a file may leave out; the pooler is
-    not: it is made for the head.
+    """Return whether a weight belongs to the base model, whose prefix a file may omit.
+
+    The pooler does not: it is initialized for the head.
     """
     if "pooler" in name:
         return False

@@ -1,1 +1,1 @@
-"""Training that finishes: plan, attempts, recovery, and the loop on each rank."""
+"""Fault-tolerant training: the step, its attempts, recovery, and the loop on each rank."""

@@ -1,4 +1,4 @@
-"""From KFP artifacts to the train step, and from its record back."""
+"""Pass KFP artifacts to the train step, and turn its record back into artifacts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def train(
     result: dsl.Metrics,
     task: dsl.TaskConfig | None,
 ) -> None:
-    """Runs the step; the model stays in the workspace and the artifact tells where."""
+    """Run the step. The model stays in the workspace, and the artifact's metadata points to it."""
     config = with_task(load(Path(resolved.path)), task)
     record = run_stage(config, DataRecord.load(Path(data.path)))
     shutil.copyfile(Workspace.of(config).record("train"), model.path)

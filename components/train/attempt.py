@@ -1,19 +1,19 @@
-"""Where supervisor, agent and ranks meet: an attempt's folder, and nothing else.
+"""The attempt's folder: the only thing that supervisor, agent and ranks share.
 
 attempts/<n>/
   spec.json           what to run, written by the supervisor
-  stop                a request to the ranks to stop: its content is the outcome to report
-  leave               a request to the agent to take the ranks down: SIGTERM, and SIGKILL
-                      after as many seconds as it says
-  result.json         written by rank 0 when the attempt ends by itself
-  rank-<r>.heartbeat  signs of life of the thread that trains
-  rank-<r>.error.json why a rank failed (class of exception, message, traceback)
-  rank-<r>.stacks     where the threads of a rank stood when it hung
-  rank-<r>.log        standard output and error of a rank
-  node-<n>/           of the agent, one a node:
+  stop                asks the ranks to stop; its content is the outcome to report
+  leave               asks the agent to end the ranks: it sends SIGTERM at once, and SIGKILL
+                      after the number of seconds in this file
+  result.json         written by rank 0 when the attempt ends on its own
+  rank-<r>.heartbeat  signs of life from the training thread
+  rank-<r>.error.json why a rank failed (exception class, message, traceback)
+  rank-<r>.stacks     stacks of a rank's threads when the rank hung
+  rank-<r>.log        a rank's standard output and error
+  node-<n>/           the agent's files, one folder per node:
     heartbeat         its signs of life
-    exits.json        written when all ranks of the node are down: how each ended
-    error.json        why a rank failed, where the rank itself cannot tell
+    exits.json        how each rank ended, written when all ranks of the node are down
+    error.json        why a rank failed, if the rank itself cannot report it
     log               the agent's standard output and error
 """
 
@@ -25,32 +25,34 @@ from pathlib import Path
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
-from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.sizing.batch import REPLICATED
 
 PREEMPTED_EXIT = 143
-"""Exit status of a rank that left on SIGTERM, as a container runtime reports it."""
+"""Exit status of a rank that left on SIGTERM; container runtimes report the same number."""
 
 
 class AttemptSpec(Record):
-    """What the ranks of one attempt do.
+    """What the ranks of one attempt run.
 
     config, data: absolute paths of the run's config.yaml and of the DataRecord.
-    nodes: that the ranks are divided among.
-    on_demand: whether it does without nodes that may be taken away.
-    resume_from: a checkpoint's folder, or "" to begin at step 0.
-    skipped_batches: global batches that are left out, by their place in the order.
-    learning_rate_scale: factor on all rates of the schedule.
-    recipe: what decides what is learned, as an earlier attempt had it; empty: not decided yet,
-        since it goes by the size of the model, which the ranks know.
-    seconds_between_failures: to expect on average; decides how often a checkpoint is saved.
-    checkpoint_seconds: that the run's newest checkpoint cost, blocking and writing; None before
-        there is one.
-    gradient_checkpointing: whether activations are recomputed; what the configuration says, or
-        more than that where memory ran out.
-    snapshot: whether checkpoints are copied to host memory, to be written beside the training.
-    strategy, offload: how the ranks share the state, and what of it the host keeps.
-    generation: of the supervisor's lease; where a higher one is found, its word is void.
-    checkpoints: labels of those that there were when it took the run over; None: not told.
+    nodes: number of nodes that the ranks are spread over.
+    on_demand: whether the attempt avoids nodes that can be preempted.
+    resume_from: folder of a checkpoint, or "" to start at step 0.
+    skipped_batches: global batches to skip, by their position in the order.
+    learning_rate_scale: factor applied to every rate of the schedule.
+    recipe: the decisions that determine what is learned, as an earlier attempt made them. Empty
+        means not decided yet: they depend on the model's size, which only the ranks know.
+    seconds_between_failures: expected mean; determines how often a checkpoint is saved.
+    checkpoint_seconds: what the run's newest checkpoint cost, as (blocking, writing) seconds. None
+        before the first one.
+    gradient_checkpointing: whether activations are recomputed. True if the configuration says so,
+        or after memory ran out.
+    snapshot: whether checkpoints are copied to host memory and written while training continues.
+    strategy, offload: how the ranks share the state, and which part of it is kept in host memory.
+    generation: generation of the supervisor's lease. Once a higher one exists, this attempt may no
+        longer write to the run.
+    checkpoints: labels of the checkpoints that existed when the supervisor took over the run. None
+        means unknown.
     """
 
     attempt: int
@@ -76,9 +78,9 @@ class AttemptSpec(Record):
 
 
 class AttemptResult(Record):
-    """How an attempt ended, as rank 0 tells it.
+    """How an attempt ended, as rank 0 reports it.
 
-    model: folder of the exported model; "" where the attempt did not finish.
+    model: folder of the exported model; "" if the attempt did not finish.
     """
 
     outcome: AttemptOutcome
@@ -94,7 +96,7 @@ class AttemptResult(Record):
 class Exits(Record):
     """How the ranks of a node ended.
 
-    time: when all of them were down.
+    time: when the last of them was down.
     statuses: exit status by rank (negative: a signal), the earliest failure first.
     """
 
@@ -105,8 +107,8 @@ class Exits(Record):
 class RankError(Record):
     """Why a rank failed.
 
-    memory_needed: bytes that its training needs at the least, by a formula; 0 where unknown.
-    still_since: the last sign of progress of a rank that hangs; 0 otherwise.
+    memory_needed: minimum number of bytes that its training needs, by a formula; 0 if unknown.
+    still_since: time of a hanging rank's last sign of progress; 0 otherwise.
     """
 
     rank: int
@@ -180,7 +182,7 @@ class AttemptFolder:
         return self.path / f"rank-{rank}.log"
 
     def errors(self) -> list[RankError]:
-        """What the ranks reported, the earliest first: the others are often its echoes."""
+        """Return the reported errors, the earliest first. Later ones are often its consequences."""
         told = [*self.path.glob("rank-*.error.json"), *self.path.glob("node-*/error.json")]
         found = [RankError.load(path) for path in told]
         return sorted(found, key=lambda error: error.time)

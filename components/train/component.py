@@ -5,7 +5,7 @@ from kfp import dsl
 from steadytrain.components.shared.image import TRAIN_IMAGE
 
 _FIELD = dsl.TaskConfigField
-# Where it may run is meant for the pods that train; their supervisor keeps to nodes that stay.
+# Placement applies to the pods that train. The supervisor's own pod stays on stable nodes.
 _OF_THE_PODS = (
     _FIELD.KUBERNETES_AFFINITY,
     _FIELD.KUBERNETES_NODE_SELECTOR,
@@ -27,9 +27,9 @@ def train(
     data: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
     result: dsl.Output[dsl.Metrics],
-    task: dsl.TaskConfig = None,  # KFP fills in a None, and only that
+    task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
 ) -> None:
-    """Trains the model; goes on from the newest checkpoint where there is one."""
+    """Train the model. Resume from the newest checkpoint if there is one."""
     from steadytrain.components.train import artifacts
 
     artifacts.train(resolved=resolved, data=data, model=model, result=result, task=task)

@@ -1,7 +1,7 @@
-"""Signs of life between programs that share nothing but storage.
+"""Heartbeats between programs that share nothing but storage.
 
-One writes, another looks whether what was written changes. Only the observer's
-own clock counts, so no two machines need the same time.
+One program writes, and another checks whether the content changes. Only the observer's own clock
+counts, so the machines' clocks do not have to agree.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 EVERY_SECONDS = 1.0
 STARTING, FINISHING = "start", "finish"
-"""The phases before a rank has done its first step, and after its last one."""
+"""The phases before a rank's first step and after its last one."""
 _WIDTH = 64
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a heartbeat says: which process, how often before, at which step, doing what."""
+    """Content of a heartbeat: process ID, beat count, step, and phase."""
 
     pid: int
     count: int
@@ -29,7 +29,7 @@ class Beat:
 
     @classmethod
     def read(cls, path: Path) -> Beat | None:
-        """The last beat, or None where there is none yet."""
+        """Return the last beat, or None if there is none yet."""
         try:
             pid, count, step, phase = path.read_text().split()
         except (FileNotFoundError, ValueError):
@@ -38,9 +38,9 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes a process's signs of life to a file, at most once a second.
+    """Writes a process's signs of life to a file, at most once per second.
 
-    Called by the thread that does the work, so that a thread that stands still falls silent.
+    The thread that does the work calls `beat`, so the heartbeat stops if that thread hangs.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,19 +52,19 @@ class Heartbeat:
         self.beat(STARTING)
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """Notes progress; a new phase is written at once."""
+        """Record progress. A new phase is written immediately."""
         now = self.clock()
         if now - self.last < EVERY_SECONDS and phase == self.phase:
             return
         self.step = self.step if step is None else step
         self.last, self.count, self.phase = now, self.count + 1, phase
         line = f"{os.getpid()} {self.count} {self.step} {self.phase}\n"
-        # One small write in place: whole, and without a rename each second.
+        # One small in-place write is never seen half-written, and avoids a rename every second.
         os.pwrite(self.descriptor, line.ljust(_WIDTH).encode(), 0)
 
 
 class Pulse:
-    """How long something has not changed, by the observer's monotonic clock."""
+    """Measures how long a value has not changed, by the observer's monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -72,7 +72,7 @@ class Pulse:
         self.since = clock()
 
     def silence(self, seen: object) -> float:
-        """Seconds since what is seen now was seen first."""
+        """Return the seconds since the value `seen` was first observed."""
         now = self.clock()
         if seen != self.seen:
             self.seen, self.since = seen, now

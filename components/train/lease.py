@@ -1,25 +1,23 @@
-"""Which supervisor owns a run: a lease in storage, by conditional writes.
+"""The lease: which supervisor owns a run, decided by conditional writes to storage.
 
-A row of numbered objects, each created only where absent, so that of all who ask
-for the next number one gets it. The highest number holds the run; it is the
-generation that fences the ledger and the checkpoints against those before it. A look
-at the lease before each write spares trouble; what is written too late all the same
-is known by its generation, and left out by whoever reads (recovery/ledger.py,
-checkpoint/lineage.py). The holder renews its object. Whoever sees it unchanged for
-the whole time of a lease, by a clock of its own, may take the next number. An agent
-gives up after half of that time and takes its ranks down within the other half: two
-never train at once.
+The lease is a row of numbered objects (storage/row.py). The object with the highest number holds
+the run, and that number is the generation, which fences the ledger and the checkpoints against
+earlier supervisors. Checking the lease before each write avoids most conflicts. If a write still
+comes too late, readers recognize it by its generation and ignore it (recovery/ledger.py,
+checkpoint/lineage.py).
+
+The holder keeps renewing its object. A process that sees it unchanged for the full lease time, by
+its own clock, may claim the next number. An agent gives up after half of that time and takes its
+ranks down within the other half, so two supervisors never train at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import psutil
 from pydantic import ValidationError
@@ -27,20 +25,23 @@ from pydantic import ValidationError
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
 from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.storage import Storage
+from steadytrain.components.shared.storage.row import Row
 from steadytrain.components.train.heartbeat import Pulse
 
 _RENEWALS = 8
-"""Renewals in the time of a lease."""
+"""Number of renewals per lease time."""
 _LOOKS = 20
-"""Looks of an agent in the time of a lease."""
+"""Number of times an agent checks the lease per lease time."""
 _POLL_SECONDS = 0.1
 
 
 class Holder(Identity):
-    """Who holds a run, or held it.
+    """Who holds or held a run.
 
-    renewed: how often.
-    until: when it ends unless it is renewed, by the holder's clock: for people alone.
+    renewed: number of renewals so far.
+    until: when the lease expires unless it is renewed, by the holder's clock. It is shown to
+        people, and `held` uses it for its guess.
+    released: whether the holder released the run.
     """
 
     renewed: int = 0
@@ -48,7 +49,7 @@ class Holder(Identity):
     released: bool = False
 
     def working(self) -> bool | None:
-        """Whether it is at work on the run; None where that cannot be known from here."""
+        """Return whether the holder is working on the run; None if this machine cannot tell."""
         if self.released:
             return False
         working, process = self.alive(), self.process()
@@ -59,34 +60,32 @@ class Holder(Identity):
         return working
 
 
-@dataclass(frozen=True)
-class Row:
+class Generations(Row):
     """The numbered objects of a run's lease."""
 
-    storage: Storage
+    prefix = "generation-"
+    digits = 8
 
-    def last(self) -> int:
-        """The highest generation so far; 0 where there was none."""
-        # A folder in an object's place has taken its number.
-        names = [*self.storage.list("generation-"), *self.storage.folders()]
-        return max(map(_number, names), default=0)
+    def names(self) -> Sequence[str]:
+        # A folder in place of an object also uses up its number.
+        return [*super().names(), *self.storage.folders()]
 
     def holder(self, generation: int) -> Holder | None:
-        """Who took a generation; None where its object is cleared away, or damaged.
+        """Return the holder of a generation; None if its object was removed or is damaged.
 
-        A holder that lives writes it anew within a part of the lease; one that does not is
-        succeeded as one that is silent.
+        A live holder rewrites a damaged object within a fraction of the lease time. A dead one is
+        treated as a silent one, and another process takes over.
         """
         try:
-            return Holder.model_validate_json(self.storage.read(_name(generation)))
+            return Holder.model_validate_json(self.storage.read(self.name(generation)))
         except (FileNotFoundError, Unreadable, ValidationError):
             return None
 
     def fence(self, generation: int) -> None:
-        """To be called right before what only the holder may do.
+        """Check the lease right before an operation that only the holder may do.
 
         Raises:
-            RunBusy: another supervisor has taken the run over.
+            RunBusy: another supervisor took over the run.
         """
         last = self.last()
         if last > generation:
@@ -99,23 +98,23 @@ class Row:
 
 
 class Renewal:
-    """The lease as an agent sees it, which has to know whether its supervisor lives."""
+    """The lease as an agent sees it. The agent must know whether its supervisor is still alive."""
 
     def __init__(self, storage: Storage, generation: int, seconds: float) -> None:
-        self.row, self.generation, self.seconds = Row(storage), generation, seconds
+        self.row, self.generation, self.seconds = Generations(storage), generation, seconds
         self.pulse, self._due = Pulse(), 0.0
 
     def lapsed(self) -> bool:
-        """Whether nobody renews it any more, or another has taken the run over.
+        """Return whether the lease is no longer renewed, or another supervisor took over the run.
 
-        May be asked often: it looks only so often as the lease needs.
+        Call it as often as you like: it only reads storage as often as the lease requires.
         """
         now = time.monotonic()
         if now < self._due:
             return False
         self._due = now + self.seconds / _LOOKS
         seen = self.pulse.seen
-        # What cannot be read is taken as unchanged.
+        # An unreadable lease counts as unchanged.
         with contextlib.suppress(StorageError, OSError):
             if self.row.last() > self.generation:
                 return True
@@ -124,9 +123,9 @@ class Renewal:
 
 
 class Lease:
-    """A run held by this process; renewed by a thread until it is released."""
+    """A run held by this process. A thread renews the lease until it is released."""
 
-    def __init__(self, row: Row, generation: int, holder: Holder, seconds: float) -> None:
+    def __init__(self, row: Generations, generation: int, holder: Holder, seconds: float) -> None:
         self.row, self.generation, self.seconds = row, generation, seconds
         self.holder = holder
         self._ended = threading.Event()
@@ -135,24 +134,24 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether another has taken the run over, as far as the last renewal saw."""
+        """Whether another supervisor took over the run, as of the last renewal."""
         return not self._thread.is_alive()
 
     def fence(self) -> None:
-        """Raises RunBusy where another has taken the run over."""
+        """Raise RunBusy if another supervisor took over the run."""
         self.row.fence(self.generation)
 
     def release(self) -> None:
-        """Lets go of the run; the next may take it at once."""
+        """Release the run. The next supervisor can claim it immediately."""
         self._ended.set()
         self._thread.join()
-        # Where that cannot be written the lease runs out by itself.
+        # If this cannot be written, the lease expires by itself.
         with contextlib.suppress(StorageError):
             self._write(released=True)
 
     def _renew(self) -> None:
         while not self._ended.wait(self.seconds / _RENEWALS):
-            # Where storage refuses now it may not the next time; until then the lease runs on.
+            # If storage fails now, the next renewal may succeed; until then the lease stays valid.
             with contextlib.suppress(StorageError, OSError):
                 if self.row.last() > self.generation:
                     return
@@ -161,25 +160,27 @@ class Lease:
     def _write(self, **changes: float) -> None:
         until = time.time() + self.seconds
         self.holder = self.holder.model_copy(update={"until": until, **changes})
-        self.row.storage.write(_name(self.generation), self.holder.model_dump_json().encode())
+        self.row.storage.write(
+            self.row.name(self.generation), self.holder.model_dump_json().encode()
+        )
 
 
 @contextlib.contextmanager
 def hold(storage: Storage, *, run_id: str, seconds: float, after: int = 0) -> Iterator[Lease]:
-    """Holds a run for this process.
+    """Hold a run for this process.
 
-    A holder that is known to be dead is succeeded at once, one that is silent after `seconds`.
+    Take over from a dead holder immediately, and from a silent one after `seconds`.
 
     Args:
-        after: a generation that the new one must exceed, should the lease's own objects be lost.
+        after: a generation that the new one must exceed, in case the lease's own objects are lost.
 
     Raises:
-        RunBusy: a live supervisor holds it; the message says which, where, since when.
-        BadInput: storage has no conditional writes.
-        StorageError: storage refused.
+        RunBusy: a live supervisor holds the run; the message says which one, where, and since when.
+        BadInput: the storage has no conditional writes.
+        StorageError: storage failed.
     """
     _probe(storage)
-    lease = _take(Row(storage), run_id, seconds, after)
+    lease = _take(Generations(storage), run_id, seconds, after)
     try:
         yield lease
     finally:
@@ -187,8 +188,8 @@ def hold(storage: Storage, *, run_id: str, seconds: float, after: int = 0) -> It
 
 
 def held(storage: Storage) -> bool:
-    """Whether a supervisor seems to hold a run, as far as can be told without waiting."""
-    row = Row(storage)
+    """Return whether a supervisor seems to hold a run, without waiting to make sure."""
+    row = Generations(storage)
     holder = row.holder(row.last())
     if holder is None:
         return False
@@ -196,7 +197,7 @@ def held(storage: Storage) -> bool:
     return time.time() < holder.until if working is None else working
 
 
-def _take(row: Row, run_id: str, seconds: float, after: int) -> Lease:
+def _take(row: Generations, run_id: str, seconds: float, after: int) -> Lease:
     pulse, met = Pulse(), None
     mine = Holder.here().model_copy(update={"until": time.time() + seconds})
     while True:
@@ -206,7 +207,7 @@ def _take(row: Row, run_id: str, seconds: float, after: int) -> Lease:
         working = holder.working() if holder else None
         if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
             generation = max(last, after) + 1
-            if _claim(row, generation, mine):
+            if row.claim(generation, mine.model_dump_json().encode()):
                 return Lease(row, generation, mine, seconds)
         elif working or (last, holder) != met:
             raise RunBusy(
@@ -217,24 +218,10 @@ def _take(row: Row, run_id: str, seconds: float, after: int) -> Lease:
             time.sleep(_POLL_SECONDS)
 
 
-def _claim(row: Row, generation: int, mine: Holder) -> bool:
-    name = _name(generation)
-    if not row.storage.write(name, mine.model_dump_json().encode(), if_absent=True):
-        return False
-    # Whoever looked long ago may have asked for a number that was taken and cleared away since.
-    if row.last() != generation:
-        row.storage.delete(name)
-        return False
-    for older in row.storage.list("generation-"):
-        if 0 < _number(older) < generation:
-            row.storage.delete(older)
-    return True
-
-
 def _probe(storage: Storage) -> None:
-    """Two supervisors are kept apart by writes that succeed only once; are there such?"""
+    """Check that storage supports create-only writes, which keep two supervisors apart."""
     name = f"probe-{uuid.uuid4().hex}"
-    storage.write(name, b"")  # what fails already here has nothing to do with conditions
+    storage.write(name, b"")  # a failure here has nothing to do with conditional writes
     try:
         overwritten = storage.write(name, b"", if_absent=True)
     except StorageError as error:
@@ -254,13 +241,3 @@ def _unfit(storage: Storage, why: str) -> BadInput:
 
 def _who(holder: Holder | None) -> str:
     return str(holder or "another process")
-
-
-def _name(generation: int) -> str:
-    return f"generation-{generation:08d}"
-
-
-def _number(name: str) -> int:
-    """The generation of an object; 0 for the name of anything else."""
-    found = re.fullmatch(r"generation-(\d{8,})", name)
-    return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""The train step: a run's data in, a trained model out, by whichever trainer fits."""
+"""The train step: turns a run's data into a trained model, with the trainer for its framework."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import TRAINING_CODE, users_code_digest, weights_digest
-from steadytrain.components.shared.errors import BadInput, Stopped, TrainingFailed
+from steadytrain.components.shared.errors import Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
-from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 
 
 class Trainer(Protocol):
-    """Trains with one framework."""
+    """A trainer for one framework."""
 
     def __call__(
         self,
@@ -36,7 +39,7 @@ class Trainer(Protocol):
         on_validation: OnValidation | None,
         sinks: Sequence[Sink],
     ) -> Outcome:
-        """Trains until the run ends, is stopped, or fails."""
+        """Train until the run ends, is stopped, or fails."""
 
 
 def run(
@@ -46,35 +49,37 @@ def run(
     on_validation: OnValidation | None = None,
     sinks: Sequence[Sink] = (),
 ) -> Outcome:
-    """Trains; continues from the newest checkpoint where there is one.
+    """Train. Resume from the newest checkpoint if there is one.
 
-    Can be called again and again in one program. In the main thread, SIGINT and
-    SIGTERM stop the training, with a checkpoint, and are told by the outcome.
+    You can call it repeatedly in one program. In the main thread, SIGINT and SIGTERM stop the
+    training run with a checkpoint, and the outcome reports it.
 
     Args:
-        data: prepared data; None: what this run's preprocess step left.
-        on_validation: gets each validation; False ends the training as "pruned".
-        sinks: get the run's events; the caller closes them. One that fails is left out.
+        data: prepared data. None means the output of this run's preprocess step.
+        on_validation: called with each validation; returning False ends training as "pruned".
+        sinks: receive the run's events; the caller closes them. A sink that fails is skipped from
+            then on.
 
     Raises:
-        BadInput: no such framework, no data, or the run was begun with other inputs.
-        RunBusy: another process trains this run.
+        BadInput: there is no trainer for the framework, there is no data, or the run was started
+            with other inputs.
+        RunBusy: another process is training this run.
     """
-    trainer = _trainer(config.model.framework)
+    trainer = _trainer(config)
     return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
 
 
 def run_stage(config: RunConfig, data: DataRecord | None = None) -> TrainRecord:
-    """The step of the pipeline: a record of the trained model, from work or from an earlier run.
+    """Run the pipeline step. Reuse an earlier run's model if the inputs are unchanged.
 
     Raises:
-        TrainingFailed: with the root cause and its remedy.
-        RunBusy: another supervisor trains this run.
-        Stopped: it was asked to stop, and can be continued.
+        TrainingFailed: training failed; the error has the root cause and its fix.
+        RunBusy: another supervisor is training this run.
+        Stopped: the run was asked to stop, and can be continued.
     """
-    # What another supervisor trains is its own: nothing is told of a step that may not begin.
+    # Acquire the run first: if another supervisor is training it, this step reports nothing.
     with stage(config, "train", holding=owned(config)) as step:
-        _trainer(config.model.framework)
+        _trainer(config)
         data = data or _prepared(config)
         store = ReuseStore(step.workspace, "train", TrainRecord)
         key = _key(config, data)
@@ -82,6 +87,8 @@ def run_stage(config: RunConfig, data: DataRecord | None = None) -> TrainRecord:
         if record is not None:
             step.reused = True
         else:
+            # If preprocessing ran in the light image, this has not been checked yet.
+            check_lm_tasks(config)
             with _tracked(config, step.workspace) as sinks:
                 outcome = run(config, data, sinks=sinks)
             record = _recorded(outcome, step.workspace)
@@ -101,22 +108,13 @@ def train_with_pytorch(
     on_validation: OnValidation | None,
     sinks: Sequence[Sink],
 ) -> Outcome:
-    """Ranks on this machine or in pods, watched by the supervisor."""
+    """Train with ranks on this machine or in pods, under the supervisor."""
     with launcher_for(config) as launcher:
         return Supervisor(config, data, launcher, on_validation, sinks).run()
 
 
-TRAINERS: dict[str, Trainer] = {"pytorch": train_with_pytorch}
-"""Trainers by `model.framework`."""
-
-
-def _trainer(framework: str) -> Trainer:
-    if framework not in TRAINERS:
-        raise BadInput(
-            f"model.framework = {framework!r}: no trainer of that name",
-            remedy=f"one of {', '.join(sorted(TRAINERS))}",
-        )
-    return TRAINERS[framework]
+def _trainer(config: RunConfig) -> Trainer:
+    return cast(Trainer, plugins.load(plugins.TRAINERS, config.model.framework))
 
 
 def _prepared(config: RunConfig) -> DataRecord:
@@ -140,13 +138,25 @@ def _key(config: RunConfig, data: DataRecord) -> str:
 
 @contextlib.contextmanager
 def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]]:
-    from steadytrain.components.shared.tracking import MlflowSink
-
-    sink = MlflowSink(config, workspace)
+    """Open the configured sinks. Report and skip a sink that fails to open or close."""
+    sinks: list[tuple[str, Sink]] = []
+    for name in config.tracking.sinks:
+        with _reporting(name, workspace):
+            sinks.append((name, plugins.load(plugins.SINKS, name)(config, workspace)))
     try:
-        yield [sink]
+        yield [sink for _, sink in sinks]
     finally:
-        sink.close()
+        for name, sink in sinks:
+            with _reporting(name, workspace):
+                sink.close()
+
+
+@contextlib.contextmanager
+def _reporting(sink: str, workspace: Workspace) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        warn(workspace, f"the sink {sink!r} failed, and training goes on without it: {error}")
 
 
 def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
@@ -177,11 +187,11 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
     assert failure is not None
     lines = [f"training failed at step {outcome.step} ({failure.failure_class}): {failure.message}"]
     if failure.failure_class is FailureClass.USER_BUG and failure.traceback:
-        # Before all else: it names the user's own code, which is what is to be mended.
+        # This goes first: it points to the user's own code, which is where the fix belongs.
         lines.append(failure.traceback.rstrip())
     lines += outcome.account
     log = workspace.attempts / f"{outcome.attempts:04d}" / f"rank-{failure.rank}.log"
-    # A rank that never came has none.
+    # A rank that never started has no log.
     lines += [f"log: {log}"] if log.exists() else []
     return TrainingFailed(
         redact("\n".join(lines)), failure_class=failure.failure_class, remedy=failure.remedy

@@ -1,1 +1,1 @@
-"""What a cluster offers a run, and what stands in its way."""
+"""What a cluster offers to a run, and what would prevent a run there."""

@@ -1,4 +1,4 @@
-"""The whole cluster's API, beyond one namespace, and in words why it does not answer."""
+"""Access to the API of the whole cluster, and readable reasons when a call to it fails."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steadytrain.components.shared.cluster import connect
-from steadytrain.components.shared.kubeflow.connection import NAMESPACE_VARIABLE
+from steadytrain.components.shared.kubeflow.variables import NAMESPACE_VARIABLE
 from steadytrain.pipelines.cluster.line import Line, failed, passed
 
 SECONDS: Final = (5.0, 20.0)
-"""To connect, and from one byte of an answer to the next."""
+"""Timeouts for connecting, and for the wait between two reads of a response."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The API of the whole cluster, and the namespace that is looked at.
+    """The API of the whole cluster, and the namespace to check.
 
     api: a kubernetes.client.ApiClient.
     """
@@ -27,7 +27,7 @@ class Cluster:
     namespace: str
 
     def get(self, path: str) -> Any:
-        """The answer to a plain GET, as JSON.
+        """Return the JSON response to a plain GET.
 
         Raises:
             kubernetes.client.ApiException: the server refused.
@@ -42,7 +42,9 @@ class Cluster:
         return answer
 
     def acting_as(self, service_account: str) -> Cluster:
-        """The same as a service account of the namespace, for those who may impersonate it."""
+        """Return this cluster as seen by a service account, which you must be allowed to
+        impersonate.
+        """
         from kubernetes import client
 
         other = client.ApiClient(self.api.configuration)
@@ -52,13 +54,13 @@ class Cluster:
 
 
 def open_cluster(namespace: str = "") -> Cluster:
-    """A connection by a pod's own service account, or by KUBECONFIG; nothing is sent yet.
+    """Connect with the pod's own service account, or with KUBECONFIG. Nothing is sent yet.
 
     Args:
-        namespace: "": KFP_NAMESPACE, the pod's own, or that of the kubeconfig's context.
+        namespace: "" means KFP_NAMESPACE, or else the pod's own or the kubeconfig context's.
 
     Raises:
-        Unreachable: neither is there.
+        Unreachable: there is neither a service account nor a kubeconfig.
     """
     found = connect()
     namespace = namespace or os.environ.get(NAMESPACE_VARIABLE, "")
@@ -66,7 +68,7 @@ def open_cluster(namespace: str = "") -> Cluster:
 
 
 def check_connection(cluster: Cluster) -> Line:
-    """Whether the API server answers, and whether the namespace is there.
+    """Check that the API server answers and that the namespace exists.
 
     Raises:
         kubernetes.client.ApiException: the API server refuses the connection.
@@ -80,13 +82,13 @@ def check_connection(cluster: Cluster) -> Line:
     except client.ApiException as error:
         if status_of(error) == 404:
             return failed(topic, f"{text}: there is none of that name", "give another --namespace")
-        if status_of(error) != 403:  # its namespace may be all that an account sees
+        if status_of(error) != 403:  # the account may have no rights on namespaces
             raise
     return passed(topic, text)
 
 
 def reason(error: Exception) -> str:
-    """Why a call failed, in one line: what the API server says, or what the network did."""
+    """Return why a call failed, in one line: the API server's message, or the network error."""
     body = getattr(error, "body", None)
     if body:
         try:
@@ -101,12 +103,12 @@ def reason(error: Exception) -> str:
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an API server's refusal; 0 where there was no answer."""
+    """Return the HTTP status of an API server's refusal. 0 means there was no answer."""
     return int(getattr(error, "status", 0) or 0)
 
 
 def all_items(call: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Everything that a call lists, page by page."""
+    """Return everything that a call lists, from all pages."""
     items: list[Any] = []
     token = ""
     while True:

@@ -1,4 +1,4 @@
-"""`steadytrain doctor --cluster`: every question in its order, and what was found."""
+"""`steadytrain doctor --cluster`: run every check in order, and report what each one found."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """What is to be looked at.
+    """What to check.
 
-    namespace: where runs are to work; "": the connection's own.
-    service_account: whose rights are asked for; "": those of the connection.
-    image: of training.
-    image_seconds: longest wait for a pod of it.
-    storage: an s3:// address; "": not asked.
-    host: of Kubeflow Pipelines; "": as the environment says.
+    namespace: where runs will work; "" means the connection's own.
+    service_account: whose rights to check; "" means those of the connection.
+    image: the training image.
+    image_seconds: how long to wait for a pod with that image.
+    storage: an s3:// address; "" skips the check.
+    host: address of Kubeflow Pipelines; "" means the one in the environment.
     """
 
     namespace: str = ""
@@ -42,7 +42,7 @@ class Questions:
 
 
 def examine_cluster(questions: Questions) -> Iterator[Line]:
-    """A line for each thing, as it is found out."""
+    """Yield a line for each check as soon as its result is known."""
     image_works = False
     for line in _within_the_cluster(questions):
         yield line
@@ -56,7 +56,11 @@ def examine_cluster(questions: Questions) -> Iterator[Line]:
 
 
 def _try_tracking(questions: Questions, image_works: bool) -> Line:
-    """From a pod, as the steps reach it; from here where no pod can, or the Secret names none."""
+    """Check MLflow from a pod, which connects as the steps do.
+
+    Check it from this machine instead if no pod can run, or if the Secret has no address and the
+    environment has one.
+    """
     if image_works:
         cluster = open_cluster(questions.namespace)
         line = try_tracking_in_pod(cluster, questions.image, questions.image_seconds)
@@ -88,7 +92,7 @@ def _within_the_cluster(questions: Questions) -> Iterator[Line]:
 
 
 def told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:
-    """The answer, or the error that came instead, as lines."""
+    """Yield the lines of a check. If it raises an expected error, yield that as a failed line."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -1,4 +1,4 @@
-"""GPUs of a cluster's nodes, as the device plugin offers and GPU feature discovery labels them."""
+"""GPUs of a cluster's nodes, from the device plugin and the labels of GPU feature discovery."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from steadytrain.components.shared.cluster import Manifest
 
 GPU: Final = "nvidia.com/gpu"
 _SHARED: Final = "-SHARED"
-"""At the end of a product's name where pods take turns on a GPU (time-slicing)."""
+"""Suffix of the product label on nodes where pods take turns on a GPU (time-slicing)."""
 
 
 @dataclass(frozen=True)
 class GpuNode:
-    """A node that pods with GPUs can go to.
+    """A node that accepts pods with GPUs.
 
-    product, gpu_memory: as labelled, the latter in MiB; "" and None where they are not.
-    gpus: whole ones.
-    sharers: pods that may have the same one; a node offers it once for each.
-    memory: bytes of the node's own that pods may have.
+    product, gpu_memory: from the node's labels, the memory in MiB; "" and None if not labeled.
+    gpus: number of whole GPUs.
+    sharers: number of pods that may share one GPU. The node offers each GPU that many times.
+    memory: bytes of the node's RAM that pods may use.
     """
 
     product: str
@@ -35,17 +35,17 @@ class GpuNode:
 
 
 def gpu_nodes(nodes: Sequence[Manifest], resource: str = GPU) -> Iterator[GpuNode]:
-    """Of a cluster's nodes those that are ready, take pods, and have GPUs.
+    """Yield the nodes that are ready, accept pods, and have GPUs.
 
     Args:
-        resource: name under which they offer them.
+        resource: resource name under which nodes offer GPUs.
     """
     from kubernetes.utils import parse_quantity
 
     for node in nodes:
         allocatable = node["status"].get("allocatable") or {}
         labels = node["metadata"].get("labels") or {}
-        # It is 0 where nothing is known of the node's GPUs but their number.
+        # The label is 0 if nothing but the number of the node's GPUs is known.
         sharers = int(labels.get("nvidia.com/gpu.replicas", 1)) or 1
         gpus = int(allocatable.get(resource, 0)) // sharers
         if gpus and _takes_pods(node):

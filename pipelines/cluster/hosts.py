@@ -1,4 +1,4 @@
-"""A cluster's nodes with GPUs, as a plan knows them."""
+"""A cluster's nodes with GPUs, in the form that the planner uses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from steadytrain.components.shared.cluster import NODE, Manifest, connect
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.compute import PodsConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.hardware import Gpu, known_gpu
-from steadytrain.components.train.plan.hosts import Hosts, Node
+from steadytrain.components.sizing.hardware import Gpu, known_gpu
+from steadytrain.components.sizing.hosts import Hosts, Node
 from steadytrain.pipelines.cluster.gpus import GpuNode, gpu_nodes
 
 
 def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[str]]:
-    """The nodes that a run's pods may go to, by kinds of the table; and remarks on them.
+    """Return the nodes that a run's pods can go to, by GPU kind, and remarks about them.
+
+    Args:
+        table: the GPU kinds that the planner knows. Nodes with other GPUs are left out.
 
     Raises:
-        Unreachable: there is no cluster, or no answer.
-        Refused: nodes may not be listed.
-        BadInput: no node has a GPU that the table knows.
+        Unreachable: there is no cluster, or it does not answer.
+        Refused: the connection may not list nodes.
+        BadInput: no node has a GPU that is in the table.
     """
     pods = config.compute.pods
     selector = pods.node_selector | pods.spot.node_selector
@@ -43,7 +46,7 @@ def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[
 
 
 def _memory(node: GpuNode, pods: PodsConfig) -> int:
-    """Bytes that a pod may have there: no more than the user lets it ask for."""
+    """Return the bytes of RAM that a pod can get on a node: at most compute.pods.memory, if set."""
     from kubernetes.utils import parse_quantity
 
     given = "memory" in pods.model_fields_set

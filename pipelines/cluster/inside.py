@@ -1,4 +1,4 @@
-"""What the doctor's trial pod runs: the round trip to MLflow, as one line of JSON."""
+"""Program in the doctor's trial pod: check MLflow, and print the result as one line of JSON."""
 
 from __future__ import annotations
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 APPLY: Final = "kubectl apply -k manifests/overlays/standalone (in a profile: kubeflow-profile)"
-"""The remedy for whatever the manifests bring."""
+"""The fix for everything that the manifests provide."""
 
 State = Literal["pass", "fail", "not asked"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at, or why it was not.
+    """The result of one check, or why it was skipped.
 
-    remedy: what helps, where it did not pass.
+    remedy: how to fix it, unless it passed.
     """
 
     topic: str
@@ -25,15 +25,15 @@ class Line:
 
 
 def passed(topic: str, text: str) -> Line:
-    """All is well with it."""
+    """Return a line for a check that passed."""
     return Line(topic, "pass", text)
 
 
 def failed(topic: str, text: str, remedy: str) -> Line:
-    """It stands in a run's way."""
+    """Return a line for a problem that would prevent a run."""
     return Line(topic, "fail", text, remedy)
 
 
 def unasked(topic: str, text: str, remedy: str) -> Line:
-    """Nobody knows: it was not asked for, or could not be asked."""
+    """Return a line for a check that was not requested, or could not be done."""
     return Line(topic, "not asked", text, remedy)

@@ -1,4 +1,4 @@
-"""What the cluster has: kinds of objects, the Trainer, GPUs, room in the quota, a volume."""
+"""What the cluster has: object kinds, the Trainer, GPUs, free quota, and a volume."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from steadytrain.components.shared.attached import NAME
 from steadytrain.components.shared.cluster import NODE, Manifest, Refused
 from steadytrain.components.shared.cluster import Cluster as OneNamespace
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.trainjob import TRAINING_RUNTIME, TrainJob
+from steadytrain.pipelines.attached import NAME
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
 from steadytrain.pipelines.cluster.gpus import gpu_nodes
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
@@ -27,7 +27,7 @@ _ASK_ADMINISTRATOR = "have somebody look who may: it is a right on the whole clu
 
 
 def check_kinds(cluster: Cluster) -> Iterator[Line]:
-    """Which kinds of objects there are, and in which versions.
+    """Check which kinds of objects exist, and in which versions.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
@@ -83,7 +83,7 @@ def _has(
 
 
 def check_runtime(cluster: Cluster) -> Line:
-    """Whether a TrainingRuntime of a run would be taken, by a dry run: the Trainer's webhook."""
+    """Check with a dry run whether the Trainer's webhook accepts the TrainingRuntime of a run."""
     from kubernetes import client
 
     topic = "runtime"
@@ -125,7 +125,7 @@ def _runtime() -> Manifest:
 
 
 def check_gpus(cluster: Cluster) -> Line:
-    """Which GPUs the nodes have, with their memory as GPU feature discovery labels it.
+    """Report which GPUs the nodes have, with their memory as GPU feature discovery labels it.
 
     Raises:
         SteadytrainError: the API server does not answer.
@@ -146,7 +146,7 @@ def check_gpus(cluster: Cluster) -> Line:
 
 
 def check_quota(cluster: Cluster) -> Iterator[Line]:
-    """Whether the namespace's quotas have anything left.
+    """Check whether the namespace's quotas have anything left.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
@@ -186,7 +186,7 @@ def _quota_line(quota: Any) -> Line:
 
 
 def check_volume(cluster: Cluster) -> Line:
-    """Whether the volume of the runs is there, and whether pods of all nodes can mount it.
+    """Check whether the volume for runs exists, and whether pods on all nodes can mount it.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
@@ -247,7 +247,7 @@ def _unbound(cluster: Cluster, text: str, storage: str | None) -> Line:
 
 
 def _nodes(cluster: Cluster) -> int:
-    """How many nodes there are; 0 where it may not be known."""
+    """Return the number of nodes. 0 means that this account may not list them."""
     from kubernetes import client
 
     try:

@@ -1,6 +1,6 @@
-"""What the launcher and the exit handler may do in the namespace, and whether they may.
+"""Rights that the launcher and the exit handler need in the namespace, and a check for them.
 
-The same is in manifests/base/launcher.yaml, as a Role.
+manifests/base/launcher.yaml has the same rights, as a Role.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed
 
 @dataclass(frozen=True)
 class Right:
-    """Verbs on one kind of object; `resource` is its plural."""
+    """Verbs on one kind of object. `resource` is its plural name."""
 
     group: str
     resource: str
@@ -25,7 +25,7 @@ class Right:
 _BESIDES: Final = (
     Right("", "pods", ("get", "list")),
     Right("", "events", ("list",)),
-    # The exit handler asks whether the run was terminated.
+    # The exit handler checks whether the run was terminated.
     Right("argoproj.io", "workflows", ("get",)),
 )
 RIGHTS: Final = (
@@ -37,17 +37,17 @@ PYTORCHJOB_RIGHTS: Final = (
     Right("kubeflow.org", "pytorchjobs", ("create", "get", "list", "delete")),
     *_BESIDES,
 )
-"""The same on a cluster without Trainer 2 (manifests/components/pytorchjob)."""
+"""Rights on a cluster without Trainer 2 (manifests/components/pytorchjob)."""
 
 
 def check_permissions(cluster: Cluster, service_account: str) -> Iterator[Line]:
-    """A line for each kind of object: whether all verbs on it are allowed.
+    """Yield a line for each kind of object: whether all the needed verbs are allowed.
 
     Args:
-        service_account: whose rights are asked for; "": those of the connection itself.
+        service_account: whose rights to check; "" means those of the connection itself.
 
     Raises:
-        kubernetes.client.ApiException: the API server does not answer the question.
+        kubernetes.client.ApiException: the API server does not answer.
     """
     asking = cluster.acting_as(service_account) if service_account else cluster
     who = service_account or "this account"

@@ -1,4 +1,4 @@
-"""Short pods of our image: can it be pulled and started, is it this version, what does it reach?"""
+"""Short-lived pods that test our image: whether it starts, its version, and what it can reach."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-from steadytrain.components.shared.attached import NAME, TRACKING
+from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
 
 ACCOUNT: Final = "steadytrain-trainer"
-"""The account that training runs under (manifests/base/accounts.yaml)."""
+"""The service account that training runs under (manifests/base/accounts.yaml)."""
 
 LABELS: Final = {
     "app.kubernetes.io/part-of": "steadytrain",
     "app.kubernetes.io/component": "doctor",
 }
-"""Of its pods; the network policies go by them."""
+"""Labels of the trial pods. The network policies select by them."""
 
 _POLL_SECONDS = 0.5
 _HOPELESS = {
@@ -37,9 +37,9 @@ _HOPELESS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One pod: what it runs, and what its end says.
+    """One trial pod: what it runs, and how to read its result.
 
-    judge: from the pod's last phase (Succeeded, Failed) and its log to the line.
+    judge: turns the pod's last phase (Succeeded or Failed) and its log into a line.
     """
 
     topic: str
@@ -49,7 +49,7 @@ class Trial:
 
 
 def try_image(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
-    """Runs `steadytrain --version` in a pod, and removes the pod.
+    """Run `steadytrain --version` in a pod, then delete the pod.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
@@ -64,9 +64,9 @@ def try_image(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
 
 
 def try_tracking_in_pod(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
-    """Uses the tracking server from a pod, with the address and credentials that steps get.
+    """Check the tracking server from a pod, with the address and credentials that steps get.
 
-    They come from the namespace's Secret by reference: whoever asks needs no right to read it.
+    The pod refers to the namespace's Secret, so you need no right to read the Secret.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
@@ -110,7 +110,7 @@ def _not_made(topic: str, error: Exception, namespace: str) -> Line:
 
 
 def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: float) -> Line:
-    """Until the pod has ended, or cannot start; what the scheduler said of it, if it is late."""
+    """Wait until the pod ends or cannot start. If it is late, report what the scheduler says."""
     topic, image = trial.topic, trial.image
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -123,7 +123,7 @@ def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: 
                 "--image, and give the account its pull secret",
             )
         if pod.status.phase in ("Succeeded", "Failed"):
-            # Unread: the client would parse a log that is JSON, and give its repr as text.
+            # Don't let the client decode the log: it would parse JSON, and return the repr as text.
             log = core.read_namespaced_pod_log(
                 name, namespace, _request_timeout=SECONDS, _preload_content=False
             )
@@ -210,7 +210,7 @@ def _pod(trial: Trial) -> Any:
             service_account_name=ACCOUNT,
             automount_service_account_token=False,
             restart_policy="Never",
-            active_deadline_seconds=600,  # should nobody be left to remove it
+            active_deadline_seconds=600,  # in case nothing is left to delete it
             security_context=client.V1PodSecurityContext(
                 run_as_non_root=True,
                 seccomp_profile=client.V1SeccompProfile(type="RuntimeDefault"),

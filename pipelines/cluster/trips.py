@@ -1,4 +1,4 @@
-"""Round trips to what a run talks to: S3, MLflow, Kubeflow Pipelines."""
+"""Round trips to the services that a run uses: S3, MLflow, Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import secrets
 from typing import Any
 
 from steadytrain.components.shared.errors import BadInput, TrackingError
-from steadytrain.components.shared.kubeflow.connection import HOST_VARIABLE, connect
+from steadytrain.components.shared.kubeflow.connection import connect
+from steadytrain.components.shared.kubeflow.variables import HOST_VARIABLE
 from steadytrain.components.shared.storage import open_storage
 from steadytrain.components.shared.tracking.connect import (
     brisk,
@@ -22,10 +23,10 @@ _PROBE_BYTES = 1 << 20
 
 
 def try_storage(address: str) -> Line:
-    """Writes an object, reads it, compares the two and deletes it.
+    """Write an object, read it back, compare the two, and delete it.
 
     Raises:
-        SteadytrainError: storage cannot be used.
+        SteadytrainError: the storage cannot be used.
     """
     topic = "S3"
     if not address:
@@ -53,7 +54,7 @@ def try_storage(address: str) -> Line:
 
 
 def try_tracking() -> Line:
-    """Makes an experiment and a run, logs to it, reads it back, and deletes both.
+    """Create an experiment and a run, log to the run, read it back, and delete both.
 
     Raises:
         TrackingError: the server cannot be used.
@@ -85,10 +86,10 @@ def _log(client: Any, experiment: str) -> float | None:
 
 
 def try_pipelines(host: str) -> Line:
-    """Asks Kubeflow Pipelines for its health and version.
+    """Ask Kubeflow Pipelines for its health and version.
 
     Raises:
-        SteadytrainError: it cannot be reached, or is too old.
+        SteadytrainError: it cannot be reached, or it is too old.
     """
     topic = "Kubeflow Pipelines"
     if not (host or os.environ.get(HOST_VARIABLE) or "KUBERNETES_SERVICE_HOST" in os.environ):

@@ -1,1 +1,1 @@
-"""Pipelines on a Kubeflow server: uploaded, run, followed, scheduled. Needs no torch."""
+"""Pipelines on a Kubeflow server: upload, run, follow, schedule. Needs no torch."""

@@ -1,4 +1,4 @@
-"""From a file of schedules to what is to be done on the server."""
+"""From a file of schedules to the changes on the server."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _Shape = tuple[Pipeline, bool]
 
 @dataclass(frozen=True)
 class Declaration:
-    """A file of schedules that was found to be right.
+    """A valid file of schedules.
 
-    parameters: by the schedule's name.
-    fused: names of those whose pipeline has one step for all that follows the training.
+    parameters: the pipeline's parameters, by schedule name.
+    fused: names of the schedules whose pipeline does everything after training in one step.
     """
 
     file: ScheduleFile
@@ -40,16 +40,17 @@ class Declaration:
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
-        """Reads a file and the configurations that it names.
+        """Read a file and the configurations that it names.
 
         Raises:
-            BadInput: with every problem of the file, or of a configuration.
+            BadInput: with every problem in the file, or in a configuration.
         """
         file = read_schedules(path)
         parameters, fused = {}, set()
         for schedule in file.schedules:
             config = Submission.of(configuration(schedule, path.parent)).config
-            # A run for each time: the same name would continue, and find all done.
+            # Each time needs its own run name: the same name would continue a run that is already
+            # done.
             run = f"{schedule.name}-{EACH}"
             parameters[schedule.name] = to_parameters(config, run=run)
             if config.pipeline.fuse:
@@ -63,11 +64,11 @@ class Declaration:
         uploading: bool,
         tell: Callable[[Finding], object] = lambda _: None,
     ) -> list[Change]:
-        """What is to be done on the server; nothing is done but the upload.
+        """Return what to change on the server. This only uploads, and only if asked to.
 
         Args:
-            uploading: whether the pipeline is uploaded where the server does not have it.
-            tell: gets what is unwise in the pipeline.
+            uploading: whether to upload the pipeline if the server does not have it.
+            tell: called with each warning about the pipeline.
         """
         versions: dict[_Shape, Version] = {}
         for shape in {self._shape(schedule) for schedule in self.file.schedules}:
@@ -97,7 +98,7 @@ class Declaration:
 
 
 def apply(server: Server, declaration: Declaration) -> list[Change]:
-    """Makes the server's schedules as the file says; safe to repeat.
+    """Make the server's schedules match the file. Safe to repeat.
 
     Returns:
         What was done, one entry for each schedule.

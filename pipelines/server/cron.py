@@ -1,8 +1,8 @@
 """Cron in a time zone, as a KFP server understands it: six fields, in the server's own zone.
 
-KFP reads a cron of five fields as if its first were seconds, and has no time
-zone a schedule. So what people write (five fields, or six with seconds) is
-always sent with six, and its hours are moved to the zone of the server.
+KFP reads a five-field cron as if its first field were seconds, and has no time zone per schedule.
+So what people write (five fields, or six with seconds) is always sent as six fields, with its hours
+converted to the server's zone.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Field:
     names: tuple[str, ...] = ()
 
     def values(self, text: str) -> frozenset[int]:
-        """The numbers that a field stands for.
+        """Return the numbers that a field's text stands for.
 
         Raises:
-            ValueError: it is not valid; the message says why.
+            ValueError: the text is not valid; the message says why.
         """
         return frozenset(number for part in text.split(",") for number in self._part(part))
 
@@ -51,7 +51,7 @@ class _Field:
             low, high = self.low, self.high
         else:
             low = self._number(first)
-            # As robfig/cron, which KFP uses: 5/15 goes from 5 to the end.
+            # Like robfig/cron, which KFP uses: 5/15 goes from 5 to the end.
             high = self._number(last) if last else self.high if match["step"] else low
         if high < low or step < 1:
             raise ValueError(f"{part!r} goes backwards")
@@ -76,10 +76,10 @@ _FIELDS = (
 
 
 def six_fields(cron: str) -> list[str]:
-    """A cron's six fields; one of five gets the second 0.
+    """Return the six fields of a cron. Five fields get the second 0.
 
     Raises:
-        ValueError: it is not valid; the message names the field.
+        ValueError: the cron is not valid; the message names the field.
     """
     fields = cron.split()
     fields = ["0", *fields] if len(fields) == 5 else fields
@@ -91,10 +91,10 @@ def six_fields(cron: str) -> list[str]:
 
 
 def zone(name: str) -> ZoneInfo:
-    """A time zone by its IANA name.
+    """Return a time zone by its IANA name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such zone.
     """
     try:
         return ZoneInfo(name)
@@ -103,14 +103,15 @@ def zone(name: str) -> ZoneInfo:
 
 
 def ahead(here: ZoneInfo, server: ZoneInfo, rounding: Rounding | None) -> int:
-    """By how many minutes a zone is ahead of the server's, all year round.
+    """Return how many minutes a zone is ahead of the server's, all year round.
 
     Args:
-        rounding: which difference to take where it changes in the year: that of standard time,
-            or that of summer time.
+        rounding: which difference to use if it changes within the year. "standard" means the
+            smaller one, which is that of standard time if the server's zone has no daylight saving.
+            "summer" means the larger one.
 
     Raises:
-        ValueError: it changes, and nothing says which one to take.
+        ValueError: the difference changes, and `rounding` is None.
     """
     today = datetime.now(UTC)
     days = [today + timedelta(days=number) for number in range(370)]
@@ -123,10 +124,10 @@ def ahead(here: ZoneInfo, server: ZoneInfo, rounding: Rounding | None) -> int:
 
 
 def in_server_time(cron: str, minutes_ahead: int) -> str:
-    """A cron moved to the server's zone, in six fields.
+    """Convert a cron to the server's zone, in six fields.
 
     Raises:
-        ValueError: no single cron says the same there; the message says why.
+        ValueError: no single cron has the same meaning there; the message says why.
     """
     fields = six_fields(cron)
     if not minutes_ahead:

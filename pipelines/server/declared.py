@@ -1,4 +1,4 @@
-"""Recurring runs as a file declares them."""
+"""Recurring runs, as a file declares them."""
 
 from __future__ import annotations
 
@@ -47,34 +47,54 @@ Zone = Annotated[str, AfterValidator(_known_zone)]
 class Schedule(Section):
     """One recurring run."""
 
-    name: Name
-    description: str = ""
+    name: Name = Field(..., description="Name of the schedule, unique in its file.")
+    description: str = Field("", description="Description shown on the server.")
     config: str | dict[str, Any] = Field(
-        ..., description="a preset, a file (relative to this one), or the configuration itself"
+        ...,
+        description="A preset, a file (relative to the schedule file), or the configuration "
+        "itself.",
     )
-    overrides: dict[str, Any] = Field(default={}, description="such as training.max_steps: 100")
+    overrides: dict[str, Any] = Field(
+        default={}, description="Fields to override, such as training.max_steps: 100."
+    )
     pipeline: Pipeline = Field(
         "retrain",
-        description="retrain ends early where there are no new data; finetune trains each time",
+        description="Pipeline to run. retrain ends early if there is no new data; finetune trains "
+        "every time.",
     )
     cron: Annotated[str, AfterValidator(_valid_cron)] | None = Field(
-        None, description="minute, hour, day, month, weekday; or six fields, seconds first"
+        None,
+        description="Minute, hour, day, month and weekday, or six fields with seconds first. "
+        "None means that interval sets the times.",
     )
-    time_zone: Zone | None = Field(None, description="of cron, such as UTC or Europe/Berlin")
+    time_zone: Zone | None = Field(
+        None, description="Time zone of cron, such as UTC or Europe/Berlin. Required with cron."
+    )
     daylight_saving: Rounding | None = Field(
         None,
-        description="for a zone that has it: standard keeps to standard time (an hour later by "
-        "the clock in summer), summer to summer time (an hour earlier in winter)",
+        description="Which time to follow if the zone has daylight saving. standard: standard "
+        "time, an hour later by the clock in summer; summer: summer time, an hour earlier by the "
+        "clock in winter. None works only if the difference from the server's zone never changes.",
     )
     interval: Annotated[str, AfterValidator(_valid_interval)] | None = Field(
-        None, description="such as 6h, instead of cron; counted from `start` or from creation"
+        None,
+        description="Time between runs, such as 6h, counted from start or, without one, from "
+        "creation. None means that cron sets the times.",
     )
-    start: AwareDatetime | None = None
-    end: AwareDatetime | None = None
-    catch_up: bool = Field(False, description="run later what was missed, one after the other")
-    max_concurrency: int = Field(1, ge=1, le=10)
-    pipeline_root: str = ""
-    service_account: str = ""
+    start: AwareDatetime | None = Field(
+        None, description="Earliest time of a run. None means right away."
+    )
+    end: AwareDatetime | None = Field(None, description="Latest time of a run. None means no end.")
+    catch_up: bool = Field(False, description="Run missed times later, one after the other.")
+    max_concurrency: int = Field(
+        1, ge=1, le=10, description="Maximum number of runs at the same time."
+    )
+    pipeline_root: str = Field(
+        "", description="Where KFP stores artifacts. Empty means the server's default."
+    )
+    service_account: str = Field(
+        "", description="Service account of the runs' pods. Empty means the server's default."
+    )
 
     @model_validator(mode="after")
     def _one_trigger(self) -> Self:
@@ -95,17 +115,23 @@ class Schedule(Section):
 
     @property
     def interval_seconds(self) -> int:
-        """0 where cron says when."""
+        """The interval in seconds; 0 means that cron sets the times."""
         return _seconds(self.interval) if self.interval else 0
 
 
 class ScheduleFile(Section):
-    """Schedules that are applied together; a file owns those on the server that bear its name."""
+    """Schedules that are applied together. A file owns the server's schedules with its name."""
 
-    name: Name = Field(..., description="of the set; a schedule that leaves the file is removed")
-    experiment: str = Field("steadytrain", description="KFP's experiment for the runs")
-    server_time_zone: Zone = Field("UTC", description="in which the server reads cron")
-    schedules: list[Schedule]
+    name: Name = Field(
+        ...,
+        description="Name of the set of schedules. Schedules removed from the file are deleted "
+        "from the server.",
+    )
+    experiment: str = Field("steadytrain", description="KFP experiment of the runs.")
+    server_time_zone: Zone = Field(
+        "UTC", description="Time zone in which the server interprets cron."
+    )
+    schedules: list[Schedule] = Field(..., description="The recurring runs.")
 
     @model_validator(mode="after")
     def _own_names(self) -> Self:
@@ -137,7 +163,7 @@ class ScheduleFile(Section):
         return self
 
     def cron(self, schedule: Schedule) -> str | None:
-        """A schedule's cron in the server's zone, in six fields; None for an interval."""
+        """Return a schedule's cron in the server's zone, in six fields; None for an interval."""
         if schedule.cron is None or schedule.time_zone is None:
             return None
         here, server = zone(schedule.time_zone), zone(self.server_time_zone)
@@ -145,11 +171,11 @@ class ScheduleFile(Section):
 
 
 def read_schedules(path: Path) -> ScheduleFile:
-    """Reads a file of schedules.
+    """Read a file of schedules.
 
     Raises:
-        BadInput: there is none, or it is not YAML.
-        ConfigError: with every problem of it.
+        BadInput: the file does not exist, or is not a YAML mapping.
+        ConfigError: with every problem in the file.
     """
     text = read(path, str(path), "give the path of a YAML file of schedules")
     content = parse(text, str(path))
@@ -168,13 +194,13 @@ def read_schedules(path: Path) -> ScheduleFile:
 
 
 def configuration(schedule: Schedule, folder: Path) -> RunConfig:
-    """What a schedule's runs do.
+    """Return the configuration of a schedule's runs.
 
     Args:
-        folder: that of the file, which paths are relative to.
+        folder: the folder of the schedule file; paths are relative to it.
 
     Raises:
-        ConfigError: with every problem of the configuration.
+        ConfigError: with every problem in the configuration.
     """
     source = schedule.config
     if isinstance(source, dict):
@@ -186,7 +212,7 @@ def configuration(schedule: Schedule, folder: Path) -> RunConfig:
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
     for item in error.errors(include_url=False):
-        # A field of several types names the one that was tried last.
+        # For a field with several types, pydantic adds a part for the type that it tried last.
         place = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
         value = shortened(redact(repr(item.get("input"))))
         message, remedy = item["msg"].removeprefix("Value error, "), "change it"

@@ -17,7 +17,7 @@ _LEFT_OPEN: Final = ("pipeline_root", "service_account")
 
 
 def told(item: Present | Wanted) -> dict[str, str]:
-    """What a schedule is, by field, the same for one that is there and one that is wanted."""
+    """Describe a schedule by field, in the same form for a present and a wanted one."""
     return _told_wanted(item) if isinstance(item, Wanted) else _told_present(item)
 
 
@@ -53,12 +53,12 @@ def _told_present(present: Present) -> dict[str, str]:
 
 
 def differences(change: Change) -> Iterator[str]:
-    """What is different, a line for each field."""
+    """Yield what differs, field by field."""
     old = told(change.surplus[0]) if change.surplus else {}
     new = told(change.wanted) if change.wanted else {}
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, ""), new.get(key, "")
-        # What is not declared is as the server has it.
+        # A field that is not declared keeps the server's value.
         if before == after or (new and not after and key in _LEFT_OPEN):
             continue
         if "\n" in before + after:
@@ -74,7 +74,7 @@ def _lines(before: str, after: str) -> Iterator[str]:
 
 
 def _settings(config: RunConfig) -> Iterator[str]:
-    """Each field that is not as by default, a line for each."""
+    """Yield a line for each field that does not have its default."""
     content = config.model_dump(mode="json", exclude_defaults=True)
     yield from (f"{field}: {value}" for field, value in flatten(content))
 
@@ -82,11 +82,11 @@ def _settings(config: RunConfig) -> Iterator[str]:
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
     told = {f"parameter {key}": str(value) for key, value in parameters.items()}
     whole = told.get("parameter config", "")
-    # A preset's name has one line; the whole configuration is all defaults but for a few.
+    # A preset's name is one line. A full configuration is mostly defaults, which are left out.
     if "\n" in whole:
-        # One of another version of steadytrain is shown as it is.
+        # A configuration from another version of steadytrain is shown as is.
         with contextlib.suppress(BadInput):
-            # The empty line makes a text of lines even of a single field.
+            # With the empty line, even a single field is compared line by line.
             told["parameter config"] = "\n".join(["", *_settings(load(whole))])
     return told
 

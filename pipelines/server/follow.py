@@ -1,4 +1,4 @@
-"""A run on a server, seen from outside: which steps, in which states, and how it ended."""
+"""A run on a server, seen from outside: its steps, their states, and how it ended."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.patience import Patience
 
 ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
-"""KFP's own client waits for ever for a run that was cancelled."""
+"""The final states. KFP's own client waits forever for a run that was canceled."""
 
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 600.0
-"""How long a server may be out of reach while a run is followed."""
+"""How long a server may be unreachable while a run is followed."""
 _DENIED_SECONDS = 180.0
-"""How long it may deny what it allowed before, as one does that restarts."""
+"""How long a server may deny what it allowed before, as it does while it restarts."""
 
 Steps = dict[str, "Step"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a run. seconds: what it took, or has taken; None before its start."""
+    """A step of a run. seconds: how long it ran, or has been running; None before its start."""
 
     state: str
     seconds: float | None
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. message: the server's word for it, if it has one."""
+    """How a run ended. message: the server's error message, if there is one."""
 
     state: str
     steps: Steps
@@ -55,17 +55,17 @@ def follow(
     patience_seconds: float = _PATIENCE_SECONDS,
     denied_seconds: float = _DENIED_SECONDS,
 ) -> Outcome:
-    """Asks for a run until it has ended.
+    """Poll a run until it ends.
 
     Args:
-        names: of the steps that are told of. A step is several nodes to the server: its driver,
-            itself, its executors and their retries; and there are the groups of steps.
-        on_change: gets the steps, in the order of their starts, when a state has changed.
-        patience_seconds: how long a connection that breaks is tried again.
+        names: the steps to report. To the server, a step is several nodes: its driver, the step
+            itself, its executors and their retries. Groups of steps are nodes, too.
+        on_change: called with the steps, in the order of their starts, when a state has changed.
+        patience_seconds: how long to retry a broken connection.
         denied_seconds: how long the server may deny access (401, 403).
 
     Raises:
-        ServerError: no connection or no access for longer than that, or a lasting refusal.
+        ServerError: no connection or no access for longer than that, or a permanent refusal.
     """
     states: dict[str, str] = {}
     patience = Patience(away=patience_seconds, denied=denied_seconds)
@@ -90,7 +90,7 @@ def follow(
 
 
 def _steps(run: Any, names: Collection[str]) -> Steps:
-    """In the order of their starts."""
+    """Return the steps in the order of their starts."""
     details = (run.run_details and run.run_details.task_details) or ()
     shown = [item for item in details if item.display_name in names]
     return {item.display_name: _step(item) for item in sorted(shown, key=_began)}
@@ -107,5 +107,5 @@ def _step(task: Any) -> Step:
 
 
 def _seconds(moment: Any) -> float:
-    """Since 1970, which is also the year that the server gives for a time it has not."""
+    """Return the seconds since 1970. 0 means not set, for which the server may also send 1970."""
     return max(0.0, moment.timestamp()) if moment else 0.0

@@ -1,13 +1,12 @@
-"""Recurring runs on a server, made to be as a file declares them.
+"""Make the recurring runs on a server match what a file declares.
 
-KFP cannot change a recurring run, so one that differs is replaced: the new one
-is made first, the old one deleted next. A kill between the two leaves both for
-as long as it takes until somebody applies again, which deletes what is not
-wanted; the other order could leave none. The server refuses what it does not
-like while the old one still runs.
+KFP cannot change a recurring run, so one that differs is replaced: the new one is created first,
+then the old one is deleted. A kill between the two leaves both until somebody applies again, which
+deletes the unwanted one. The other order could leave none. The server also rejects what it does not
+accept while the old one still runs.
 
-What is ours bears a mark in its description: the set (the file's name), the
-schedule's name, and a digest of all that was declared. Nothing else is touched.
+Our recurring runs have a mark in their description: the set (the file's name), the schedule's name,
+and a digest of everything that was declared. Nothing else is touched.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ Action = Literal["create", "replace", "delete", "keep"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A schedule as it is to be on the server.
+    """A schedule as it should be on the server.
 
-    cron: in six fields and the server's zone; None for an interval.
-    parameters: of the pipeline, for each of its runs.
+    cron: six fields in the server's zone; None for an interval.
+    parameters: the pipeline's parameters for each of its runs.
     """
 
     group: str
@@ -50,7 +49,7 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Over all that makes a difference to its runs and their times."""
+        """Digest of everything that affects its runs and their times."""
         rest = self.declared.model_dump(mode="json", exclude={"config", "overrides"})
         parts = [self.experiment, rest, self.cron, self.parameters, self.version.name]
         return value_digest([*parts, self.version.pipeline])[:16]
@@ -63,7 +62,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Present:
-    """A recurring run of ours on the server."""
+    """One of our recurring runs on the server."""
 
     group: str
     name: str
@@ -81,7 +80,11 @@ class Present:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done about one schedule. surplus: recurring runs that are deleted."""
+    """What to do about one schedule.
+
+    surplus: recurring runs to delete.
+    kept: the recurring run that already matches, if there is one.
+    """
 
     action: Action
     name: str
@@ -91,7 +94,7 @@ class Change:
 
 
 def present(server: Server) -> list[Present]:
-    """Every recurring run on the server that bears our mark."""
+    """Return every recurring run on the server that has our mark."""
     of = {"namespace": server.namespace} if server.namespace else {}
     listed = pages(
         server.recurring_runs.recurring_run_service_list_recurring_runs, "recurring_runs", **of
@@ -105,7 +108,7 @@ def present(server: Server) -> list[Present]:
 
 
 def plan(wanted: list[Wanted], there: list[Present], group: str) -> list[Change]:
-    """What is to be done so that the server has what is wanted, and of this set nothing else."""
+    """Return the changes that leave exactly the wanted schedules of this set on the server."""
     mine = [item for item in there if item.group == group]
     changes = [
         _change(item, [old for old in mine if old.name == item.declared.name]) for item in wanted
@@ -127,7 +130,7 @@ def _change(wanted: Wanted, there: list[Present]) -> Change:
 
 
 def carry_out(server: Server, change: Change) -> None:
-    """Makes one change; safe to repeat, whatever a kill left over."""
+    """Make one change. Safe to repeat, whatever a kill left behind."""
     if change.wanted and not change.kept:
         _create(server, change.wanted, change.surplus)
     for item in change.surplus:
@@ -135,12 +138,12 @@ def carry_out(server: Server, change: Change) -> None:
 
 
 def delete(server: Server, item: Present) -> None:
-    """Deletes a recurring run; runs that it started go on."""
+    """Delete a recurring run. Runs that it started continue."""
     server.recurring_runs.recurring_run_service_delete_recurring_run(item.id)
 
 
 def switch(server: Server, item: Present, *, on: bool) -> None:
-    """Resumes or pauses a recurring run."""
+    """Resume or pause a recurring run."""
     runs = server.recurring_runs
     call = (
         runs.recurring_run_service_enable_recurring_run
@@ -151,10 +154,12 @@ def switch(server: Server, item: Present, *, on: bool) -> None:
 
 
 def find(there: list[Present], name: str) -> list[Present]:
-    """Those of a name, NAME or SET/NAME; more than one only where a kill left one over.
+    """Return the recurring runs with a name, NAME or SET/NAME.
+
+    There is more than one only if a kill left one behind.
 
     Raises:
-        BadInput: there is none, or sets that share the name.
+        BadInput: there is none, or several sets have that name.
     """
     found = [item for item in there if name in (item.name, f"{item.group}/{item.name}")]
     known = ", ".join(dict.fromkeys(f"{item.group}/{item.name}" for item in there))
@@ -168,7 +173,7 @@ def find(there: list[Present], name: str) -> list[Present]:
 
 
 def _create(server: Server, wanted: Wanted, old: tuple[Present, ...]) -> None:
-    # One that was paused stays so.
+    # A schedule that was paused stays paused.
     paused = bool(old) and not any(item.enabled for item in old)
     declared = wanted.declared
     content = kfp_server_api.V2beta1RecurringRun(
@@ -190,10 +195,11 @@ def _create(server: Server, wanted: Wanted, old: tuple[Present, ...]) -> None:
 
 
 def _trigger(wanted: Wanted, old: tuple[Present, ...], now: datetime) -> Any:
-    """When it runs, so that making it anew starts nothing by itself.
+    """Return when the schedule runs, such that recreating it starts no run by itself.
 
-    A start that is past makes the server run at once what it takes for missed: once without
-    catching up, else everything since. So it is left to a new schedule that is to catch up.
+    If the start is in the past, the server immediately runs what it considers missed: one run
+    without catch-up, or every missed run with it. So only a new schedule with catch-up keeps such a
+    start.
     """
     declared, start = wanted.declared, wanted.declared.start
     end = declared.end.astimezone(UTC) if declared.end else None
@@ -206,7 +212,7 @@ def _trigger(wanted: Wanted, old: tuple[Present, ...], now: datetime) -> Any:
         return kfp_server_api.V2beta1Trigger(cron_schedule=cron)
     begun = start or (old[0].item.created_at if old else None)
     if begun and begun <= now and not backfill:
-        # The server runs it first an interval after its start: the beat goes on.
+        # The server's first run comes one interval after the start, so the rhythm stays the same.
         beat = timedelta(seconds=declared.interval_seconds)
         begun += (now - begun) // beat * beat
     periodic = kfp_server_api.V2beta1PeriodicSchedule(

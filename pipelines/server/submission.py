@@ -1,4 +1,4 @@
-"""Starting a run on a server, and following it to its end."""
+"""Start a run on a server, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import kfp_server_api
 
-from steadytrain.components.shared.attached import MOUNT_PATH
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server, connect
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.server.follow import Outcome, Steps, follow
@@ -23,11 +23,11 @@ from steadytrain.pipelines.server.upload import Version, experiment_id, upload, 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is sent to a server: all of it is shown there to everybody who may see the run.
+    """What is sent to a server. Everyone who may see the run can see all of it there.
 
-    experiment: "" for the one that the configuration names for tracking.
-    pipeline_root: where KFP keeps its artifacts; "" for the server's own place.
-    service_account: of the run's pods; "" for the server's default.
+    experiment: name of KFP's experiment; `of` fills in the configuration's for "".
+    pipeline_root: where KFP keeps its artifacts; "" means the server's default.
+    service_account: for the run's pods; "" means the server's default.
     """
 
     config: RunConfig
@@ -42,14 +42,19 @@ class Submission:
         overrides: Iterable[str] | Mapping[str, Any] = (),
         **options: str,
     ) -> Submission:
-        """A submission of a configuration: a preset's name, a file, YAML text, or a RunConfig.
+        """Return the submission of a configuration.
+
+        Args:
+            source: a preset's name, a file, YAML text, or a RunConfig.
+            overrides: "a.b=value" strings, or a mapping with the same content.
+            options: the other fields, such as `experiment`.
 
         Raises:
-            ConfigError: with every problem of the configuration.
+            ConfigError: with every problem in the configuration.
             BadInput: its output is a folder that pods do not share.
         """
         config = source if isinstance(source, RunConfig) else load(source, overrides)
-        Workspace.of(config)  # refuses what the steps cannot write to
+        Workspace.of(config)  # rejects an output that the steps cannot write to
         if "://" not in config.output and not Path(config.output).is_absolute():
             raise BadInput(
                 f"output = {config.output!r} is a folder of this machine, which pods do not share",
@@ -75,17 +80,17 @@ class SubmittedRun:
 
     @property
     def url(self) -> str:
-        """Where the UI shows it; "" where the address serves no pages."""
+        """Link to the run in the UI; "" if the address serves no pages."""
         return self.server.link("runs", self.run_id)
 
     def wait(self, on_change: Callable[[Steps], object] = lambda _: None) -> Outcome:
-        """Follows the run until it ends.
+        """Follow the run until it ends.
 
         Args:
-            on_change: gets the steps whenever one of them has another state.
+            on_change: called with the steps whenever the state of one of them changes.
 
         Raises:
-            ServerError: the server was out of reach for too long; the run goes on.
+            ServerError: the server was unreachable for too long; the run continues.
         """
         return follow(self.server, self.run_id, self.version.steps, on_change)
 
@@ -102,25 +107,25 @@ def submit(
     service_account: str = "",
     tell: Callable[[Finding], object] = lambda _: None,
 ) -> SubmittedRun:
-    """Starts a run on a Kubeflow server.
+    """Start a run on a Kubeflow server.
 
-    The pipeline is uploaded where the server does not have this content yet. Credentials come
-    from the environment, see `connect`; nothing secret is sent as a parameter.
+    The pipeline is uploaded if the server does not have this content yet. Credentials come from the
+    environment (see `connect`); no secret is sent as a parameter.
 
     Args:
         source: a preset's name, the path of a YAML file, YAML text, or a RunConfig.
-        overrides: "a.b=value" texts, or a mapping of the same.
-        pipeline: "retrain" looks for new data first, and ends early where there are none.
-        host: the server's address, see `connect`.
-        namespace: the user's, on a server of many users.
-        experiment: "" for the configuration's `tracking.experiment`.
-        pipeline_root: where KFP keeps its artifacts; "" for the server's own place.
-        service_account: of the run's pods; "" for the server's default.
-        tell: gets what is unwise in the pipeline.
+        overrides: "a.b=value" strings, or a mapping with the same content.
+        pipeline: "retrain" looks for new data first, and ends early if there is none.
+        host: the server's address (see `connect`).
+        namespace: your namespace on a multi-user server.
+        experiment: "" means the configuration's `tracking.experiment`.
+        pipeline_root: where KFP keeps its artifacts; "" means the server's default.
+        service_account: for the run's pods; "" means the server's default.
+        tell: called with each warning about the pipeline.
 
     Raises:
         BadInput: the configuration, the pipeline or the address cannot be used.
-        ServerError: no connection, or the server refused; the message says which and what helps.
+        ServerError: no connection, or the server refused; the message says which, with a fix.
     """
     submission = Submission.of(
         source,
@@ -138,7 +143,7 @@ def submit(
 
 
 def start(server: Server, submission: Submission, version: Version) -> SubmittedRun:
-    """Starts a run of an uploaded version."""
+    """Start a run of an uploaded version."""
     name = submission.config.run_id
     content = kfp_server_api.V2beta1Run(
         display_name=name,
@@ -156,7 +161,7 @@ def start(server: Server, submission: Submission, version: Version) -> Submitted
 def outline(
     submission: Submission, tell: Callable[[Finding], object], *, pipeline: Pipeline
 ) -> list[str]:
-    """What `submit` would send; nothing is sent, and no server is asked."""
+    """Return lines on what `submit` would send. Sends nothing and contacts no server."""
     with tempfile.TemporaryDirectory() as folder:
         fuse = submission.config.pipeline.fuse
         path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)

@@ -1,9 +1,9 @@
-"""A run for new data, once: whoever asks, on whichever machine, and however often.
+"""Start one run for new data, no matter who asks, on which machine, and how often.
 
-What was last started is kept in storage and read and written under a lock. The
-run's name comes from the data it is for. The server may have several runs of that name:
-one that was started right before a kill, or that lost a step and was submitted again.
-As long as one of them is at work, nothing else is started.
+The last started run is recorded in storage, and read and written under a lock. The run's name comes
+from the data that it is for. The server may have several runs of that name, if one was started
+right before a kill, or lost a step and was resubmitted. As long as one of them is active, nothing
+else is started.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _STATE: Final = "last.json"
 
 @dataclass(frozen=True)
 class Trigger:
-    """What is started, and where is kept what was.
+    """What to start, and where to record what was started.
 
-    state: a folder or s3:// address that all who trigger this share.
+    state: a folder or s3:// address that everyone who triggers this shares.
     """
 
     submission: Submission
@@ -52,10 +52,10 @@ class Trigger:
 
     @classmethod
     def of(cls, submission: Submission, pipeline: Pipeline, state: str = "") -> Trigger:
-        """A trigger; its state lies by default in the folder `triggers` of the output.
+        """Return a trigger. Its state is by default in the folder `triggers` of the output.
 
         Raises:
-            BadInput: the data lie where changes cannot be seen from outside.
+            BadInput: changes to the data cannot be seen from outside.
         """
         config = submission.config
         for address in config.data.source:
@@ -71,10 +71,10 @@ class Trigger:
         return self.submission.config
 
     def seen(self) -> str:
-        """Digest of the data's files, by name, size and time or tag; none of them is read.
+        """Return a digest of the data files' names, sizes, and times or tags, without reading them.
 
         Raises:
-            BadInput: there are none.
+            BadInput: there are no files.
         """
         data = self.config.data
         files = [file for address in data.source for file in find_files(address, data.exclude)]
@@ -82,7 +82,7 @@ class Trigger:
 
 
 class _Last(BaseModel):
-    """What was last started. run_id: KFP's; "" while it is being started."""
+    """The last run that was started. run_id: KFP's id; "" while the run is being started."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -93,9 +93,9 @@ class _Last(BaseModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of asking for a run.
+    """The result of asking for a run.
 
-    kind: started; known, where these data had their run; busy, where another is at work.
+    kind: "started"; "known" if these data already had their run; "busy" if another run is active.
     """
 
     kind: Literal["started", "known", "busy"]
@@ -113,13 +113,13 @@ class Answer:
 
 
 def trigger(server: Server, what: Trigger) -> Answer:
-    """Starts a run for the data as they are now, unless they had theirs or one is at work.
+    """Start a run for the current data, unless they already had theirs or a run is active.
 
     Raises:
-        RunBusy: another process is deciding just now, for longer than half a minute.
+        RunBusy: another process has been deciding for more than half a minute.
         BadInput: there are no data, or the pipeline cannot be used.
         ServerError: the server cannot be used.
-        StorageError: what was started cannot be read or written.
+        StorageError: the record of what was started cannot be read or written.
     """
     digest, name = what.seen(), what.config.name
     with contextlib.ExitStack() as held:
@@ -131,7 +131,7 @@ def trigger(server: Server, what: Trigger) -> Answer:
         if last and run:
             here = Answer("known", last.run, run.run_id, server.link("runs", run.run_id))
             if last.digest == digest:
-                # Also one that was started right before its trigger was killed.
+                # If the trigger was killed right after it started the run, the id is still missing.
                 _write(what, last.model_copy(update={"run_id": run.run_id}))
                 return here
             if run.state not in ENDED:
@@ -153,13 +153,16 @@ def watch(
     tell: Callable[[str], object],
     wait: Callable[[float], bool],
 ) -> None:
-    """Looks at the data again and again, and triggers when they have changed and are quiet.
+    """Check the data repeatedly, and start a run when they have changed and are quiet again.
 
     Args:
-        every_seconds: from one look to the next.
-        quiet_seconds: for how long they must not have changed: an upload may be going on.
-        tell: gets what was started, and what stood in the way.
-        wait: waits so many seconds; True ends the watching.
+        every_seconds: time from one check to the next.
+        quiet_seconds: how long the data must stay unchanged, since an upload may be in progress.
+        tell: called with what was started, and with problems.
+        wait: waits for a number of seconds; returns True to stop watching.
+
+    Raises:
+        ServerError: the server denied access for too long, or refused permanently.
     """
     seen, since, done, told = "", 0.0, "", ""
     patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
@@ -204,12 +207,12 @@ def _start(server: Server, what: Trigger, run: str) -> str:
 
 
 def _run_of(server: Server, last: _Last) -> Any:
-    """The run on the server: one that is at work before any that has ended, and then the newest.
+    """Return the run on the server: an active one if possible, or else the newest.
 
-    None where it was never started, or is deleted.
+    None means that it was never started, or was deleted.
     """
     of = {"namespace": server.namespace} if server.namespace else {}
-    # A part of the name: the server's pages call a run that people start again "Clone of ...".
+    # Search for a part of the name: the server's pages call a repeated run "Clone of ...".
     alike: Iterator[Any] = pages(
         server.runs.run_service_list_runs,
         "runs",
@@ -221,7 +224,7 @@ def _run_of(server: Server, last: _Last) -> Any:
 
 
 def _name(run: Any) -> str:
-    """Which run of ours a run of the server's works on."""
+    """Return the name of the steadytrain run behind a run on the server."""
     parameters = (run.runtime_config and run.runtime_config.parameters) or {}
     content: Any = None
     with contextlib.suppress(yaml.YAMLError):

@@ -1,4 +1,4 @@
-"""A compiled pipeline on the server: one version for each content."""
+"""A compiled pipeline on the server: one version per content."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from steadytrain.pipelines.lint import read_pipeline, steps
 class Version:
     """A version of a pipeline on the server.
 
-    uploaded: whether it was not there before.
-    steps: the tasks in it that run something.
+    uploaded: whether it is new there.
+    steps: the tasks in it that run a container.
     """
 
     pipeline: str
@@ -39,14 +39,14 @@ class Version:
 
 
 def version_name(path: Path) -> str:
-    """The name of a compiled file's version: equal contents have equal names."""
+    """Return the name of a compiled file's version. Equal contents have equal names."""
     return f"sha256-{value_digest(list(read_pipeline(path)))[:16]}"
 
 
 def upload(server: Server, path: Path) -> Version:
-    """Makes sure that the server has this content as a version of the pipeline it names.
+    """Make sure that the server has this content as a version of the pipeline that it names.
 
-    Safe to repeat, also by several at once.
+    Safe to repeat, and to call from several processes at once.
     """
     name, pipeline, tasks = _described(path)
     pipeline_id = _make_pipeline(server, pipeline)
@@ -61,7 +61,7 @@ def upload(server: Server, path: Path) -> Version:
 
 
 def look_up(server: Server, path: Path) -> Version:
-    """The version that `upload` would give; without ids where it is not there yet."""
+    """Return the version that `upload` would return, without ids if it does not exist yet."""
     name, pipeline, tasks = _described(path)
     found = _find_pipeline(server, pipeline)
     version = _version(server, found.pipeline_id, name) if found else None
@@ -71,7 +71,7 @@ def look_up(server: Server, path: Path) -> Version:
 
 
 def experiment_id(server: Server, name: str) -> str:
-    """The id of an experiment, which is made where there is none."""
+    """Return the id of an experiment. The experiment is created if it does not exist."""
 
     def find() -> Any:
         experiments = pages(
@@ -90,7 +90,7 @@ def experiment_id(server: Server, name: str) -> str:
 
 
 def _described(path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """The version's name, the pipeline's, and its steps."""
+    """Return the version's name, the pipeline's name, and the pipeline's steps."""
     spec, _ = read_pipeline(path)
     return version_name(path), str(spec["pipelineInfo"]["name"]), tuple(steps(spec))
 
@@ -107,7 +107,7 @@ def _find_pipeline(server: Server, name: str) -> Any:
 
 def _make_pipeline(server: Server, name: str) -> str:
     def make() -> Any:
-        # Uploading would make it too, with a first version whose name is not of its content.
+        # An upload would create it too, but with a first version not named after its content.
         content = kfp_server_api.V2beta1Pipeline(display_name=name, **_of(server))
         return server.pipelines.pipeline_service_create_pipeline(pipeline=content)
 
@@ -125,7 +125,10 @@ def _version(server: Server, pipeline_id: str, name: str) -> Any:
 
 
 def find_or_make(find: Callable[[], Any], make: Callable[[], Any]) -> tuple[Any, bool]:
-    """What is there, or is made; and whether it was made. Others may make it meanwhile."""
+    """Return what `find` finds or `make` creates, and whether it was created.
+
+    Another process may create it at the same time.
+    """
     if found := find():
         return found, False
     try:

@@ -1,6 +1,6 @@
-"""How far `plan --calibrate` is from the steps of a run with the same configuration, on a CPU.
+"""Compare the step time from `plan --calibrate` with a run of the same config, on a CPU.
 
-The two take turns, so that whatever else the machine does meets both. Run with
+The two take turns, so other load on the machine affects both. Run with
 `pytest -m bench tests/bench/test_calibration.py -s`.
 """
 
@@ -11,15 +11,16 @@ import time
 import numpy as np
 import pytest
 
+from steadytrain.components.plan.calibration import Trial, row_lengths
+from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.sizing.device import this_cpu
+from steadytrain.components.sizing.hardware import all_gpus
+from steadytrain.components.sizing.time_cost import Span, Speed
+from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.setup import set_up
-from steadytrain.components.train.loop.steps import agree, take_share, take_step
-from steadytrain.components.train.plan.calibration import Trial, row_lengths
-from steadytrain.components.train.plan.device import this_cpu
-from steadytrain.components.train.plan.hardware import all_gpus
-from steadytrain.components.train.plan.plan import plan_training
-from steadytrain.components.train.plan.time_cost import Span, Speed
+from steadytrain.components.train.loop.steps import agree, take_step
 
 from support.training import LLAMA, VOCABULARY, packed_row, write_data
 

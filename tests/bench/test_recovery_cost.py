@@ -1,8 +1,8 @@
-"""What a fault costs, beside Transformers' Trainer: memory that runs out, kills, a rank's death.
+"""The cost of a fault, compared with Transformers' Trainer: out of memory, kills, a rank's death.
 
-The same model, rows, steps and faults for both, each as a program of its own, one after
-another in each round. Run with `pytest -m bench tests/bench/test_recovery_cost.py -s`, on an
-idle machine. STEADYTRAIN_BENCH_STEPS and STEADYTRAIN_BENCH_ROUNDS give the size.
+Both get the same model, rows, steps and faults. Each runs as a separate program, one after another
+in each round. Run with `pytest -m bench tests/bench/test_recovery_cost.py -s` on an idle machine.
+Set the size with STEADYTRAIN_BENCH_STEPS and STEADYTRAIN_BENCH_ROUNDS.
 """
 
 from __future__ import annotations
@@ -62,10 +62,12 @@ assert run(load(sys.argv[1])).succeeded
 
 @dataclass
 class Contender:
-    """A training as a program, seen from outside.
+    """A training run as a program, seen from outside.
 
-    start: the program; it may be started again. told: steps it has told so far.
-    pid: of the process that trains.
+    start: starts the program; called again for a restart.
+    told: returns the number of steps reported so far.
+    pid: returns the PID of the process that trains.
+    restarted: whether to restart the program when it exits with an error.
     """
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -76,9 +78,10 @@ class Contender:
     faults: list[int] = field(default_factory=list)
 
     def run(self, faults: Mapping[int, Callable[[int], None]]) -> float:
-        """Wall seconds to the end; each fault comes once its step was told, to the one that trains.
+        """Return the wall-clock seconds of the run.
 
-        Where the program itself is gone with that, it is started again at once.
+        Inject each fault into the training process once its step has been reported. If the fault
+        also ends the program and `restarted` is set, start it again at once.
         """
         left, began = dict(sorted(faults.items())), time.monotonic()
         program = self.start()
@@ -167,7 +170,7 @@ def peer_lines(place: Path) -> list[list[float]]:
 
 
 def rows_in_order() -> tuple[np.ndarray, np.ndarray]:
-    """Rows as ours reads them, and as ours orders them."""
+    """Return the rows as stored, and in the order that steadytrain trains on them."""
     rows = np.random.default_rng(1).integers(2, 64, size=(STEPS * BATCH, LENGTH))
     return rows, rows[RowOrder(len(rows), SEED).take(0, len(rows))]
 
@@ -177,7 +180,7 @@ def kill(pid: int) -> None:
 
 
 def table(title: str, found: Mapping[str, Sequence[float]], unit: str = "s") -> dict[str, float]:
-    """Prints medians and ranges; returns the medians."""
+    """Print medians and ranges; return the medians."""
     medians = {name: statistics.median(values) for name, values in found.items()}
     print(f"\n{title}, median of {len(next(iter(found.values())))} rounds (range):")
     for name, values in found.items():
@@ -187,7 +190,7 @@ def table(title: str, found: Mapping[str, Sequence[float]], unit: str = "s") -> 
 
 
 class Later:
-    """Measures the memory of a process at one step, and holds it short from another one on."""
+    """Measures a process's memory at one step, and limits it from a later step on."""
 
     def __init__(self) -> None:
         self.shortage = Shortage()
@@ -198,7 +201,7 @@ class Later:
 
 
 def test_memory_runs_out_at_three_quarters(tmp_path: Path) -> None:
-    """A limit of the address space, set from outside, on both; Trainer by auto_find_batch_size."""
+    """Limit the address space of both from outside; Trainer recovers with auto_find_batch_size."""
     rows, ordered = rows_in_order()
     saving = {"save_steps": max(1, STEPS // 40)}
     found: dict[str, list[float]] = {}
@@ -237,7 +240,7 @@ def test_memory_runs_out_at_three_quarters(tmp_path: Path) -> None:
 
 
 def test_three_kills(tmp_path: Path) -> None:
-    """Trainer is started again at once each time, as by a loop of the shell, and resumes."""
+    """Restart Trainer immediately after each kill, as a shell loop would; it resumes."""
     rows, ordered = rows_in_order()
     every = max(2, STEPS // 12)
     kills = {quarter * STEPS // 4 // every * every + every // 2: kill for quarter in (1, 2, 3)}
@@ -267,7 +270,7 @@ def test_three_kills(tmp_path: Path) -> None:
 
 
 def parts_of_a_restart(folder: Path, rows: np.ndarray) -> Iterator[tuple[str, float]]:
-    """What follows a rank's death, one after another, by the times that are told."""
+    """Yield the phases between a rank's death and the first new step, from the recorded times."""
     bench, contender = ours(folder, "killed", rows, save_steps=5)
     killed: list[float] = []
 
@@ -278,7 +281,7 @@ def parts_of_a_restart(folder: Path, rows: np.ndarray) -> Iterator[tuple[str, fl
     rank: dict[str, float] = {}
 
     def look() -> int:
-        """Notes when the second attempt's rank gave its first sign of life."""
+        """Record when the rank of the second attempt sent its first heartbeat."""
         path = AttemptFolder(bench.workspace.attempts / "0002").heartbeat(0)
         if not rank and Beat.read(path):
             rank.update(lives=path.stat().st_mtime)

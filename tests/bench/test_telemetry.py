@@ -1,6 +1,6 @@
-"""What telling costs: between two steps of the training, and with an MLflow server that hangs.
+"""The cost of reporting: between two training steps, and with an MLflow server that hangs.
 
-Run with `pytest -m bench tests/bench/test_telemetry.py -s`, on an idle machine.
+Run with `pytest -m bench tests/bench/test_telemetry.py -s` on an idle machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def milliseconds(act: Callable[[], object], calls: int) -> float:
 
 @pytest.mark.parametrize("store", ["sqlite", "server"])
 def test_a_report_against_mlflow(tmp_path, empty_store, store):
-    """A step's report as rank 0 makes it, and the same numbers by MLflow's own calls."""
+    """Compare a step report as rank 0 writes it with MLflow's own calls for the same numbers."""
     (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
     server = Server(tmp_path, free_port())
     if store == "server":
@@ -67,7 +67,7 @@ def test_a_report_against_mlflow(tmp_path, empty_store, store):
     numbers = dict.fromkeys("abcdefg", 0.123456)
 
     def report() -> None:
-        reporter.count(128, 0.01)
+        reporter.count(128, 128, 0.01, 0.0, 0.0)
         reporter.step(parts, progress, result)
 
     acts = {
@@ -92,7 +92,7 @@ def test_a_report_against_mlflow(tmp_path, empty_store, store):
 
 
 def test_training_while_mlflow_hangs(tmp_path):
-    """Seconds of the steps, and of the whole run, with a server that hangs over those without."""
+    """Compare the steps and the full run with a hanging server against runs without tracking."""
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
     training = {
         "max_steps": 1500,

@@ -1,4 +1,4 @@
-"""A namespace for the session, on the cluster of KUBECONFIG, with all that a run's pods need.
+"""A session-wide namespace on the KUBECONFIG cluster, with everything that a run's pods need.
 
 The images must be on the nodes (`make images`, then for example `kind load docker-image`).
 """
@@ -41,7 +41,7 @@ def train_image():
 
 @pytest.fixture(scope="session")
 def api():
-    """The cluster that KUBECONFIG names."""
+    """Connect to the cluster in KUBECONFIG."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("needs a cluster: KUBECONFIG is not set")
     config.load_kube_config()
@@ -60,14 +60,14 @@ def namespace(api):
 
 @pytest.fixture(scope="session")
 def cluster(api, namespace, step_image) -> Iterator[Cluster]:
-    """The namespace with a service account, the shared volume, and a pod to read it through."""
+    """Yield the namespace with a service account, the shared volume, and a pod to read it."""
     with furnished(Cluster(namespace), step_image) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def mlflow(cluster, train_image) -> str:
-    """Name of the service of a tracking server, of which the Secret NAME tells the steps."""
+    """Start a tracking server whose address is in the Secret NAME; return "service:port"."""
     return serve_mlflow(cluster, train_image)
 
 

@@ -1,7 +1,7 @@
-"""What the launcher's account may ask of the cluster: what the launcher asks, and nothing worse.
+"""What the admission policy lets the launcher's account create: what it needs, and nothing worse.
 
-Each abuse is one change to what the launcher creates, sent by the same account; the API server's
-answer is that of the policy, asked for by a dry run.
+Each abuse is one change to what the launcher creates, sent by the same account as a dry run. The
+API server's answer comes from the policy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import secrets
 import pytest
 import yaml
 
-from steadytrain.components.shared.attached import NAME
 from steadytrain.components.shared.cluster import Cluster, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.shared.image import TRAIN_IMAGE
@@ -21,6 +20,7 @@ from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pytorchjob import PYTORCH_JOB, PyTorchJob
 from steadytrain.components.train.launch.trainjob import TrainJob
+from steadytrain.pipelines.attached import NAME
 from steadytrain.pipelines.cluster.permissions import PYTORCHJOB_RIGHTS
 
 from support.manifests import build
@@ -42,7 +42,7 @@ OTHER = {"secretKeyRef": {"name": "another", "key": "password"}}
 
 @pytest.fixture(scope="module")
 def account(tmp_path_factory):
-    """The cluster as the launcher's account sees it, under the policy."""
+    """Yield a connection to the cluster as the launcher's account, with the policy in force."""
     with own_namespace("admission") as namespace:
         for name in (ACCOUNT, "steadytrain-trainer", "powerful"):
             kubectl("create", "serviceaccount", name, "-n", namespace)
@@ -55,13 +55,13 @@ def account(tmp_path_factory):
 
 
 def until_it_holds(account):
-    """The API server learns of a policy within moments."""
+    """Wait until the API server enforces the policy, which takes a moment."""
     abuse = changed(job(), "spec.containers.0.image", "none.test/evil:1")
     until(lambda: "ValidatingAdmissionPolicy" in refusal(account, abuse))
 
 
 def refusal(account, manifests):
-    """What the API server says against it; "" where it takes it."""
+    """Return the API server's reason for refusing the manifests, or "" if it accepts them."""
     try:
         create(account, manifests)
     except Refused as error:
@@ -70,7 +70,7 @@ def refusal(account, manifests):
 
 
 def job(kind=TrainJob, **pods):
-    """What the launcher creates, as it takes it from a step's pod."""
+    """Return the manifests that the launcher creates, including the fields from a step's pod."""
     spec = AttemptSpec(
         attempt=1,
         run_id="abuse",
@@ -107,7 +107,7 @@ def job(kind=TrainJob, **pods):
 
 
 def pod_template(manifest):
-    """The pod template in a runtime or a PyTorchJob."""
+    """Return the pod template of a runtime or a PyTorchJob."""
     spec = manifest["spec"]
     if manifest["kind"] == "PyTorchJob":
         return spec["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -115,7 +115,7 @@ def pod_template(manifest):
 
 
 def changed(manifests, path, value):
-    """The same with one value of the pod template set; the job itself stays."""
+    """Return a copy with one value of the pod template changed; the TrainJob is unchanged."""
     made = copy.deepcopy([*manifests])
     at = next(pod_template(item) for _, item in made if item["kind"] != "TrainJob")
     *way, last = path.split(".")
@@ -129,7 +129,7 @@ def changed(manifests, path, value):
 
 
 def create(account, manifests, *, dry=True):
-    """As the account; a dry run leaves nothing."""
+    """Create the manifests as the account; a dry run creates nothing."""
     cluster, query = Cluster(account.client, account.namespace), [("dryRun", "All")] if dry else []
     for kind, manifest in manifests:
         cluster._call("POST", cluster._path(kind), body=manifest, what=kind.name, query=query)
@@ -146,7 +146,8 @@ def create(account, manifests, *, dry=True):
 )
 def test_what_the_launcher_creates_is_admitted(account, pods):
     runtime, trainjob = job(**pods)
-    # Trainer's webhook refuses a job whose runtime is not there, and learns of one with a delay.
+    # Trainer's webhook refuses a job whose runtime doesn't exist, and sees new runtimes with a
+    # delay.
     create(account, [runtime], dry=False)
     until(lambda: not refusal(account, [trainjob]))
 
@@ -227,7 +228,7 @@ def test_an_administrator_is_not_held_to_it(account):
 
 
 def test_the_policy_knows_all_that_it_speaks_of(account):
-    """What CEL cannot type-check the API server tells; kinds that it does not serve aside."""
+    """The API server reports CEL type errors; ignore the ones about kinds that it doesn't serve."""
     told = kubectl("get", "validatingadmissionpolicies", "-o", "yaml")
     (policy,) = (
         item
@@ -240,7 +241,7 @@ def test_the_policy_knows_all_that_it_speaks_of(account):
 
 @pytest.fixture(scope="module")
 def pytorchjobs(account):
-    """The kind, served as the training operator's CRD does it, which keeps unknown fields."""
+    """Serve the PyTorchJob kind like the training operator's CRD, which keeps unknown fields."""
     if account.offers(PYTORCH_JOB):
         yield
         return
@@ -274,7 +275,7 @@ def pytorchjobs(account):
 
 
 def in_role(right):
-    """A Role with one right, and its binding to the account."""
+    """Grant the account one right with a Role and a RoleBinding."""
     rule = {"apiGroups": [right.group], "resources": [right.resource], "verbs": [*right.verbs]}
     api = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": ACCOUNT}
@@ -288,7 +289,7 @@ def in_role(right):
 
 @pytest.mark.usefixtures("pytorchjobs")
 def test_a_pytorch_job_is_admitted_as_the_launcher_makes_it(account):
-    # The new right, and the new kind, take effect within moments.
+    # The new right and the new kind take a moment to take effect.
     until(lambda: refusal(account, job(PyTorchJob)) == "")
 
 

@@ -1,4 +1,4 @@
-"""`steadytrain doctor --cluster` in a namespace where all is well, and where things are not."""
+"""`steadytrain doctor --cluster` in a healthy namespace and in broken ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from steadytrain.components.shared.attached import NAME
+from steadytrain.pipelines.attached import NAME
 
 from support.manifests import MANIFESTS, build
 from support.namespaces import (
@@ -44,7 +44,7 @@ def doctor(namespace, *options):
 
 
 def apply_without_mlflow(namespace, scratch):
-    """The manifests, but for the server, which has its own test."""
+    """Apply the manifests without the tracking server, which has its own test."""
     objects = in_namespace(build("standalone", (), scratch), namespace)
     kept = [item for item in objects if item["kind"] not in ("Deployment", "Service")]
     apply(kept)
@@ -87,7 +87,7 @@ def test_where_all_is_well_every_line_passes_and_no_pod_stays(ready):
 
 
 def test_mlflow_is_asked_from_a_pod_with_what_the_secret_says(tmp_path):
-    """The address is one that only pods know."""
+    """The server's address works only from pods."""
     with own_namespace("tracking") as namespace:
         objects = in_namespace(build("standalone", (), tmp_path, images=images()), namespace)
         claims = [item for item in objects if item["kind"] == "PersistentVolumeClaim"]

@@ -1,4 +1,4 @@
-"""The images as an administrator lets them run: any user, nothing writable but /tmp, no network."""
+"""The images as administrators run them: any user, only /tmp writable, no network."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tiny(step, *more):
 
 
 def test_the_light_image_preprocesses():
-    # On a cluster it tracks to a server (test_pipeline.py).
+    # On a cluster, the step reports to a tracking server (see test_pipeline.py).
     command = f"MLFLOW_ALLOW_FILE_STORE=1 {tiny('preprocess', 'tracking.uri=file:/tmp/tracked')}"
     told = json.loads(run(STEP_IMAGE, "sh", "-c", command))
     assert told["sides"].keys() == {"train", "validation", "test"}
@@ -89,7 +89,7 @@ def test_the_light_image_is_light():
 
 
 class Counted:
-    """A file that only counts."""
+    """A file object that only counts the bytes written to it."""
 
     size = 0
 

@@ -1,6 +1,6 @@
-"""Runs on a real Kubeflow Pipelines server, whose address KF_PIPELINES_ENDPOINT holds.
+"""Runs on a real Kubeflow Pipelines server, at the address in KF_PIPELINES_ENDPOINT.
 
-Its pods reach it at STEADYTRAIN_TEST_KFP, by default ml-pipeline in KFP's own namespace.
+Pods reach it at STEADYTRAIN_TEST_KFP, by default ml-pipeline in KFP's own namespace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from steadytrain.components.shared.events.types import (
     StepStarted,
     TrainingStep,
 )
-from steadytrain.components.shared.kubeflow.connection import HOST_VARIABLE, connect
+from steadytrain.components.shared.kubeflow.connection import connect
+from steadytrain.components.shared.kubeflow.variables import HOST_VARIABLE
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 from steadytrain.pipelines import cli
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def kubeflow(api, step_image, train_image, tmp_path_factory):
-    """KFP's namespace with all that our pipeline needs there."""
+    """Yield `Launched` for KFP's namespace, with everything that the pipeline needs there."""
     objects = in_namespace(build("standalone", (), tmp_path_factory.mktemp("role")), NAMESPACE)
     apply([item for item in objects if item["kind"] in ("Role", "RoleBinding")])
     here = Cluster(NAMESPACE)
@@ -53,7 +54,7 @@ def kubeflow(api, step_image, train_image, tmp_path_factory):
             serve_mlflow(here, train_image, {HOST_VARIABLE: WITHIN})
             yield Launched(here, train_image)
     finally:
-        # Pods of theirs hold on to the claim.
+        # Delete these runs first: their pods keep the claim in use.
         server = connect(HOST, NAMESPACE)
         for run in runs(server, ("whole", "lost", "ended")):
             server.runs.run_service_delete_run(run.run_id)
@@ -68,7 +69,7 @@ def server(kubeflow):
 
 
 def submitted(run):
-    """A small run, on its way."""
+    """Submit a small run and return it."""
     content = {
         **CONFIG,
         "run": run,
@@ -166,7 +167,7 @@ def command(verb, *arguments):
 
 
 def states(server, run):
-    """Of KFP's runs of a name, the newest last."""
+    """Return the states of all KFP runs with this name, the newest last."""
     return [item.state for item in runs(server, (run,))]
 
 
@@ -178,7 +179,7 @@ def runs(server, names):
 
 
 def finished(kubeflow, server, run, seconds):
-    """Whether one of KFP's runs of a name succeeds, and all end."""
+    """Return whether all KFP runs with this name ended within the time and one succeeded."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = states(server, run)
@@ -189,7 +190,7 @@ def finished(kubeflow, server, run, seconds):
 
 
 def delete_steps_pod(kubeflow, run_id):
-    """The train step's pod is lost: as where its machine is gone."""
+    """Delete the train step's pod, as if its machine were lost."""
     core = kubeflow.cluster.core
     pods = core.list_namespaced_pod(NAMESPACE, label_selector=f"{PIPELINE_RUN}={run_id}").items
     (pod,) = (

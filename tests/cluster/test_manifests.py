@@ -1,4 +1,4 @@
-"""The manifests applied for real, where Pod Security is enforced at its level `restricted`."""
+"""The manifests applied to a real cluster, with Pod Security enforced at the `restricted` level."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 
-from steadytrain.components.shared.attached import NAME, STEP_LABELS
+from steadytrain.pipelines.attached import NAME, STEP_LABELS
 
 from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build
 from support.namespaces import (
@@ -42,7 +42,7 @@ print("came back:", client.get_run(run.info.run_id).data.metrics["loss"], kept)
 """
 
 
-# Whose kinds are in the test cluster.
+# Only components whose kinds exist in the test cluster.
 BUILT_IN = [name for name in COMPONENTS if name not in ("api-access", "kueue")]
 
 
@@ -53,7 +53,7 @@ def images():
 
 @contextlib.contextmanager
 def stack(name, folder, *components):
-    """The overlay `standalone` in a namespace of its own; gives namespace and objects."""
+    """Yield a namespace of its own for the overlay `standalone`, and the objects to apply there."""
     with own_namespace(name) as namespace:
         kubectl("create", "serviceaccount", "pipeline-runner", "-n", namespace)
         built = build("standalone", components, folder, images=images())
@@ -73,7 +73,7 @@ def applied(tmp_path_factory):
 
 
 def _until_it_waits_for_the_secret(namespace):
-    """Without it the server must not start, nor with a password of its own."""
+    """The server must not start without the Secret, not even with a password of its own."""
     waiting = "{.items[0].status.containerStatuses[0].state.waiting.reason}"
     which = ("-l", "app.kubernetes.io/name=steadytrain-mlflow", "-n", namespace)
     deadline = time.monotonic() + 60
@@ -85,7 +85,7 @@ def _until_it_waits_for_the_secret(namespace):
 
 
 def create_secret(namespace, file=None):
-    """As the README says; a second time it must fail, and leave what is there."""
+    """Create the Secret as the README says. A second call must fail and change nothing."""
     command = ["sh", MANIFESTS / "create-secret.sh", namespace, *([file] if file else [])]
     subprocess.run(command, check=True, capture_output=True)
     before = kubectl("get", "secret", NAME, "-n", namespace, "-o", "yaml")
@@ -109,7 +109,7 @@ def test_the_tracking_server_becomes_ready(applied):
 
 
 def test_a_pod_of_the_namespace_logs_a_run_and_reads_it_back_after_a_restart(applied):
-    """By the service's name, through its check of names; what it keeps is on its volume."""
+    """Use the service name, which passes the host check; the data survive on the volume."""
     kubectl("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s", "-n", applied)
     assert "came back: 1.5 kept" in in_a_pod(applied, "logs", LOG_A_RUN)
     kubectl("delete", "pod", "-l", "app.kubernetes.io/name=steadytrain-mlflow", "-n", applied)
@@ -189,7 +189,7 @@ def generations(namespace):
     kinds = "deployment,networkpolicy,role,rolebinding,pvc,serviceaccount"
     items = yaml.safe_load(kubectl("get", kinds, "-n", namespace, "-o", "yaml"))["items"]
     names = {(item["kind"], item["metadata"]["name"]): item["metadata"] for item in items}
-    # A deployment's version also changes with what its pods do.
+    # A Deployment's resourceVersion changes with its pods' status, so use its generation.
     return {
         name: metadata["generation" if name[0] == "Deployment" else "resourceVersion"]
         for name, metadata in names.items()
@@ -197,7 +197,7 @@ def generations(namespace):
 
 
 def in_a_pod(namespace, name, code, env=TRACKING):
-    """What a program prints in a pod of training's account, as restricted as ours are."""
+    """Return what a program prints in a pod of the training account, as restricted as ours."""
     container = {
         "name": "main",
         "image": TEST_IMAGE,

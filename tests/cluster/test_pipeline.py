@@ -1,4 +1,4 @@
-"""The whole DAG in its own images on a real cluster, under restricted Pod Security."""
+"""The full DAG in its own images on a real cluster, under restricted Pod Security."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from steadytrain.components.shared.attached import MOUNT_PATH
 from steadytrain.components.shared.config import load, to_parameters
+from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.lint import read_pipeline
 

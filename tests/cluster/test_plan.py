@@ -1,4 +1,4 @@
-"""A plan's view of a real cluster: its nodes' hardware, and its API server's view of a plan."""
+"""A plan on a real cluster: the hardware of its nodes, and the API server's check of a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_plans_trainjob_is_accepted(tmp_path):
     assert told.exit_code == 0, told.output
     file = tmp_path / "trainjob.yaml"
     with own_namespace("plan") as namespace:
-        # For real, since a dry run of the job looks for a runtime that is there.
+        # Not a dry run, because the dry run of the job requires an existing runtime.
         made = kubectl("apply", "-n", namespace, "-f", file)
     assert made.count("created") == 2
 
@@ -33,7 +33,7 @@ GPU = "nvidia.com/gpu"
 
 @contextlib.contextmanager
 def gpus_on_a_node(core, count):
-    """A node offers GPUs, as with a device plugin; it has none, and no pod asks for them."""
+    """Make a node offer GPUs, as a device plugin would. It has none, and no pod requests them."""
     name = core.list_node().items[0].metadata.name
     offered = {"capacity": {GPU: str(count)}, "allocatable": {GPU: str(count)}}
     core.patch_node(name, {"metadata": {"labels": LABELS}})
@@ -67,7 +67,7 @@ def test_a_plan_is_for_what_the_nodes_offer(api):
 
 
 def test_who_may_not_list_nodes_is_told_so(monkeypatch, tmp_path):
-    """An account that a namespace comes with has no right on the whole cluster."""
+    """A namespace's default account has no cluster-wide rights."""
     with own_namespace("plan") as namespace:
         token = kubectl("create", "token", "default", "-n", namespace).strip()
         settings = yaml.safe_load(kubectl("config", "view", "--minify", "--raw", "-o", "yaml"))

@@ -1,4 +1,4 @@
-"""Training in pods of PyTorchJobs, on a cluster with the Training Operator; as by TrainJob."""
+"""The TrainJob tests in pods of PyTorchJobs, on a cluster with the Training Operator."""
 
 from __future__ import annotations
 

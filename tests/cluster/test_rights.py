@@ -1,6 +1,6 @@
-"""The Role is exactly what the launcher needs: its own code, run as the account that has it.
+"""The Role is exactly what the launcher needs: run the launcher's code as the account that has it.
 
-The namespace has no room for a pod, so that the launcher also has to find out why none comes.
+The namespace's quota allows no pods, so the launcher also has to find out why none starts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
-from steadytrain.components.train.launch.own_pod import OwnPod
+from steadytrain.components.train.launch.own_pod import WORKFLOW, OwnPod
 from steadytrain.components.train.launch.removal import remove_jobs
-from steadytrain.components.train.launch.termination import WORKFLOW
 from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.pipelines.cluster.permissions import RIGHTS
 
@@ -43,13 +42,13 @@ EVERY = [(right, verb) for right in RIGHTS for verb in right.verbs]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    """A right that lacks here is not about to be there."""
+    """Fail on a missing right immediately instead of waiting for it to appear."""
     monkeypatch.setattr(patience, "DENIED_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
 def role(tmp_path_factory):
-    """The Role, bound to the account in a namespace without room."""
+    """Yield the Role, bound to the account in a namespace whose quota allows no pods."""
     scratch = tmp_path_factory.mktemp("rights")
     with own_namespace("rights") as namespace:
         kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
@@ -61,14 +60,14 @@ def role(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def account(role):
-    """The cluster as the account sees it, by a token of its own."""
+    """Return a connection to the cluster as the account, with a token of its own."""
     namespace = role["metadata"]["namespace"]
     return as_account(ACCOUNT, namespace)
 
 
 @pytest.fixture
 def launch(account, tmp_path, monkeypatch):
-    """All that the launcher asks of the cluster: from its own pod to the removal of its job."""
+    """Make every request of the launcher, from reading its own pod to removing its job."""
     monkeypatch.setattr(follow, "LOOK_SECONDS", 0.1)
     run = f"rights-{secrets.token_hex(4)}"
     attempts = tmp_path / run / "attempts"
@@ -98,7 +97,7 @@ def launch(account, tmp_path, monkeypatch):
         account.get(WORKFLOW, "the-runs-own")
         follower = JobFollower(account, job, folder, told.append)
         follower.make()
-        follower.make()  # as one does whose first answer was lost
+        follower.make()  # as after a lost response
         deadline = time.monotonic() + 30
         while not told and not follower.gone:
             assert time.monotonic() < deadline
@@ -146,7 +145,7 @@ def test_the_account_may_do_nothing_else_in_the_namespace(account):
         for group in rule.api_groups
         for resource in rule.resources
         for verb in rule.verbs
-        if group not in ("authorization.k8s.io", "authentication.k8s.io")  # about oneself
+        if group not in ("authorization.k8s.io", "authentication.k8s.io")  # your own rights
     }
     assert allowed == {(right.group, right.resource, verb) for right, verb in EVERY}
 
@@ -161,7 +160,7 @@ def without(role, right, verb):
 
 
 def wait_until(account, right, verb, *, allowed):
-    """The authorizer learns of a change within moments."""
+    """Wait until the authorizer applies a change of the Role."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

@@ -1,4 +1,4 @@
-"""The train step in a pod, its ranks in pods of TrainJobs of their own, and what befalls them."""
+"""The train step in a pod, its ranks in pods of TrainJobs, and the faults that hit them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def launched(cluster, train_image):
 
 @pytest.fixture(scope="module")
 def undisturbed(launched):
-    """A run of two nodes that nothing befalls; its log."""
+    """Train on two nodes without any fault; return the log."""
     phase, log = launched.end(launched.start("undisturbed"), 900)
     assert phase == "Succeeded", log
     return log
@@ -61,12 +61,12 @@ def test_the_log_of_rank_0_is_in_the_steps_log(launched, undisturbed):
 
 @pytest.fixture(scope="module")
 def disturbed(launched, undisturbed):
-    """One run that all of these befall, one after the other; the log of its last supervisor."""
+    """Inject all of these faults into one run, in turn; return the log of its last supervisor."""
     run = "disturbed"
     launched.start(run, pod="first")
     _delete_a_pod_with_the_node_tainted(launched, run)
     launched.until(run, CheckpointSaved, lambda event: event.attempt == 3)
-    # As its job sees it, the launcher's whole machine is lost.
+    # To the job, this looks like the loss of the launcher's machine.
     launched.kill("first")
     launched.start(run, pod="second")
     launched.until(run, TrainingStep, lambda event: event.attempt == 4)
@@ -86,7 +86,7 @@ def _delete_a_pod_with_the_node_tainted(launched, run):
 
 
 def _stop_the_api_server(core):
-    """For half a minute; without the commands for that it is left out."""
+    """Stop the API server for half a minute; do nothing if the commands for it are not set."""
     stop, start = os.environ.get(API_STOP), os.environ.get(API_START)
     if stop and start:
         subprocess.run(stop, shell=True, check=True)
@@ -108,7 +108,8 @@ def test_each_fault_is_told_by_its_name(launched, disturbed):
     assert (deleted.failure_class, pending.failure_class) == ("preemption", "pending_timeout")
     assert "was deleted" in deleted.message
     assert "untolerated taint" in pending.message
-    # A kubelet sends SIGTERM first, also where it is to kill at once: either comes in time.
+    # A kubelet sends SIGTERM first, even when told to kill immediately, so either outcome is
+    # possible.
     assert lost.outcome == "preempted" or "supervised" in lost.message
     assert last.outcome == "finished"
 
@@ -125,7 +126,7 @@ def test_an_api_server_that_is_away_costs_no_attempt(launched, disturbed):
 
 @pytest.fixture(scope="module")
 def hopeless(launched):
-    """Runs that can never start; by run its phase and log."""
+    """Run configurations that can never start; return each run's phase and log."""
     _forbid_gpus(launched.cluster)
     ended, once = {}, {"recovery": {"max_failures_per_class": 1}}
     for run, pods in HOPELESS.items():
@@ -181,7 +182,7 @@ def _runs(launched):
 
 @pytest.fixture(scope="module")
 def s3(launched):
-    """Variables by which a pod finds an S3 server of this machine, with a bucket."""
+    """Yield environment variables for an S3 server on this machine, with a bucket."""
     with moto_server("0.0.0.0") as port:
         make_bucket(port, "bucket")
         (address, *_) = launched.cluster.core.list_node().items[0].status.addresses
@@ -239,7 +240,7 @@ def test_taken_from_a_spot_node_its_last_attempt_asks_for_another(launched, undi
     assert spot.spec.node_selector == label
     assert not on_demand.spec.node_selector
     assert TAINT["key"] not in [item.key for item in on_demand.spec.tolerations]
-    # A run before it may have learned of a smaller micro-batch.
+    # An earlier run may have stored a smaller micro-batch, which this one then uses.
     losses = launched.losses("undisturbed")
     assert launched.losses(run) == pytest.approx(losses, rel=1e-6)
 
@@ -261,7 +262,7 @@ def _forbid_gpus(cluster):
 
 @contextlib.contextmanager
 def _room_for_one_pod(launched):
-    """A quota that the launcher and one of two training pods can share."""
+    """Set a quota that fits the launcher and one of two training pods."""
     core, namespace = launched.cluster.core, launched.cluster.namespace
     body = {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "3Gi"}}}
     core.create_namespaced_resource_quota(namespace, body)
@@ -273,7 +274,7 @@ def _room_for_one_pod(launched):
 
 @contextlib.contextmanager
 def _labelled(core, label):
-    """Every node bears a label while the context lasts."""
+    """Label every node for the duration of the context."""
     _patch_nodes(core, {"metadata": {"labels": label}})
     try:
         yield
@@ -287,7 +288,7 @@ def _patch_nodes(core, change):
 
 
 def _evict(core, metadata):
-    """As whoever drains a node."""
+    """Evict a pod, as a node drain does."""
     name, namespace = metadata.name, metadata.namespace
     core.create_namespaced_pod_eviction(
         name, namespace, {"metadata": {"name": name, "namespace": namespace}}
@@ -296,7 +297,7 @@ def _evict(core, metadata):
 
 @contextlib.contextmanager
 def _tainted(core):
-    """Every node refuses new pods while the context lasts."""
+    """Taint every node against new pods for the duration of the context."""
     _change_taints(core, lambda taints: [*taints, TAINT])
     try:
         yield

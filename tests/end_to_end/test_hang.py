@@ -1,4 +1,4 @@
-"""Ranks that stand still: found, told where, and started again, to the undisturbed weights."""
+"""Ranks that hang are detected and located, and the run restarts and reaches the same weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """A run whose every step takes a moment."""
+    """Return a run whose every step takes a moment."""
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("FAULT_FILE", str(tmp_path / "fault"))
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
@@ -66,7 +66,7 @@ def hold(folder, rank):
 
 
 class Disturbance:
-    """One fault after another, each when an attempt has saved its first checkpoint."""
+    """Injects one fault per attempt, once the attempt has saved its first checkpoint."""
 
     def __init__(self, workspace, rank, faults):
         self.workspace, self.rank, self.faults = workspace, rank, list(faults)

@@ -1,4 +1,4 @@
-"""The host's memory runs out: the kernel kills a rank, and the run goes on with less."""
+"""Out of host memory: the kernel kills a rank, and the run continues with less."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LARGER = 8
 
 
 class Grouped(ProcessLauncher):
-    """Starts what it starts in a control group."""
+    """A launcher that starts its processes in a control group."""
 
     def __init__(self, compute, group):
         super().__init__(compute)
@@ -60,7 +60,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def train(tmp_path):
-    """A run in a group with a limit; gives its workspace."""
+    """Return a function that runs in a control group and returns the workspace."""
 
     def run(name, data, group, model, *, sinks=(), **training):
         bench = Bench.make(
@@ -81,7 +81,7 @@ def train(tmp_path):
 
 
 class Weighs:
-    """What a group holds while a run has a snapshot in memory."""
+    """Records a group's memory while a run has a snapshot in memory."""
 
     def __init__(self, group):
         self.group, self.saved, self.held = group, False, []
@@ -97,10 +97,10 @@ class Weighs:
 
 @pytest.mark.slow
 def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_path, train):
-    """Weights w, gradients w, AdamW's moments 2 w, and the snapshot 3 w.
+    """Weights take w, gradients w, AdamW's moments 2 w, and the snapshot 3 w.
 
-    What is held between two steps with a snapshot is more than what a step needs without
-    one, and less than a step needs with it.
+    The limit is the memory in use between two steps with a snapshot. That is more than a step needs
+    without a snapshot, and less than a step needs with one.
     """
     data = write_data(tmp_path / "data", language_rows(24), [])
     recipe = {"max_steps": 6, "micro_batch_size": LARGER, "save_steps": 2}
@@ -120,7 +120,7 @@ def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_p
     assert [(item.snapshot, item.micro_batch_size) for item in begun] == [(True, 8), (False, 8)]
     in_place = [item for item in events_of(short, CheckpointSaved) if item.attempt == 2]
     assert {item.step for item in in_place} >= {4, 6}
-    # Training stood still while they were written.
+    # Training was blocked while they were written.
     assert all(item.seconds > item.writing_seconds / 2 for item in in_place)
     assert weights_digest(short) == weights_digest(plenty)
 
@@ -132,7 +132,7 @@ def test_the_kernel_kills_a_rank_until_its_micro_batch_is_small_enough(data, tra
         half = train("half", data, group, model, max_steps=2, micro_batch_size=LARGER // 2)
         peak = group.peak
     with limited_group() as group:
-        # Twice the micro-batch keeps at least four more values of each gate than the smaller one.
+        # Twice the micro-batch keeps at least four more values per gate.
         more = LARGER // 2 * LENGTH * LIGHT["num_hidden_layers"] * 4 * INNER * 4
         group.limit(peak + int(0.8 * more))
         short = train("short", data, group, model, max_steps=2, micro_batch_size=LARGER)

@@ -1,4 +1,4 @@
-"""Two nodes, an agent each, that share nothing but storage and the ranks' own network."""
+"""Two nodes with one agent each, which share only storage and the ranks' network."""
 
 from __future__ import annotations
 

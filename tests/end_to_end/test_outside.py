@@ -1,4 +1,4 @@
-"""What a run depends on outside of itself breaks while it trains."""
+"""External services fail while a run trains."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_bench(tmp_path_factory, data):
 
 @pytest.fixture(scope="module")
 def undisturbed(make_bench):
-    """Digest of the weights that a run has which nothing disturbs, by the number of ranks."""
+    """Return a function from the number of ranks to the weights digest of an undisturbed run."""
 
     @functools.cache
     def digest(ranks):
@@ -84,7 +84,7 @@ def impatient(monkeypatch):
 
 
 class Breaks:
-    """Makes the server another trouble every ten steps, and waits until it has struck."""
+    """Gives the MLflow server a new fault every ten steps, and waits until it has hit a request."""
 
     def __init__(self, proxy, server):
         self.proxy, self.server = proxy, server
@@ -105,7 +105,7 @@ class Breaks:
 
 
 def told(config, workspace):
-    """What MLflow has: step and loss of every point, by attempt."""
+    """Return what MLflow stored: (step, loss) of every point, by attempt."""
     tracking = use_tracking(config, workspace)
     found = {}
     for run in tracking.client.search_runs([tracking.experiment_id]):
@@ -122,9 +122,9 @@ def told(config, workspace):
 def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_once(
     make_bench, undisturbed, server, impatient, ranks
 ):
-    """One supervisor is killed while MLflow hangs; the next meets every other trouble.
+    """One supervisor is killed while MLflow hangs; the next one meets every other fault.
 
-    At its end MLflow is killed, and there again when the run is finished.
+    MLflow is killed before the run ends and comes back after it has finished.
     """
     with proxy_to(server.port) as proxy:
         run = make_bench("disturbed", ranks=ranks, tracking={"uri": proxy.uri})
@@ -163,7 +163,7 @@ def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_on
 
 
 class BreaksStorage:
-    """Each checkpoint meets some troubles; the writer of one dies in the middle of it."""
+    """Injects faults into each checkpoint's requests, and kills the ranks during one upload."""
 
     def __init__(self, proxy, workspace):
         self.proxy, self.workspace = proxy, workspace

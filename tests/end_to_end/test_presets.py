@@ -1,10 +1,12 @@
-"""Each preset goes its whole way, made small: real data, the real DAG, a real registry."""
+"""Every preset runs end to end, scaled down: real data, the real DAG, a real registry."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import json
+import subprocess
+import sys
 
 import mlflow
 import pytest
@@ -31,14 +33,15 @@ def records(folder):
 def registered(output, uri):
     store = f"sqlite:///{output / 'mlflow.db'}"
     mlflow.set_tracking_uri(store)
-    # A registry that something else set in this process would win over the tracking server.
+    # Code elsewhere in this process may have set a registry, which would override the tracking
+    # server.
     mlflow.set_registry_uri(store)
     return mlflow.pyfunc.load_model(uri)
 
 
 @pytest.fixture(scope="module")
 def lm(shared_steadytrain):
-    """The first run of a small causal language model."""
+    """Train the first run of a small causal language model."""
     done = shared_steadytrain.run("causal-lm", *TINY_LM)
     assert done.code == 0, done.out + done.err
     return done
@@ -56,6 +59,21 @@ def test_causal_lm_ends_with_a_registered_champion(lm):
     assert "mlflow ui --backend-store-uri" in lm.out
     model = registered(lm.output, f"models:/{version.model_name}@champion")
     assert model.predict(["import json\n"])
+
+
+def test_another_configuration_leaves_a_finished_run_as_it_is(shared_steadytrain, lm):
+    (folder,) = lm.runs
+    kept = {
+        path: path.read_bytes()
+        for path in (folder / "config.yaml", folder / "report.html", *folder.glob("records/*"))
+    }
+    changed = (f"run={folder.name}", "training.weight_decay=0.5")
+    done = shared_steadytrain.run("causal-lm", *TINY_LM, *changed)
+    assert done.code == 2
+    assert "training.weight_decay 0.1 -> 0.5" in done.err
+    assert "give this run another name" in done.err
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert "finished" in shared_steadytrain("list", "--output", lm.output).out
 
 
 def test_its_report_tells_what_happened(lm):
@@ -77,6 +95,21 @@ def test_the_same_command_again_does_nothing_twice(lm, shared_steadytrain):
     assert after["preprocess"].fingerprint == before["preprocess"].fingerprint
 
 
+@pytest.mark.parametrize("step", ["preprocess", "train", "evaluate", "register", "promote"])
+def test_a_step_that_is_done_imports_nothing_to_compute_with(lm, step):
+    (folder,) = lm.runs
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from steadytrain.components.shared.config import load\n"
+        "from steadytrain.pipelines.steps import run_step\n"
+        f"run_step({step!r}, load(Path({str(folder / 'config.yaml')!r})))\n"
+        "print([name for name in ('torch', 'transformers', 'sklearn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
 def test_another_run_meets_the_gate_and_reuses_the_data(lm, shared_steadytrain):
     other = shared_steadytrain.run("causal-lm", *TINY_LM, "training.learning_rate=1e-9")
     assert other.code == 0, other.out + other.err
@@ -92,7 +125,7 @@ def _age(folder):
 
 
 def test_chat_learns_completions_of_a_model_from_the_registry(shared_steadytrain, lm, tmp_path):
-    """Real question and answer: what a function of the standard library does, by its docstring."""
+    """Real questions and answers: what a standard library function does, from its docstring."""
     data = tmp_path / "chat.jsonl"
     lines = [
         json.dumps(pair) for pair in docstrings(["json", "email.message", "logging", "shutil"])

@@ -1,4 +1,4 @@
-"""A run that goes on by itself: real faults from outside, in real trainings."""
+"""Runs that recover on their own from real faults, injected from outside."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from steadytrain.components.train import step
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.loop.order import RowOrder
+from steadytrain.components.train.recovery.policy import decide
 
+from support.checkpoints import flip
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher, train
 from support.ranks import ranks_of
 from support.times import Stopwatch, assert_times_add_up
 from support.training import (
     GPT2,
+    LLAMA,
     Bench,
     contradict,
     events_of,
@@ -61,7 +64,7 @@ def bench(tmp_path, data):
 
 
 class Kills:
-    """Kills a rank of the attempt that runs, when an event asks for it."""
+    """Kills a rank of the current attempt when an event matches."""
 
     def __init__(self, launcher, when, rank=0):
         self.launcher, self.when, self.rank = launcher, when, rank
@@ -75,7 +78,7 @@ class Kills:
 
 
 def first(kind):
-    """Whether an event is its attempt's first of a kind."""
+    """Return a predicate that is true for the first event of this kind in each attempt."""
     seen = set()
 
     def is_first(event):
@@ -85,8 +88,14 @@ def first(kind):
     return is_first
 
 
+def once(kind):
+    """Return a predicate that is true for the first event of this kind in the run."""
+    unseen = iter([True])
+    return lambda event: isinstance(event, kind) and next(unseen, False)
+
+
 class LaunchedKills(Kills):
-    """The same for ranks that the product has launched: the first."""
+    """Kills rank 0 of an attempt that the product's own launcher started."""
 
     def __init__(self, workspace, when):
         self.workspace, self.when = workspace, when
@@ -98,11 +107,7 @@ class LaunchedKills(Kills):
 
 def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
     run = bench("launched")
-    once = iter([True])
-    killer = LaunchedKills(
-        run.workspace,
-        lambda event: isinstance(event, CheckpointSaved) and next(once, False),
-    )
+    killer = LaunchedKills(run.workspace, once(CheckpointSaved))
     watch = Stopwatch()
     outcome = step.run(run.config, run.data, sinks=[watch, killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
@@ -122,12 +127,7 @@ def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
     whole, killed = (bench(name, compute=compute) for name in ("whole", "killed"))
     assert train(whole).succeeded
     launcher = ForkedLauncher(2)
-    once = iter([True])
-    killer = Kills(
-        launcher,
-        lambda event: isinstance(event, CheckpointSaved) and next(once, False),
-        rank=1,
-    )
+    killer = Kills(launcher, once(CheckpointSaved), rank=1)
     outcome = train(killed, launcher=launcher, sinks=[killer])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     begun = events_of(killed.workspace, AttemptStarted)
@@ -136,7 +136,24 @@ def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
     assert weights_digest(killed.workspace) == weights_digest(whole.workspace)
 
 
-# A validation that is the best so far saves a checkpoint too, and that is progress.
+@pytest.mark.parametrize("recompute", [False, True])
+def test_three_ranks_go_on_to_the_bit_however_their_gradients_are_exchanged(bench, recompute):
+    """Three ranks, because with two, every order of addition gives the same sum."""
+    model = {**LLAMA, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 6}
+    training = {**RECIPE, "global_batch_size": 12, "gradient_checkpointing": recompute}
+    sections = {"ranks": 3, "model": {"config": model}, "training": training}
+    whole, killed = bench("whole", **sections), bench("killed", **sections)
+    assert train(whole).succeeded
+    launcher = ForkedLauncher(3)
+    killer = Kills(launcher, once(CheckpointSaved))
+
+    outcome = train(killed, launcher=launcher, sinks=[killer])
+
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    assert weights_digest(killed.workspace) == weights_digest(whole.workspace)
+
+
+# A validation with the best score so far also saves a checkpoint, which counts as progress.
 NO_CHECKPOINT = {"save_steps": 100_000, "eval_steps": 100_000, "max_steps": 2_000}
 
 
@@ -170,6 +187,48 @@ def test_a_users_bug_stops_at_once_with_its_own_traceback(bench, data, monkeypat
     assert len(events_of(bad.workspace, AttemptStarted)) == 1
 
 
+@pytest.mark.parametrize(
+    ("ranks", "file"),
+    [
+        (1, "rank-0000.model.safetensors"),
+        (1, "rank-0000.optimizer.safetensors"),
+        (1, "state.json"),
+        (1, "rank-0000.json"),
+        (2, "rank-0001.json"),
+    ],
+)
+def test_ranks_find_a_damaged_checkpoint_and_begin_from_the_one_before(bench, ranks, file):
+    training = {**RECIPE, "save_steps": 2}
+    undisturbed = bench("undisturbed", ranks=ranks, training=training)
+    assert train(undisturbed).succeeded
+    run, launcher = bench("flipped", ranks=ranks, training=training), ForkedLauncher(ranks)
+    damaged = []
+
+    def flip_then_decide(history, failure):
+        if not damaged:
+            checkpoint = committed(run.workspace.checkpoints)[-1]
+            (path,) = Path(str(checkpoint)).glob(f"*-{file}")
+            flip(path)
+            damaged.append(checkpoint.step)
+        return decide(history, failure, run.config.recovery)
+
+    def is_second_save(event):
+        return isinstance(event, CheckpointSaved) and (event.attempt, event.step) == (1, 4)
+
+    outcome = train(
+        run, launcher=launcher, sinks=[Kills(launcher, is_second_save)], decide=flip_then_decide
+    )
+
+    assert (outcome.outcome, outcome.attempts) == ("finished", 3)
+    begun = events_of(run.workspace, AttemptStarted)
+    assert [event.resumed_from_step for event in begun] == [None, damaged[0], damaged[0] - 2]
+    retried = events_of(run.workspace, DecisionMade)[-1]
+    assert (retried.action, retried.delay_seconds) == ("retry", 0)
+    assert "checkpoint_corrupt: back to the newest checkpoint" in retried.reason
+    assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
+    assert losses_of(run.workspace) == losses_of(undisturbed.workspace)
+
+
 def test_data_that_are_damaged_while_they_are_trained_on_are_named(bench, tmp_path):
     data = write_data(tmp_path / "data", language_rows(60), [])
     data = data.model_copy(update={"task": "support.faults:DamagesData"})
@@ -184,7 +243,7 @@ def test_data_that_are_damaged_while_they_are_trained_on_are_named(bench, tmp_pa
 
 
 def poisoned_data(folder, batches):
-    """Rows of which one in each of these global batches makes the loss not a number."""
+    """Return rows where one row in each of these global batches makes the loss NaN."""
     rows, size = language_rows(60), RECIPE["global_batch_size"]
     for row in rows:
         row["input_ids"] = [min(token, PoisonedToken.TOKEN - 1) for token in row["input_ids"]]
@@ -272,11 +331,11 @@ def test_what_diverges_again_goes_slower_and_stops_at_the_third_time(bench, tmp_
 
 DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 LENIENT = {**AT_ONCE, "max_failures_per_class": 99, "breaker_failures": 99}
-AFTER_THE_LAST = 100  # steps: none is done before the last kill comes
+AFTER_THE_LAST = 100  # steps, so that the last kill comes before the run finishes
 
 
 class RandomKills(Kills):
-    """Kills a rank by chance when it has reached each of these steps."""
+    """Kills a random rank when it has reached each of these steps."""
 
     def __init__(self, launcher, steps, draw):
         super().__init__(launcher, self.due)
@@ -325,7 +384,7 @@ def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
     assert (outcome.outcome, outcome.attempts) == ("finished", kills + 1), outcome
     assert weights_digest(killed.workspace) == weights_digest(undisturbed.workspace)
     assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
-    # Of the work before a kill one interval is lost, and another where a write was in flight.
+    # A kill loses at most one save interval, or two if a checkpoint write was in flight.
     reached = {event.attempt: event.step for event in events_of(killed.workspace, TrainingStep)}
     for begun in events_of(killed.workspace, AttemptStarted)[1:]:
         assert reached.get(begun.attempt - 1, 0) - (begun.resumed_from_step or 0) <= 2 * interval

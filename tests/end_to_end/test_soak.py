@@ -1,7 +1,7 @@
-"""A run under one fault after another, by the command, with the undisturbed run's weights.
+"""A run under one fault after another, through the command, that reaches the undisturbed weights.
 
-Two minutes in the default tests, thirty by `make soak`. The seed is printed; the same one in
-STEADYTRAIN_SOAK_SEED draws the same faults. STEADYTRAIN_SOAK_MINUTES shortens the long ones.
+It takes two minutes in the default tests and thirty with `make soak`. The test prints its seed; set
+STEADYTRAIN_SOAK_SEED to repeat the same faults. STEADYTRAIN_SOAK_MINUTES shortens the long tests.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 GLOBAL_BATCH = 4
 MINUTES = float(os.environ.get("STEADYTRAIN_SOAK_MINUTES", "30"))
 ENDS = {
-    "rank killed": "host_oom",  # which SIGKILL looks like most often
+    "rank killed": "host_oom",  # the most common cause of SIGKILL
     "checkpoint damaged": "host_oom",
     "rank stopped": "hang",
     "supervisor killed": "node_lost",
     "memory short": "gpu_oom",
 }
-DEADLINE = 4  # times what it takes where the machine is idle
+DEADLINE = 4  # times the duration on an idle machine
 
 
 @pytest.fixture(autouse=True)
 def stoppable():
-    """SIGTERM is as Ctrl-C: what was started is taken down."""
+    """Treat SIGTERM like Ctrl-C, so that the fixtures clean up."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -78,7 +78,7 @@ def server(tmp_path, empty_store):
 
 @pytest.fixture
 def disturb(tmp_path, draw, server, monkeypatch):
-    """Trains undisturbed, and then under the faults of a plan; gives both runs and the scene."""
+    """Train undisturbed, then under a plan's faults; return both workspaces."""
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PACE_FILE", str(tmp_path / "pace"))
 
@@ -87,7 +87,7 @@ def disturb(tmp_path, draw, server, monkeypatch):
             "global_batch_size": GLOBAL_BATCH,
             "micro_batch_size": GLOBAL_BATCH // 2,
             "learning_rate": 1e-3,
-            # More than can be done before the last fault has come.
+            # More steps than the run can finish before the last fault.
             "max_steps": int(1.1 * (len(plan) + 1) * every / step_seconds),
             **training,
         }
@@ -135,7 +135,7 @@ def disturb(tmp_path, draw, server, monkeypatch):
 
 
 def assert_told(bench):
-    """The tracking server has each point once, whatever it went through."""
+    """Assert that the tracking server has each point exactly once, whatever happened to it."""
     assert finish_run(bench.config, bench.workspace, ok=True)
     tracking = use_tracking(bench.config, bench.workspace)
     attempts = {event.attempt for event in events_of(bench.workspace, AttemptStarted)}
@@ -155,7 +155,7 @@ def assert_told(bench):
 
 
 def assert_recovered(scene, struck):
-    """Each fault that ends an attempt has ended its own, by its class."""
+    """Assert that each fault that should end an attempt did, with the expected failure class."""
     attempts = {
         attempt.started.attempt: attempt for attempt in told_history(scene.workspace).attempts
     }
@@ -167,7 +167,12 @@ def assert_recovered(scene, struck):
         len(attempts)
     ]
     for number, damaged in scene.damaged.items():
-        assert (attempts[number + 1].started.resumed_from_step or 0) < damaged
+        after = attempts[number + 1]
+        if after.started.resumed_from_step == damaged:
+            # Names and sizes were right, so only the ranks could find the damage.
+            assert after.ended.failure_class == "checkpoint_corrupt"
+            after = attempts[number + 2]
+        assert (after.started.resumed_from_step or 0) < damaged
 
 
 def small_data(folder):
@@ -192,7 +197,7 @@ def test_two_minutes_with_one_fault_of_each_kind(disturb, draw, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_a_fault_each_minute_on_two_ranks(disturb, draw, tmp_path):
-    """With the product's defaults, but for the time after which silence is a hang."""
+    """The product's defaults, except for the hang timeout."""
     undisturbed, disturbed = disturb(
         schedule(draw, DISTURBANCES, int(MINUTES)),
         every=60,
@@ -219,7 +224,7 @@ WIDE = {
 
 
 def long_data(folder):
-    """Rows with which the activations of a micro-batch of 8 take a hundred megabytes."""
+    """Return rows long enough that a micro-batch of 8 needs about 100 MB of activations."""
     rows = language_rows(60)
     for row in rows:
         times = LENGTH // len(row["input_ids"])
@@ -248,8 +253,8 @@ def test_memory_runs_out_among_other_faults(disturb, draw, tmp_path):
     )
     sizes = [event.micro_batch_size for event in events_of(disturbed, AttemptStarted)]
     walked = sorted(set(sizes), reverse=True)
-    # Twice at least: of an address space a later rank may have more in use between its steps, and
-    # meet the limit once more.
+    # At least two reductions: a later rank may use more address space between its steps and hit the
+    # limit again.
     assert walked in ([8, 4, 2], [8, 4, 2, 1])
     rungs = [event.rung for event in events_of(disturbed, DecisionMade) if event.rung]
     assert rungs == ["smaller micro-batch"] * (len(walked) - 1)

@@ -1,4 +1,4 @@
-"""A run that is stopped: clean, told, and continued to the same weights."""
+"""A run that is stopped: it stops cleanly, reports the stop, and continues to the same weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG = (
 
 
 def start(steadytrain, *sets):
-    """The command in the background, in a session of its own like a shell's job."""
+    """Start the command in the background, in its own session like a shell job."""
     line = steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=sets)
     return subprocess.Popen(
         line,
@@ -56,7 +56,7 @@ def events(steadytrain, kind):
 
 
 def left_behind(steadytrain):
-    """Processes that carry this test's mark in their environment."""
+    """Return the processes that have this test's marker in their environment."""
     mark, found = str(steadytrain.output), []
     for process in psutil.process_iter():
         try:
@@ -93,7 +93,7 @@ def test_stopped_again_and_again_it_leaves_nothing_behind_and_continues(steadytr
 
 
 def assert_told(steadytrain, place):
-    """The times of a run that four programs have supervised, one of them killed."""
+    """Check the times of a run that had four supervisors, one of which was killed."""
     cut = told_spans(Workspace(steadytrain.output, place[0]))
     begun, ended = events(steadytrain, AttemptStarted), events(steadytrain, AttemptEnded)
     times = Times.of(cut)
@@ -110,7 +110,7 @@ def assert_told(steadytrain, place):
 
 
 def assert_cleaned(steadytrain, place):
-    """A finished run is not continued, and its checkpoints can go."""
+    """A finished run isn't continued, and its checkpoints can be deleted."""
     workspace = Workspace(steadytrain.output, place[0])
     assert "is finished" in steadytrain("resume", *place).out
     assert len(events(steadytrain, AttemptStarted)) == 4

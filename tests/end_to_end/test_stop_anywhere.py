@@ -1,8 +1,8 @@
-"""A run that is stopped at any moment: no step starts, nothing is registered, nothing is left.
+"""Stop a run at any moment: no step starts, nothing is registered, no process remains.
 
-The steps do next to nothing (support/quick_steps), the rest is the real thing. By default some
-moments are drawn for each way to stop; `-m soak` sweeps a whole run every 200 ms. A test that
-fails prints its seed; STEADYTRAIN_STOP_SEED draws the same moments again.
+The steps do almost nothing (support/quick_steps); everything else is real. By default, the tests
+try a few random moments for each way to stop; `-m soak` sweeps a full run every 200 ms. A failing
+test prints its seed; set STEADYTRAIN_STOP_SEED to repeat the same moments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pytest
 
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
-from steadytrain.components.shared.lock import holder
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.lock import holder
 
 from support.command import Command, wait_for
 from support.signals import heard
@@ -35,14 +35,14 @@ SEED = int(os.environ.get("STEADYTRAIN_STOP_SEED", random.randrange(10**6)))
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL)
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 143, signal.SIGQUIT: 130}
 EVENTS = 12
-"""That a whole run tells before its report: the start and the end of begin and five steps."""
+"""Events of a full run before its report: the start and end of `begin` and of five steps."""
 NOTICE_SECONDS = 3.0
-"""For a request to reach the step at work, on a machine with much else to do."""
+"""Time for a request to reach the current step, on a busy machine."""
 
 
 @dataclass
 class Running:
-    """The command at work on quick steps, in a session of its own as from a shell."""
+    """The command running quick steps, in its own session as if started from a shell."""
 
     steadytrain: Command
     process: subprocess.Popen[str]
@@ -58,17 +58,17 @@ class Running:
         return [event for event in told if isinstance(event, kinds)]
 
     def until(self, events: int) -> None:
-        """Returns when a run has told so many events."""
+        """Wait until the run has recorded this many events."""
         while len(self.events(StepStarted, StepFinished)) < events:
             assert self.process.poll() is None, self.process.communicate()[0]
             time.sleep(0.01)
 
     def until_deaf(self, step: str) -> None:
-        """Returns when a step heeds no signal any more (QUICK_STEPS_DEAF)."""
+        """Wait until a step ignores signals (QUICK_STEPS_DEAF)."""
         wait_for(lambda: self.workspace and (self.workspace.folder / f"{step}-deaf").exists(), 300)
 
     def left(self) -> list[psutil.Process]:
-        """Processes that carry this test's mark in their environment."""
+        """Return the processes that have this test's marker in their environment."""
         mark, found = str(self.steadytrain.output), []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -93,7 +93,7 @@ def start(steadytrain):
             text=True,
             env=steadytrain.environment(**told, **environment),
             cwd=steadytrain.output.parent,
-            # setsid, which gives it the terminal, makes the session itself.
+            # setsid, which gives the process its terminal, creates the session itself.
             start_new_session=terminal is None,
         )
         begun.append(Running(steadytrain, process))
@@ -108,14 +108,14 @@ def start(steadytrain):
 
 
 def stop(running: Running, number: signal.Signals) -> float:
-    """Signals the command; returns when that was."""
+    """Send the command a signal; return the time just before."""
     moment = time.time()
     running.process.send_signal(number)
     return moment
 
 
 def assert_stopped(running: Running, number: signal.Signals, moment: float) -> None:
-    """What must hold of a run that was stopped, at whatever moment."""
+    """Assert what must hold for every stopped run, at any moment."""
     out, _ = running.process.communicate(timeout=300)
     place = running.workspace
     deadline = time.monotonic() + 120
@@ -123,7 +123,8 @@ def assert_stopped(running: Running, number: signal.Signals, moment: float) -> N
         assert time.monotonic() < deadline, "the lock is held for ever"
         time.sleep(0.01)
     assert running.left() == [], "the lock is free while a process is left"
-    # Before its first own line Python dies of a signal, which shells tell as the same status.
+    # Before its first line of our code, Python dies from the signal itself. Shells report the same
+    # status for both.
     assert running.process.returncode in (-number, STATUS.get(number, -number)), out
     if place is None:
         return
@@ -166,7 +167,7 @@ def test_stopped_at_every_moment(start, tmp_path, number):
 
 
 def test_a_second_signal_while_it_winds_down(start):
-    """A step that does not heed the first one is killed; the report is written all the same."""
+    """A step that ignores the first signal is killed; the report is still written."""
     running = start(QUICK_STEPS_DEAF="train")
     running.until_deaf("train")
     moment = stop(running, signal.SIGINT)
@@ -184,7 +185,7 @@ def test_a_third_signal_ends_everything(start):
     time.sleep(NOTICE_SECONDS)
     stop(running, signal.SIGTERM)
     running.until_deaf("report")
-    # Signals within a second of each other are one request.
+    # Signals within one second of each other count as one request.
     time.sleep(NOTICE_SECONDS)
     stop(running, signal.SIGTERM)
     out, _ = running.process.communicate(timeout=60)
@@ -194,19 +195,19 @@ def test_a_third_signal_ends_everything(start):
 
 
 def test_both_the_command_and_its_pipeline_are_killed(start):
-    """Nobody is left to end the step at work, which sees it by itself."""
+    """No process remains to end the current step, so the step has to notice by itself."""
     running = start()
     running.until(7)
     pipeline = psutil.Process(running.process.pid).children()
     for process in [psutil.Process(running.process.pid), *pipeline]:
         process.kill()
-    wait_for(lambda: not running.left())
-    assert holder(running.workspace) is None
+    # The kernel clears a dying process's environment just before it releases its lock.
+    wait_for(lambda: not running.left() and holder(running.workspace) is None)
     assert "register" not in {event.stage for event in running.events(StepStarted)}
 
 
 def test_the_pipeline_alone_is_killed(start):
-    """And with it the exit handler: the command writes the report."""
+    """The exit handler dies with the pipeline, so the command writes the report."""
     running = start()
     running.until(7)
     (pipeline,) = psutil.Process(running.process.pid).children()
@@ -232,7 +233,7 @@ def test_a_terminal_that_is_closed_stops_the_run(start):
 
 @pytest.mark.parametrize(("step", "name"), [("train", "SIGKILL"), ("evaluate", "SIGSEGV")])
 def test_a_step_that_is_killed_is_named_with_its_signal(start, step, name):
-    """Also one that leaves a process behind, as train does, which has its output open."""
+    """The message must also appear if a child of the step, as in train, keeps its output open."""
     running = start(QUICK_STEPS_KILL=f"{step} {name}")
     out, _ = running.process.communicate(timeout=300)
     assert running.process.returncode == 1

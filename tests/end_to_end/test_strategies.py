@@ -1,4 +1,4 @@
-"""Every strategy learns what one rank alone learns, and reads what the others have saved."""
+"""Every strategy matches the losses of a single rank and reads checkpoints of the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES = [
 
 
 def sections(root, name):
-    """Of the configuration, beside the recipe."""
+    """Return the configuration sections besides the recipe."""
     if name not in (*ADAPTED, "single-lora"):
         return {}
     adapter = {"kind": "lora", "rank": 4, "dropout": 0.0}
@@ -41,13 +41,13 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(root):
-    """Losses by step of one rank, with all weights and with adapters."""
+    """Return the losses by step of a single rank, for full training and for adapters."""
     return {name: train(root / name, **sections(root, name)) for name in ("single", "single-lora")}
 
 
 @pytest.fixture(scope="module")
 def ended(root, alone):
-    """All strategies on two ranks; losses by case, training and step."""
+    """Run all strategies on two ranks; return the losses by case, training run and step."""
     cases = [{**asdict(case), "sections": sections(root, case.name)} for case in CASES]
     (root / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
@@ -114,7 +114,7 @@ def test_one_rank_goes_on_from_its_checkpoint(case, ended, alone, root):
 
 
 def test_what_two_ranks_have_shared_one_rank_has_alone(ended, alone, root):
-    """As where nodes stay away, and the strategy stays as it was."""
+    """This happens if nodes are missing and the strategy doesn't change."""
     folder = root / "fsdp"
     losses = train(folder / "fewer", "fsdp", resume=middle(folder / "whole"))
     assert losses == pytest.approx(after(alone["single"], MIDDLE), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Supervisors that die or stand still: another goes on, none is in the way of another."""
+"""Supervisors that die or hang: another one takes over, and they never interfere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint import checkpoints_of
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.lease import Row, hold
+from steadytrain.components.train.lease import Generations, hold
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.settings import inputs_digest
 from steadytrain.components.train.recovery.supervisor import Supervisor
@@ -71,7 +71,7 @@ def bench(tmp_path, monkeypatch):
 
 @pytest.fixture
 def supervise():
-    """A supervisor in a program of its own."""
+    """Return a function that starts a supervisor as a separate program."""
     begun = []
 
     def start(bench):
@@ -93,7 +93,7 @@ def checkpoints(bench, attempt):
 
 
 def test_a_rank_of_a_supervisor_that_was_succeeded_commits_nothing(bench):
-    """A node that was cut off: its rank goes on, and another supervisor has the run by now."""
+    """A node was cut off: its rank continues, but another supervisor has taken over the run."""
     run = bench("run", "causal_lm")
     for generation in (1, 2):
         with hold(LocalStorage(run.workspace.lease), run_id="run", seconds=60) as lease:
@@ -105,7 +105,7 @@ def test_a_rank_of_a_supervisor_that_was_succeeded_commits_nothing(bench):
 
 
 class LetsOn:
-    """Lets a request that is under way in the network arrive when the next supervisor begins."""
+    """Releases a delayed request from the network when the next supervisor starts its attempt."""
 
     def __init__(self, proxy, path):
         self.proxy, self.path = proxy, path
@@ -120,7 +120,7 @@ class LetsOn:
 
 
 def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(bench, monkeypatch):
-    """The rank has looked at the lease and sent its COMMIT; then rank and supervisor die."""
+    """The rank has checked the lease and sent its COMMIT; then the rank and the supervisor die."""
     training = {**RECIPE, "max_steps": 12, "save_total_limit": 9}
     late = "/bucket/runs/run/step-00000008/COMMIT"
     with moto_server() as port, proxy_to(port) as proxy:
@@ -205,13 +205,13 @@ def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise, r
     stopped = supervise(run)
     wait_for(lambda: checkpoints(run, 2))
     stopped.send_signal(signal.SIGSTOP)
-    # Its agent is not its child's fate: the lease lapses, and the ranks leave.
+    # The agent does not depend on its supervisor: when the lease expires, the ranks exit.
     wait_for(lambda: not processes_of(workspace.attempts), 60)
 
     outcome = step.run(run.config, run.data)
     assert (outcome.outcome, outcome.attempts) == ("finished", 3)
     assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
-    assert Row(LocalStorage(workspace.lease)).last() == 3
+    assert Generations(LocalStorage(workspace.lease)).last() == 3
     ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
     attempts = ledger.history().attempts
     assert [attempt.started.attempt for attempt in attempts] == [1, 2, 3]

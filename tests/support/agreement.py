@@ -1,7 +1,7 @@
-"""Our loop and Transformers' Trainer on the same rows, from the same weights.
+"""Our loop and Transformers' Trainer on the same rows, starting from the same weights.
 
-`main` runs on each rank. For each recipe below, the losses of every step, ours and
-Trainer's, are written to FOLDER/losses.json.
+`main` runs on each rank. For each setting below, it writes the losses of every step, ours and
+Trainer's, to FOLDER/losses.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ from steadytrain.components.train.loop.training import Training
 from support.training import LLAMA, VOCABULARY, Bench, losses_of, packed_row, write_data
 
 STEPS, GLOBAL_BATCH = 30, 8
-ACCUMULATIONS = (1, 4)
+SETTINGS = {
+    "one micro-batch": (1, 0.0),
+    "four micro-batches": (4, 0.0),
+    "smoothed labels": (1, 0.1),
+}
+"""Micro-batches that a rank accumulates, and label smoothing.
+
+Label smoothing runs only with one rank and one micro-batch, because Trainer weights every
+micro-batch equally, regardless of its number of targets.
+"""
 RECIPE = {
     "max_steps": STEPS,
     "learning_rate": 5e-3,
@@ -58,7 +67,7 @@ class Losses(TrainerCallback):
 
 
 def rows() -> list[dict[str, Any]]:
-    """Single documents of 2 to 48 tokens, the beginning of some not in the loss."""
+    """Return single documents of 2 to 48 tokens; some exclude their first tokens from the loss."""
     generator = np.random.default_rng(0)
     made = []
     for _ in range(100):
@@ -71,7 +80,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def padded(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """What a collator of Trainer's gives: padded on the right, labels not shifted."""
+    """Collate as Trainer's collators do: padded on the right, labels not shifted."""
     longest = max(len(row["input_ids"]) for row in features)
     batch: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
     for row in features:
@@ -85,7 +94,8 @@ def padded(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) -> list[float]:
-    """Losses of Trainer, its batches in the order in which our ranks take theirs."""
+    """Return Trainer's losses, with its batches in the order that our ranks use."""
+    smoothing = parts.config.training.label_smoothing_factor
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**LLAMA, vocab_size=VOCABULARY), dtype=torch.float32
     )
@@ -100,6 +110,7 @@ def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) 
             str(folder / "trainer"),
             **RECIPE,
             optim="adamw_torch",
+            label_smoothing_factor=smoothing,
             per_device_train_batch_size=parts.micro_batch_size,
             gradient_accumulation_steps=GLOBAL_BATCH // parts.micro_batch_size // parts.world_size,
             train_sampling_strategy="sequential",
@@ -115,7 +126,10 @@ def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) 
 
 
 def trainer_order(parts: Parts) -> Iterator[int]:
-    """Trainer deals whole micro-batches out to the ranks in turn; ours have contiguous shares."""
+    """Yield row indices in the order that makes Trainer's batches match ours.
+
+    Trainer deals complete micro-batches to the ranks in turn; our ranks have contiguous shares.
+    """
     micro, own = parts.micro_batch_size, GLOBAL_BATCH // parts.world_size
     for step in range(STEPS):
         batch = parts.order.take(step * GLOBAL_BATCH, GLOBAL_BATCH)
@@ -135,12 +149,15 @@ def main(folder: Path) -> None:
     rank, world_size = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
     data = write_data(folder / f"data-{rank}", rows(), rows()[:3])
     found = {}
-    for accumulation in ACCUMULATIONS:
+    for name, (accumulation, smoothing) in SETTINGS.items():
+        if smoothing and world_size > 1:
+            continue
         bench = Bench.make(
-            folder / f"ours-{accumulation}",
+            folder / f"ours-{name}",
             data,
             training={
                 **RECIPE,
+                "label_smoothing_factor": smoothing,
                 "global_batch_size": GLOBAL_BATCH,
                 "logging_steps": 1,
                 "eval_steps": STEPS,
@@ -152,6 +169,6 @@ def main(folder: Path) -> None:
             state._reset_state()
         parts = set_up(bench.config, data, GLOBAL_BATCH // accumulation // world_size)
         initial = {name: item.clone() for name, item in parts.module.state_dict().items()}
-        found[accumulation] = [ours(bench, parts), by_trainer(folder, parts, initial)]
+        found[name] = [ours(bench, parts), by_trainer(folder, parts, initial)]
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(found))

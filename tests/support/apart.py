@@ -1,4 +1,4 @@
-"""Generators for a process apart, which imports them by name."""
+"""Generators for a separate process, which imports them by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An API server of Kubernetes, as far as the launcher uses one: objects by kind and name.
+"""A Kubernetes API server with the features that the launcher uses: objects by kind and name.
 
-It keeps what it is given, answers as the real one does where something is there or not,
-and can be away, or refuse. What controllers and kubelets do, a test does with `put`.
+It stores what it receives and answers like the real one for existing and missing objects. It can
+also be unavailable, or refuse requests. A test plays the controllers and kubelets with `put`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAMESPACE = "training"
 
 
 class ApiServer:
-    """What is in one namespace.
+    """The objects in one namespace.
 
-    calls: of each request, the method and the kind.
-    refusals: answers, status and body, that the next creations of a kind get instead.
+    calls: the method and kind of each request.
+    refusals: per kind, the answers (status and body) for its next creations.
     away: whether every request gets 503.
-    denial: status and body that every request gets instead; None: nothing is denied.
-    lossy: whether the next creation happens, but its answer is lost.
+    denial: status and body for every request; None denies nothing.
+    lossy: whether the next creation succeeds but its response is lost.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ApiServer:
     def answer(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[int, dict[str, Any]] | None:
-        """Status and body; None: the connection breaks."""
+        """Return status and body; None breaks the connection."""
         url = urlsplit(path)
         kind, _, name = url.path.partition(f"/namespaces/{NAMESPACE}/")[2].partition("/")
         self.calls.append((method, kind))
@@ -89,7 +89,7 @@ class ApiServer:
         return 201, body
 
     def _delete(self, kind: str, name: str) -> None:
-        """What it owns goes with it."""
+        """Delete an object and everything it owns."""
         del self.objects[kind, name]
         if kind == "trainjobs":
             for key in [key for key in self.objects if key[0] == "pods"]:
@@ -99,7 +99,7 @@ class ApiServer:
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[ApiServer, Cluster]]:
-    """A server on this machine, and a connection to it."""
+    """Yield a server on this machine and a connection to it."""
     from kubernetes import client
 
     state = ApiServer()

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that train in this process."""
+"""Fixtures for tests that train in this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from support.training import Bench, language_rows, write_data
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As the ranks that are started with OMP_NUM_THREADS=1, so that sums are equal to the bit."""
+    """Use one thread, like ranks started with OMP_NUM_THREADS=1, so that sums match bit for bit."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def make_bench(tmp_path):
-    """A run over tiny language data; sections of the configuration may be given."""
+    """Return a function that makes a run on tiny language data, with optional config sections."""
 
     def make(name="run", *, rows=40, held_out=9, task="causal_lm", **sections):
         data = write_data(

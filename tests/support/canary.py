@@ -1,4 +1,4 @@
-"""Models with Python code beside them, which leaves a file behind wherever it runs."""
+"""Models with Python code next to them; the code writes a file wherever it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class CanaryForCausalLM(LlamaForCausalLM):
 
 
 def make_canary(folder: Path, canary: Path, *, model_type: str = "with-canary") -> Path:
-    """A language model that needs its own code; with `model_type` "llama" it can do without."""
+    """Save a language model with its own code.
+
+    Loading it requires the code, except with `model_type` "llama".
+    """
     tokenizer = make_tokenizer(100)
     make_language_model("llama", len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -30,7 +33,7 @@ def make_canary(folder: Path, canary: Path, *, model_type: str = "with-canary") 
 
 
 def infect(folder: Path, canary: Path, *, model_type: str = "with-canary") -> None:
-    """Adds the code to a saved model."""
+    """Add the code to a saved model."""
     (folder / "modeling_canary.py").write_text(_CODE.format(canary=str(canary)))
     change(
         folder / "config.json",
@@ -44,6 +47,6 @@ def infect(folder: Path, canary: Path, *, model_type: str = "with-canary") -> No
 
 
 def change(path: Path, **fields: object) -> None:
-    """Changes fields of a JSON file."""
+    """Change fields of a JSON file."""
     content = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(content | fields))

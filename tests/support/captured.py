@@ -1,4 +1,4 @@
-"""Failures that this machine can produce: each function fails, and what it raises is real."""
+"""Failures that this machine can produce: each function fails and raises a real exception."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def python_memory():
 
 
 class Dying(Dataset):
-    """A row of it kills the worker that loads it."""
+    """A dataset whose row kills the worker that loads it."""
 
     def __init__(self, with_signal):
         self.with_signal = with_signal
@@ -58,7 +58,7 @@ def worker_without_shared_memory():
 
 
 def gloo_pair():
-    """Two members of a gloo group in this process."""
+    """Return two members of a gloo group in this process."""
     store, members = dist.HashStore(), {}
 
     def join(rank):
@@ -101,7 +101,7 @@ def connection_reset():
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
-        # Closed without lingering: a reset instead of an orderly end.
+        # Close without lingering, which sends a reset instead of an orderly close.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
         client.recv(1)
@@ -219,7 +219,7 @@ def unused_port() -> int:
 
 
 def capture(fault: Callable[[], object]) -> Exception:
-    """What a fault raises."""
+    """Return the exception that a fault raises."""
     try:
         fault()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Whole checkpoints without a training: every rank's part written one after another."""
+"""Complete checkpoints without training: write every rank's part, one after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def save(
     parts: Mapping[str, Mapping[str, torch.Tensor]] = PARTS,
     world_size: int = 1,
 ) -> Manifest:
-    """Saves a step; its state and each rank's own name the step and the rank."""
+    """Save a step; the shared state contains the step, each rank's own state the rank."""
     name = uuid.uuid4().hex[:12]
     for rank in range(world_size):
         memory = HostMemory()
@@ -41,26 +41,33 @@ def save(
 
 
 def names(address: str | Path) -> list[str]:
-    """Of the committed checkpoints, the oldest first."""
+    """Return the names of the committed checkpoints, the oldest first."""
     return [checkpoint.name for checkpoint in committed(address)]
 
 
 def save_checkpoint(address: str, step: int) -> None:
-    """A committed checkpoint of one tensor."""
+    """Save a committed checkpoint with one tensor."""
     store = CheckpointStore(address, keep=99)
     save(store, step, parts={"model": {"weight": torch.full((64,), float(step))}})
 
 
 def shifted(by: float) -> dict[str, dict[str, torch.Tensor]]:
-    """PARTS with other values."""
+    """Return PARTS with other values."""
     return {
         part: {name: item + by for name, item in tensors.items()} for part, tensors in PARTS.items()
     }
 
 
 def same(loaded: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
-    """Equal names, types and values."""
+    """Return whether names, types and values are equal."""
     return loaded.keys() == expected.keys() and all(
         loaded[name].dtype == value.dtype and torch.equal(loaded[name], value)
         for name, value in expected.items()
     )
+
+
+def flip(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A namespace on a real cluster: restricted pods, a volume, what services say."""
+"""A namespace on a real cluster: restricted pods, a volume, and responses of services."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from kubernetes import client
 from kubernetes.stream import stream
 
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME
+from steadytrain.pipelines.attached import MOUNT_PATH, NAME
 
 USER = 1000
 RESTRICTED = {
@@ -26,7 +26,7 @@ KEEPER = "keeper"
 
 @dataclass(frozen=True)
 class Cluster:
-    """One namespace, with the claim NAME and the service account NAME in it."""
+    """One namespace, with a claim and a service account, both named NAME."""
 
     namespace: str
 
@@ -35,10 +35,10 @@ class Cluster:
         return client.CoreV1Api()
 
     def run(self, name: str, container: Mapping[str, Any], seconds: float = 600, **pod: Any) -> str:
-        """Runs a pod to its end, and takes it away; returns its log.
+        """Run a pod to completion and delete it; return its log.
 
         Raises:
-            PodFailed: it did not end with 0; with its log.
+            PodFailed: the pod did not exit with 0; contains its log.
         """
         self.start(name, container, **pod)
         try:
@@ -59,7 +59,7 @@ class Cluster:
         mounts: Sequence[Mapping[str, Any]] = (),
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts a pod as an administrator would have it: no root, nothing writable but /tmp."""
+        """Start a pod as restricted as administrators require: not root, only /tmp writable."""
         filled = {
             "name": "main",
             "imagePullPolicy": "IfNotPresent",
@@ -83,10 +83,10 @@ class Cluster:
         self.core.create_namespaced_pod(self.namespace, {"metadata": metadata, "spec": spec})
 
     def wait(self, name: str, phases: Sequence[str], seconds: float) -> str:
-        """Until a pod is in one of the phases.
+        """Wait until a pod is in one of the phases.
 
         Raises:
-            PodFailed: it cannot start, or takes too long.
+            PodFailed: the pod can't start or takes too long.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -102,7 +102,7 @@ class Cluster:
             time.sleep(0.5)
 
     def wait_until_ready(self, name: str, seconds: float) -> None:
-        """Until a pod that runs answers its probe."""
+        """Wait until a running pod passes its probe."""
         self.wait(name, ["Running"], seconds)
         deadline = time.monotonic() + seconds
         while True:
@@ -116,11 +116,11 @@ class Cluster:
             time.sleep(0.5)
 
     def read(self, path: str) -> str:
-        """A file of the volume."""
+        """Return the content of a file on the volume."""
         return self.shell("cat", path)
 
     def shell(self, *command: str) -> str:
-        """What a command in the keeper's pod prints."""
+        """Return the output of a command in the keeper pod."""
         running = stream(
             self.core.connect_get_namespaced_pod_exec,
             KEEPER,
@@ -130,7 +130,7 @@ class Cluster:
             stderr=True,
             stdin=False,
             tty=False,
-            _preload_content=False,  # else what is JSON comes back as Python's text of it
+            _preload_content=False,  # otherwise JSON comes back as the repr of a Python object
         )
         running.run_forever(timeout=60)
         printed, complaint = running.read_stdout(timeout=1), running.read_stderr(timeout=1)
@@ -138,7 +138,7 @@ class Cluster:
         return str(printed)
 
     def ask(self, service: str, path: str) -> Any:
-        """What a service answers to GET, as JSON; by way of the API server."""
+        """Return the JSON response of a service to a GET, sent through the API server."""
         place = f"/api/v1/namespaces/{self.namespace}/services/{service}/proxy/{path}"
         answer, *_ = client.ApiClient().call_api(
             place, "GET", response_type="str", auth_settings=["BearerToken"], _preload_content=False
@@ -147,7 +147,7 @@ class Cluster:
 
 
 class PodFailed(AssertionError):
-    """A pod of a test did not do what it had to."""
+    """A test pod did not do what it should."""
 
 
 def volume() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The product as it is used: the command, the whole DAG, small real data."""
+"""The product as users run it: the command, the full DAG, small real data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Command:
-    """`steadytrain` in a folder of its own."""
+    """`steadytrain` in its own folder."""
 
     output: Path
 
@@ -82,7 +82,7 @@ class Command:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Returns when the condition holds; fails where it does not within the time."""
+    """Wait until the condition holds; fail if it doesn't within the time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

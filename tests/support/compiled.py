@@ -1,4 +1,4 @@
-"""Pipelines that are compiled for real, each of them once a process: it takes seconds."""
+"""Pipelines compiled for real, once per process because compiling takes seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _compiled(pipeline: Pipeline, fuse: bool) -> tuple[bytes, tuple[Finding, ...
 def compiled_once(
     path: Path, tell: Callable[[Finding], object], *, pipeline: Pipeline, fuse: bool
 ) -> Path:
-    """What `compile_pipeline` writes and tells."""
+    """Do what `compile_pipeline` does, but compile each pipeline only once per process."""
     content, told = _compiled(pipeline, fuse)
     path.write_bytes(content)
     for finding in told:

@@ -1,9 +1,9 @@
-"""A disk as a crash would leave it: what was written is recorded, and laid out again in part.
+"""A disk as it would be after a crash: record all writes, then reproduce a part of them.
 
-While a `Recorder` is active, every change that this process makes below a folder
-goes on for real and is noted as well. A `Disk` then plays any beginning of the
-notes: with all that was done (a kill), or only with what had been synced (a power
-cut), where a file's bytes and a folder's entries each need an fsync of their own.
+While a `Recorder` is active, each change that this process makes below a folder really happens and
+is recorded too. A `Disk` then replays any prefix of the recording: either everything that was done
+(a kill), or only what had been synced (a power cut). A file's content and a folder's entries each
+need their own fsync.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import pytest
 class Change:
     """kind: write, sync_file, sync_folder, link, remove, folder, remove_folder.
 
-    inode: of the file or folder that is meant; name: of its entry, relative.
+    inode: the file or folder that changes.
+    name: its relative path.
     """
 
     kind: str
@@ -33,7 +34,7 @@ class Change:
 
 
 class Recorder:
-    """Notes what is done below `root`."""
+    """Records changes below `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.changes = root, list[Change]()
@@ -55,7 +56,7 @@ class Recorder:
         self.changes.append(Change(kind, inode, name, content))
 
     def _name(self, path: Any, folder: int | None = None) -> str | None:
-        """The path below the root, or None."""
+        """Return the path relative to the root, or None if it is outside."""
         whole = Path(f"/proc/self/fd/{folder}").resolve() / path if folder else Path(path)
         whole = whole.absolute()
         return str(whole.relative_to(self.root)) if whole.is_relative_to(self.root) else None
@@ -121,7 +122,7 @@ class Recorder:
 
 
 class _Handle:
-    """A file that tells what is written to it."""
+    """A file that reports what is written to it."""
 
     def __init__(self, handle: Any, note: Callable[[Any], None]) -> None:
         self.handle, self.note = handle, note
@@ -142,7 +143,7 @@ class _Handle:
 
 @dataclass
 class Disk:
-    """Files and folders after some changes, what is in the cache and what is synced."""
+    """Files and folders after some changes: the cached state and the synced state."""
 
     contents: dict[int, bytes] = field(default_factory=dict)
     synced_contents: dict[int, bytes] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class Disk:
             if change.kind == "link" and not any(
                 inode == change.inode for inode, _ in self.entries.values()
             ):
-                # A number that is used again is another file.
+                # A reused inode number means a new file.
                 self.contents[change.inode] = b""
                 self.synced_contents.pop(change.inode, None)
             self.entries[change.name] = (change.inode, change.kind == "folder")
@@ -188,11 +189,11 @@ class Disk:
         lost_content: Callable[[int], bool] = lambda _: False,
         lost_entry: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Makes it real below `target`, which is emptied first.
+        """Write the state to `target`, which is emptied first.
 
         Args:
-            lost_content, lost_entry: whether what is not synced of an inode's content,
-                or of a name in its folder, did not get to the disk.
+            lost_content: returns whether an inode's unsynced content was lost.
+            lost_entry: returns whether a name's unsynced entry in its folder was lost.
         """
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)

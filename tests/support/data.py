@@ -1,4 +1,4 @@
-"""Small data sets, and a look into what was prepared from them."""
+"""Small data sets, and helpers to inspect the data prepared from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = [
 
 
 def sentence(seed: int, words: int = 40) -> str:
-    """Text that no other seed gives."""
+    """Return text that is unique to the seed."""
     generator = random.Random(seed)
     return f"text {seed}: " + " ".join(generator.choices(WORDS, k=words))
 

@@ -13,7 +13,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_file_system(place: Path, options: str) -> Iterator[Path]:
-    """A folder on a file system in memory, made with mount's options for tmpfs."""
+    """Mount a file system in memory, with mount's options for tmpfs; yield its folder."""
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:

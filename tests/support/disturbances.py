@@ -1,7 +1,7 @@
-"""What can happen to a training from outside, each as one function of the scene.
+"""What can happen to a training run from outside, one function of the scene per fault.
 
-None of them is known to the product: signals to processes, bytes on the disk, a
-server that is gone, a limit that the kernel keeps.
+The product knows none of these functions. They send signals to processes, change bytes on disk,
+stop a server, or set a limit that the kernel enforces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
@@ -33,7 +33,7 @@ TRACKING_OUT_SECONDS = 5.0
 
 @dataclass
 class Program:
-    """A command in a session of its own, which may be started again; it dies with this process."""
+    """A restartable command in its own session, which dies with this process."""
 
     line: list[str]
     log: Path
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, or None while it runs."""
+        """The exit status, or None while it runs."""
         assert self.process is not None
         return self.process.poll()
 
@@ -66,10 +66,10 @@ class Program:
 
 @dataclass
 class Scene:
-    """A training, and all that it depends on.
+    """A training run and everything it depends on.
 
-    attempt: the one that runs.
-    damaged: step of the checkpoint that was damaged, by the attempt that ended with it.
+    attempt: the current attempt.
+    damaged: by attempt, the step of the checkpoint that was damaged as that attempt ended.
     """
 
     workspace: Workspace
@@ -82,7 +82,7 @@ class Scene:
     memory: Shortage = field(default_factory=lambda: Shortage())
 
     def pid(self, rank: int) -> int:
-        """Of a rank of the attempt that runs."""
+        """Return the PID of a rank of the current attempt."""
         beat = Beat.read(self.folder.heartbeat(rank))
         assert beat is not None
         return beat.pid
@@ -105,13 +105,13 @@ def rank_stopped(scene: Scene) -> None:
 
 
 def supervisor_killed(scene: Scene) -> None:
-    """The next one has nothing but the ledger."""
+    """Kill and restart the supervisor; the new one has only the ledger."""
     scene.program.kill()
     scene.program.start()
 
 
 def checkpoint_damaged(scene: Scene) -> None:
-    """One bit of the newest, and then the rank that would write a newer one."""
+    """Flip one bit of the newest checkpoint, then kill the rank that would write a newer one."""
     first = scene.pid(0)
     os.kill(first, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(first).status() == psutil.STATUS_STOPPED)
@@ -125,14 +125,14 @@ def checkpoint_damaged(scene: Scene) -> None:
 
 
 def tracking_killed(scene: Scene) -> None:
-    """It comes back after a while, on the same port, with what it had stored."""
+    """Kill the tracking server; restart it after a while on the same port, with its stored data."""
     scene.server.kill()
     time.sleep(TRACKING_OUT_SECONDS)
     scene.server.start()
 
 
 def memory_short(scene: Scene) -> None:
-    """From now on no rank has the memory that the present micro-batch needs."""
+    """From now on, no rank has the memory that the current micro-batch needs."""
     scene.memory.measure(scene.pid(0), seconds=6)
     scene.memory.keep(scene.pid(0))
 
@@ -148,16 +148,16 @@ DISTURBANCES: tuple[Disturbance, ...] = (
 
 
 class Shortage:
-    """A limit of the address space, between the peaks of a micro-batch and of half of it."""
+    """A limit on the address space, between the peaks of a micro-batch and of half of it."""
 
     def __init__(self) -> None:
         self.limit = 0
 
     def measure(self, pid: int, seconds: float) -> None:
-        """Finds the limit: what a rank has between two steps, and 3/4 of what a step takes.
+        """Find the limit: the memory between two steps plus 3/4 of what a step adds.
 
         Args:
-            seconds: to look at it for; some steps must lie in them.
+            seconds: how long to sample the process; must cover several steps.
         """
         looks, end = [], time.monotonic() + seconds
         process = psutil.Process(pid)
@@ -167,7 +167,7 @@ class Shortage:
         self.limit = min(looks) + (max(looks) - min(looks)) * 3 // 4
 
     def keep(self, pid: int) -> None:
-        """Holds a rank to the limit."""
+        """Apply the limit to a rank."""
         if self.limit:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_AS, (self.limit, self.limit))

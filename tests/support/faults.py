@@ -1,7 +1,7 @@
-"""Tasks that break, or ask for something, in the middle of a real training.
+"""Tasks that fail, or request something, in the middle of real training.
 
-Addressed as `support.faults:Class`; each acts in the forward pass of the step
-that FAULT_STEP names (counting from 1, one micro-batch a step).
+Use them as `support.faults:Class`. Each acts in the forward pass of the step in FAULT_STEP
+(counting from 1, with one micro-batch per step).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from steadytrain.components.tasks.causal_lm import CausalLanguageModel
 
 
 class Faulty(CausalLanguageModel):
-    """Does `fault` once, at its step."""
+    """Runs `fault` once, at its step."""
 
     seen = 0
 
@@ -41,9 +41,9 @@ class Faulty(CausalLanguageModel):
 
 
 class SlowExport(CausalLanguageModel):
-    """Takes EXPORT_SECONDS to export, and no collective may take longer than COLLECTIVE_SECONDS.
+    """Exports for EXPORT_SECONDS; limits collectives to COLLECTIVE_SECONDS.
 
-    In the attempt that creates the file FAULT_FILE its process is killed in the middle of it.
+    The first attempt to create the file FAULT_FILE kills its own process during the export.
     """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
@@ -63,14 +63,14 @@ class SlowExport(CausalLanguageModel):
 
 
 class NotANumber(Faulty):
-    """The loss of one micro-batch is not a number."""
+    """The loss of one micro-batch is NaN."""
 
     def fault(self, found: LossSum) -> LossSum:
         return LossSum(found.total * math.nan)
 
 
 class InfiniteGradient(Faulty):
-    """The loss is finite, its gradient is not."""
+    """The loss is finite, but its gradient is not."""
 
     def fault(self, found: LossSum) -> LossSum:
         found.total.register_hook(lambda gradient: gradient * math.inf)
@@ -85,7 +85,7 @@ class Bug(Faulty):
 
 
 class DamagesData(Faulty):
-    """The file that the environment names is damaged in place, after rows of it were used."""
+    """Damages the file in FAULT_FILE in place, after some of its rows were used."""
 
     def fault(self, found: LossSum) -> LossSum:
         path = Path(os.environ["FAULT_FILE"])
@@ -97,7 +97,7 @@ class DamagesData(Faulty):
 
 
 class Stops(Faulty):
-    """Someone writes the attempt's stop file, whose path and content the environment tells."""
+    """Writes the attempt's stop file; STOP_FILE and STOP_CONTENT set its path and content."""
 
     def fault(self, found: LossSum) -> LossSum:
         Path(os.environ["STOP_FILE"]).write_text(os.environ["STOP_CONTENT"])
@@ -105,14 +105,14 @@ class Stops(Faulty):
 
 
 class MissingField(CausalLanguageModel):
-    """The user's own code asks for a field that no row has."""
+    """The user's own code reads a field that no row has."""
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         return {"input_ids": torch.stack([torch.as_tensor(row["no_such_field"]) for row in rows])}
 
 
 class PoisonedToken(CausalLanguageModel):
-    """The loss of a batch with the poisoned token is not a number."""
+    """The loss of a batch with the poisoned token is NaN."""
 
     TOKEN = 63
 
@@ -124,7 +124,7 @@ class PoisonedToken(CausalLanguageModel):
 
 
 class SilentWeight(Faulty):
-    """A weight becomes infinite that the loss does not depend on."""
+    """A weight that doesn't affect the loss becomes infinite."""
 
     def fault(self, found: LossSum) -> LossSum:
         with torch.no_grad():
@@ -137,7 +137,7 @@ class SilentWeight(Faulty):
 
 
 class Slow(CausalLanguageModel):
-    """Takes its time, so that a fault from outside meets a training that is under way."""
+    """Slows down each micro-batch, so that a fault from outside hits a run in progress."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         time.sleep(0.05)
@@ -145,7 +145,7 @@ class Slow(CausalLanguageModel):
 
 
 class Paced(CausalLanguageModel):
-    """Each micro-batch takes as many seconds as the file PACE_FILE says, while there is one."""
+    """Each micro-batch sleeps for the number of seconds in the file PACE_FILE, while it exists."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         with contextlib.suppress(FileNotFoundError):
@@ -154,9 +154,9 @@ class Paced(CausalLanguageModel):
 
 
 class HoldsTheInterpreter(Slow):
-    """A C call that does not return keeps the interpreter to itself.
+    """A C call that never returns holds the interpreter lock.
 
-    On the rank that the file FAULT_FILE names, as soon as there is such a file.
+    This happens on the rank whose number is in the file FAULT_FILE, as soon as the file exists.
     """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
@@ -169,9 +169,9 @@ class HoldsTheInterpreter(Slow):
 
 
 class RunsOut(CausalLanguageModel):
-    """Has no more memory from a phase of its first step on, and torch's allocator finds that out.
+    """Runs out of memory from a phase of its first step on; torch's allocator raises the error.
 
-    FAULTS tells phase and rank for one attempt after another, such as "forward:0 backward:1".
+    FAULTS contains one phase and rank per attempt, such as "forward:0 backward:1".
     """
 
     SLACK = 12 << 20
@@ -183,7 +183,7 @@ class RunsOut(CausalLanguageModel):
         attempt = int(next(part for part in reversed(mark.parts) if part.isdigit()))
         phase, _, rank = (faults[attempt - 1] if attempt <= len(faults) else "").partition(":")
         self.phase = phase if rank == os.environ.get("RANK", "0") else ""
-        # Large blocks are given back to the kernel when they are freed, and do not serve again.
+        # Return freed large blocks to the kernel, so that they can't be reused.
         ctypes.CDLL(None).mallopt(-3, 1 << 20)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:

@@ -1,7 +1,7 @@
-"""Ranks forked from a process that has imported everything already.
+"""Ranks forked from a process that has already imported everything.
 
-What takes seconds in a rank's start is Python's imports. Here they are paid once
-for all attempts of a test session; all else is real: processes, signals, gloo.
+Most of a rank's startup time is Python's imports. These ranks share one set of imports for all
+attempts of a test session. Everything else is real: processes, signals, gloo.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _PRELOAD = [
 
 
 def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
-    """The whole life of a rank; its output goes where a launched rank's goes.
+    """Run a rank from start to end; its output goes to the log of a launched rank.
 
-    ADDRESS_SPACE limits its memory to so many bytes; what it had at most it leaves in FOLDER/peak.
+    ADDRESS_SPACE limits its memory in bytes. It writes its peak to FOLDER/peak.
     """
     import torch
 
@@ -64,14 +64,14 @@ def run_rank(folder: str, number: int, environment: Mapping[str, str]) -> None:
 
 
 def peak() -> int:
-    """Bytes of address space that this process had at most, as the kernel keeps it."""
+    """Return this process's peak address space in bytes, as recorded by the kernel."""
     found = re.search(r"VmPeak:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
 
 
 def on_ranks(ranks: int, function: Callable[..., None], *arguments: Any) -> None:
-    """Calls a function of a module on each rank of a world; fails where one of them fails."""
+    """Call a module-level function on each rank of a world; fail if any rank fails."""
     import torch
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
@@ -96,10 +96,10 @@ def _on_rank(
 
 
 class ForkedLauncher:
-    """Starts the ranks of an attempt by forks, without torchrun.
+    """Forks the ranks of an attempt, without torchrun.
 
-    environment: what else the ranks find in it.
-    exits: of each attempt that is over.
+    environment: additional variables for the ranks.
+    exits: the exit codes by rank of each finished attempt.
     """
 
     device = "cpu"
@@ -142,7 +142,7 @@ class ForkedLauncher:
         ]
 
     def kill(self, *ranks: int) -> None:
-        """SIGKILL, at once."""
+        """Send SIGKILL, without a grace period."""
         for rank in ranks:
             self.ranks[rank].kill()
         for rank in ranks:
@@ -173,7 +173,7 @@ class ForkedRanks:
                 rank.terminate()
 
     def wait(self) -> None:
-        """Until all of them have left."""
+        """Wait until all ranks have exited."""
         while not self.poll():
             time.sleep(0.02)
 
@@ -182,6 +182,6 @@ class ForkedRanks:
 
 
 def train(bench: Bench, *, launcher: Launcher | None = None, **options: Any) -> Outcome:
-    """A run under the product's supervisor, over forked ranks."""
+    """Train a run under the product's supervisor, with forked ranks."""
     launcher = launcher or ForkedLauncher(bench.config.compute.nproc_per_node)
     return Supervisor(bench.config, bench.data, launcher, **options).run()

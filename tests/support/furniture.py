@@ -1,4 +1,4 @@
-"""What a run's pods need of their namespace: an account, a volume, a tracking server."""
+"""What a run's pods need in their namespace: an account, a volume, a tracking server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from steadytrain.components.shared.attached import NAME
+from steadytrain.pipelines.attached import NAME
 
 from support.cluster import KEEPER, Cluster, volume, volume_mount
 from support.shared_volume import shared_volume
@@ -16,7 +16,7 @@ _PORT = 5000
 
 @contextlib.contextmanager
 def furnished(cluster: Cluster, image: str) -> Iterator[Cluster]:
-    """A service account, the shared volume, and a pod to read it through."""
+    """Yield the cluster with a service account, the shared volume, and a pod to read it."""
     account = {"metadata": {"name": NAME}}
     cluster.core.create_namespaced_service_account(cluster.namespace, account)
     with shared_volume(cluster, image):
@@ -33,10 +33,10 @@ def furnished(cluster: Cluster, image: str) -> Iterator[Cluster]:
 def serve_mlflow(
     cluster: Cluster, image: str, secret: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Starts a tracking server, of which the Secret NAME tells the steps; name of its service.
+    """Start a tracking server and put its address in the Secret NAME; return "service:port".
 
     Args:
-        secret: what else is in the Secret.
+        secret: additional entries for the Secret.
     """
     name = "mlflow"
     command = ["mlflow", "server", "--host", "0.0.0.0", "--port", str(_PORT), "--workers", "1"]
@@ -46,10 +46,10 @@ def serve_mlflow(
     container = {
         "image": image,
         "command": command,
-        # Seven processes otherwise, for jobs that nobody sends.
+        # Otherwise it starts seven processes for jobs that nobody sends.
         "env": [{"name": "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "value": "false"}],
         "startupProbe": {**probe, "failureThreshold": 300},
-        # Without a request it would starve beside the pods of a run.
+        # Without resource requests, the pods of a run would starve it.
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
     }
     cluster.start(name, container, labels={"app": name})
@@ -59,6 +59,6 @@ def serve_mlflow(
     data = {"MLFLOW_TRACKING_URI": f"http://{name}.{namespace}:{_PORT}", **secret}
     core.create_namespaced_secret(namespace, {"metadata": {"name": NAME}, "stringData": data})
     cluster.wait_until_ready(name, 300)
-    # The first question is slow: it makes the tables.
+    # The first query is slow, because it creates the tables.
     cluster.ask(f"{name}:{_PORT}", "api/2.0/mlflow/experiments/search?max_results=1")
     return f"{name}:{_PORT}"

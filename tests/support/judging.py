@@ -1,4 +1,4 @@
-"""Runs that are trained and only have to be judged, with a task that needs no model library."""
+"""Trained runs that only need evaluation, with a task that needs no model library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = ["circle", "square", "triangle"]
 
 
 class Shapes:
-    """Classifies records of no text at all; a model is the share that it gets right."""
+    """Classifies records without text; a model is just its share of correct answers."""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.data = data
@@ -80,7 +80,7 @@ class Shapes:
 
 
 def make_config(output: Path, run: str, **sections: Any) -> RunConfig:
-    """A run of the shapes task."""
+    """Return the config of a run with the shapes task."""
     return from_mapping(
         {
             "name": "shapes",
@@ -95,7 +95,7 @@ def make_config(output: Path, run: str, **sections: Any) -> RunConfig:
 
 
 def train(config: RunConfig, skill: float, **changes: Any) -> DataRecord:
-    """Leaves what the steps before the evaluation would: data, and a model of some skill."""
+    """Write what the steps before evaluation would: data, and a model with this skill."""
     workspace = Workspace.of(config)
     folder = workspace.prepared / "prepared"
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,3 +138,17 @@ def train(config: RunConfig, skill: float, **changes: Any) -> DataRecord:
         seconds=1.0,
     ).save(workspace.record("train"))
     return data
+
+
+def language_table(loss, targets, size, *, group=None, slices=None):
+    count = len(loss)
+    return pa.table(
+        {
+            "id": [str(index) for index in range(count)],
+            "group": pa.array(group or [None] * count, pa.string()),
+            "slice": pa.array(slices or [None] * count, pa.string()),
+            "loss": pa.array(loss, pa.float64()),
+            "targets": pa.array(targets, pa.int64()),
+            "bytes": pa.array(size, pa.int64()),
+        }
+    )

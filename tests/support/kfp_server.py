@@ -1,8 +1,8 @@
-"""A small Kubeflow Pipelines server: the part of the API v2beta1 that is used, and its refusals.
+"""A small Kubeflow Pipelines server: the part of API v2beta1 that we use, and its errors.
 
-What it refuses, it refuses as kubeflow/pipelines 2.17 does (backend/src/apiserver): unknown
-fields, names that are taken or too long, a wrong cron, an unknown parameter, a strange page token.
-Requests and answers have the fields of kfp_server_api's models.
+It rejects the same requests as kubeflow/pipelines 2.17 (backend/src/apiserver): unknown fields,
+duplicate or too long names, an invalid cron expression, an unknown parameter, an unknown page
+token. Requests and responses have the fields of kfp_server_api's models.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CRON_FIELD = re.compile(r"^(\?|\*(/\d+)?|[0-9A-Z]+(-[0-9A-Z]+)?(/\d+)?)(,[0-9A-Z
 
 
 class Refused(Exception):
-    """An answer that is none of success."""
+    """An error response."""
 
     def __init__(self, kind: tuple[int, int], message: str) -> None:
         super().__init__(message)
@@ -61,24 +61,24 @@ class Refused(Exception):
 
 @dataclass
 class Kfp:
-    """What the server holds, and how it behaves."""
+    """The contents of the server, and how it behaves."""
 
     multi_user: bool = False
     token: str = ""
     page_size: int = 20
     script: list[list[tuple[str, str]]] = field(default_factory=list)
-    """Of a run's states, one for each time it is asked for: (task, state), "run" for itself."""
+    """A run's states, one per query: lists of (task, state); the task "run" is the run itself."""
     things: dict[str, dict[str, dict[str, Any]]] = field(
         default_factory=lambda: {kind: {} for kind in KEYS}
     )
     requests: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     fail_next: list[tuple[str, int]] = field(default_factory=list)
-    """(method and path prefix, status): the next such request is answered so, once."""
+    """(method and path prefix, status): the next such request gets this status, once."""
     lose_next: list[str] = field(default_factory=list)
-    """Method and path prefix: the next such request is carried out, but answered with 502, once."""
+    """Method and path prefix: the next such request is executed but answered with 502, once."""
     repeats: bool = False
-    """Whether each page of a list gives the token of the first one as that of the next."""
+    """Whether every page of a list repeats the first page's token as the next-page token."""
     address: str = ""
 
     def all(self, kind: str) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ class Kfp:
                 self.lose_next.remove(item)
                 raise Refused((502, 14), "Bad Gateway")
 
-    # What follows answers requests.
+    # The methods below answer requests.
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> Any:
         parts = path.removeprefix(BASE).strip("/").split("/")
@@ -226,7 +226,7 @@ class Kfp:
 
 
 def known_fields(content: Any, model: str) -> None:
-    """protojson refuses what it does not know."""
+    """Reject unknown fields, as protojson does."""
     types = getattr(kfp_server_api, model).openapi_types
     for key, value in content.items():
         if key not in types:
@@ -272,7 +272,7 @@ def now() -> str:
 
 @contextlib.contextmanager
 def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
-    """Runs the server on a port of this machine."""
+    """Run the server on a port of this machine."""
     kfp = kfp or Kfp()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""An API server of Kubernetes that answers as it was told to, for clusters not at hand here."""
+"""A Kubernetes API server with preset answers, for clusters that aren't available here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import yaml
 
 @dataclass
 class Answers:
-    """By path; a whole number is the status of a refusal. What is not there is 404."""
+    """Answers by path. An integer is the status of an error; unknown paths return 404."""
 
     port: int
     of: dict[str, Any] = field(default_factory=dict)
 
     def kubeconfig(self, path: Path) -> Path:
-        """Writes how to reach it."""
+        """Write a kubeconfig for this server."""
         path.write_text(
             yaml.safe_dump(
                 {
@@ -52,7 +52,10 @@ def node(
     ready: str = "True",
     **labels: str,
 ) -> dict[str, Any]:
-    """A node as it is listed; labels: of its GPUs, as `product` for nvidia.com/gpu.product."""
+    """Return a node as the API lists it.
+
+    labels: GPU labels without their prefix, such as `product` for nvidia.com/gpu.product.
+    """
     allocatable = {"memory": host_memory, **({"nvidia.com/gpu": gpus} if gpus else {})}
     return {
         "metadata": {"labels": {f"nvidia.com/gpu.{name}": text for name, text in labels.items()}},
@@ -66,7 +69,7 @@ def node(
 
 @contextlib.contextmanager
 def kubernetes_server() -> Iterator[Answers]:
-    """The server, on loopback."""
+    """Run the server on loopback."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def respond(self) -> None:

@@ -1,4 +1,4 @@
-"""The train step in a pod of its own on a real cluster, and what it starts there."""
+"""The train step in a pod of its own on a real cluster, and the jobs that it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import yaml
 from kubernetes import client
 
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -23,6 +22,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.train.launch.evidence import node_of
 from steadytrain.components.train.launch.naming import ATTEMPT, RUN
+from steadytrain.pipelines.attached import MOUNT_PATH, NAME
 from steadytrain.pipelines.cluster.permissions import RIGHTS, Right
 
 from support.cluster import Cluster, PodFailed, volume, volume_mount
@@ -37,7 +37,7 @@ KINDS = {
     "jobsets": ("jobset.x-k8s.io", "v1alpha2"),
     "jobs": ("batch", "v1"),
 }
-"""What a TrainJob is made of but pods."""
+"""The kinds that make up a TrainJob, except pods."""
 CONFIG: dict[str, Any] = {
     "name": "tiny",
     "output": OUTPUT,
@@ -88,10 +88,10 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Launched:
-    """Runs of the train step in one namespace, on data that are prepared once.
+    """Runs of the train step in one namespace, which share data that are prepared once.
 
-    rights: what the launcher asks of the API server, and nothing else.
-    kinds: what the controller makes of its jobs but pods.
+    rights: the launcher's rights on the API server, and no others.
+    kinds: the kinds, besides pods, that the controller creates for a job.
     """
 
     cluster: Cluster
@@ -100,7 +100,7 @@ class Launched:
     kinds: Mapping[str, tuple[str, str]] = field(default_factory=lambda: KINDS)
 
     def prepare(self) -> None:
-        """The service account's rights, the faults' code, the data."""
+        """Set up the service account's rights, the code of the faults, and the data."""
         self._allow()
         faults = Path(__file__).with_name("faults.py").read_text()
         self._write(f"{CODE}/support/faults.py", faults)
@@ -115,7 +115,7 @@ class Launched:
         env: Mapping[str, str] = MappingProxyType({}),
         **changes: Any,
     ) -> str:
-        """Starts the train step of a run; returns the name of its pod."""
+        """Start the train step of a run; return the name of its pod."""
         records = f"{OUTPUT}/runs/{run}/records"
         prepared = f"{OUTPUT}/runs/prepared/records/preprocess.json"
         self.cluster.shell("sh", "-c", f"mkdir -p {records} && cp {prepared} {records}/")
@@ -126,11 +126,11 @@ class Launched:
         return name
 
     def report(self, run: str) -> str:
-        """Runs the report step of a run, as the exit handler does; returns its log."""
+        """Run the report step of a run, as the exit handler does; return its log."""
         return self.cluster.run(f"{run}-report", self._step("report", run), **self._pod())
 
     def end(self, pod: str, seconds: float = 600) -> tuple[str, str]:
-        """How a pod has ended, and its log; it is taken away."""
+        """Wait until a pod has ended, and delete it; return its phase and its log."""
         phase = self.cluster.wait(pod, ("Succeeded", "Failed"), seconds)
         log = self.log(pod)
         self.kill(pod)
@@ -141,35 +141,38 @@ class Launched:
         return str(core.read_namespaced_pod_log(pod, self.cluster.namespace))
 
     def kill(self, pod: str) -> None:
-        """Without grace."""
+        """Delete the pod without a grace period."""
         core = self.cluster.core
         core.delete_namespaced_pod(pod, self.cluster.namespace, grace_period_seconds=0)
 
     def record(self, run: str) -> dict[str, Any]:
-        """What the train step gave."""
+        """Return the train step's record."""
         found: dict[str, Any] = json.loads(self.read(f"{run}/records/train.json"))
         return found
 
     def events(self, run: str, kind: type[E]) -> list[E]:
-        """Of a run so far, in the order of their times."""
+        """Return a run's events of this kind so far, in order of time."""
         return self._told(f"{run}/events/*.jsonl", kind)
 
     def ended(self, run: str) -> list[AttemptEnded]:
-        """By the ledger, which alone knows of those whose supervisor died."""
+        """Return the ended attempts from the ledger.
+
+        Only the ledger has the attempts whose supervisor died.
+        """
         return self._told(f"{run}/ledger/*.json", AttemptEnded)
 
     def losses(self, run: str) -> dict[int, float]:
         return {event.step: event.loss for event in self.events(run, TrainingStep)}
 
     def classes(self, run: str) -> list[str]:
-        """Of the failures of its attempts, in their order; "" for one that ended well."""
+        """Return the failure class of each attempt in order; "" for a successful one."""
         return [event.failure_class for event in self.ended(run)]
 
     def micro_batches(self, run: str) -> list[int]:
         return [event.micro_batch_size for event in self.events(run, AttemptStarted)]
 
     def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 600) -> E:
-        """The first event of a kind that meets a condition."""
+        """Wait for the first event of a kind that meets a condition, and return it."""
         deadline = time.monotonic() + seconds
         while True:
             found = next(filter(met, self.events(run, kind)), None)
@@ -180,14 +183,14 @@ class Launched:
             time.sleep(1)
 
     def pods(self, run: str, attempt: int) -> dict[int, Any]:
-        """An attempt's pods by node."""
+        """Return an attempt's pods by node."""
         found = self.cluster.core.list_namespaced_pod(
             self.cluster.namespace, label_selector=f"{RUN}={run},{ATTEMPT}={attempt}"
         )
         return {node_of({"metadata": pod.metadata.to_dict()}): pod for pod in found.items}
 
     def left(self, run: str, seconds: float = 30) -> list[str]:
-        """What of a run's the cluster still has, after a time for its collector of garbage."""
+        """Return the run's objects that remain after waiting for the garbage collector."""
         deadline = time.monotonic() + seconds
         while (names := self._of(run)) and time.monotonic() < deadline:
             time.sleep(1)
@@ -225,14 +228,14 @@ class Launched:
         return {"volumes": [volume()], "mounts": [volume_mount()]}
 
     def read(self, pattern: str) -> str:
-        """Files of the runs, one after the other."""
-        # What is JSON alone the client would make an object of, and a text of that.
+        """Return the content of files of the runs, concatenated."""
+        # The client would parse pure JSON into an object and return its repr.
         files = f'{OUTPUT}/runs/{pattern}; do cat "$file"; echo; done'
         told = self.cluster.shell("sh", "-c", f"echo told:; for file in {files} || true")
         return told.removeprefix("told:\n")
 
     def _told(self, pattern: str, kind: type[E]) -> list[E]:
-        """Events of a kind; a line that is being written is left for later."""
+        """Return the events of a kind, skipping a line that is still being written."""
         lines = [line for line in self.read(pattern).splitlines() if line.startswith("{")]
         told = [from_json(line) for line in lines if line.endswith("}")]
         return sorted(
@@ -268,7 +271,7 @@ class Launched:
 
 
 def _merged(section: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields over a section, one level of sections within it too."""
+    """Merge fields into a section, including one level of nested sections."""
     merged = dict(section)
     for name, value in fields.items():
         inner = merged.get(name)

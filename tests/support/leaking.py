@@ -1,4 +1,4 @@
-"""A task of one's own that shows everything it knows when it fails."""
+"""A user-defined task that leaks everything it knows when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control group with a memory limit, real, where this machine lets one be made."""
+"""A real control group with a memory limit, if this machine allows creating one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Group:
-    """A control group; version 1 or 2."""
+    """A control group, version 1 or 2."""
 
     path: Path
 
@@ -25,38 +25,38 @@ class Group:
         return (self.path / "cgroup.controllers").exists()
 
     def limit(self, size: int) -> None:
-        """Bytes that its processes may have together; none of it is swapped out."""
+        """Limit the total memory of its processes to `size` bytes, without swap."""
         limit, swap = "memory.limit_in_bytes", "memory.swappiness"
         if self.second:
             limit, swap = "memory.max", "memory.swap.max"
         (self.path / limit).write_text(str(size))
-        # Where nothing is ever swapped out there is nothing to forbid.
+        # Fails on a machine without swap, where there is nothing to limit.
         with contextlib.suppress(OSError):
             (self.path / swap).write_text("0")
 
     @property
     def peak(self) -> int:
-        """Bytes that its processes had at most."""
+        """The peak memory of its processes in bytes."""
         name = "memory.peak" if self.second else "memory.max_usage_in_bytes"
         return int((self.path / name).read_text())
 
     @property
     def anonymous(self) -> int:
-        """Bytes that its processes have now and that are in no file."""
+        """The current anonymous memory of its processes in bytes."""
         name = "anon" if self.second else "rss"
         found = re.search(rf"^{name} (\d+)$", (self.path / "memory.stat").read_text(), re.MULTILINE)
         assert found
         return int(found[1])
 
     def inside(self, command: list[str]) -> list[str]:
-        """A command that runs, and starts all else, in the group."""
+        """Return a command line that runs the command and its children in the group."""
         enter = f'echo $$ > {self.path}/cgroup.procs && exec "$@"'
         return ["sh", "-c", enter, "sh", *command]
 
 
 @contextlib.contextmanager
 def limited_group() -> Iterator[Group]:
-    """A new group below this process's own; the test is skipped where none can be made."""
+    """Yield a new group below this process's own; skip the test if none can be created."""
     try:
         group = Group(_own() / f"test-{uuid.uuid4().hex[:8]}")
         group.path.mkdir()
@@ -71,7 +71,7 @@ def limited_group() -> Iterator[Group]:
 
 
 def _own() -> Path:
-    """Where groups of the memory controller are made: this process's own, or the mount."""
+    """Return where to create memory groups: this process's own group, or the mount."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):

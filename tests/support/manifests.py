@@ -13,15 +13,15 @@ import yaml
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
 OF_THE_CLUSTER = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-"""Kinds that lie in no namespace."""
+"""Kinds without a namespace."""
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 
 
 def build(overlay: str, components: Sequence[str], scratch: Path, **fields: Any) -> list[Any]:
-    """The objects of an overlay with more components switched on, as a user does it.
+    """Build an overlay with additional components enabled, as a user does; return its objects.
 
     Args:
-        fields: of the overlay's kustomization, in place of those that it has.
+        fields: replacements for fields of the overlay's kustomization.
     """
     copy = scratch / "manifests"
     if not copy.exists():
@@ -37,7 +37,7 @@ def build(overlay: str, components: Sequence[str], scratch: Path, **fields: Any)
 
 
 def pods(objects: Sequence[Any]) -> Iterator[Any]:
-    """The pod templates among objects."""
+    """Yield the pod templates among the objects."""
     for item in objects:
         template = item.get("spec", {}).get("template")
         if template is not None:

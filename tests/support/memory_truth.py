@@ -1,9 +1,9 @@
-"""A real step of a small real model, and its peak of live tensors."""
+"""A real training step of a small real model, and its peak of live tensors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,15 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 
+from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import loss_of, random_model
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.plan.dry_run import dry_run
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.train.loop.setup import make_ready
-from steadytrain.components.train.plan.batch import REPLICATED
-from steadytrain.components.train.plan.live_tensors import LiveTensors
-from steadytrain.components.train.plan.random_model import loss_of, random_model
-from steadytrain.components.train.plan.setting import Setting
 
 from support.forked import on_ranks
 
@@ -30,7 +33,7 @@ CONFIG = {"name": "truth", "data": {"source": ["none"]}, "model": {"base": "none
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how it is trained; `classes` for a classification head."""
+    """A model and its training settings; `classes` for a classification head."""
 
     model: Mapping[str, Any]
     setting: Setting
@@ -41,8 +44,35 @@ class Case:
         return LABELS if self.classes else 0
 
 
+def by_formula(case: Case) -> int:
+    return peak_memory(shape_of(case.model, labels=case.labels), case.setting).total
+
+
+def by_dry_run(case: Case) -> int:
+    return dry_run(case.model, case.setting, labels=case.labels).total
+
+
+def assert_near(
+    cases: Sequence[Case],
+    truths: Sequence[int],
+    estimate: Callable[[Case], int],
+    *,
+    mean: float,
+    worst: float,
+) -> None:
+    """Assert that an estimate's mean and worst relative error are within the limits."""
+    errors = {
+        f"{case.model['model_type']} {case.setting}": estimate(case) / truth - 1
+        for case, truth in zip(cases, truths, strict=True)
+    }
+    shown = "\n".join(f"{error:+.1%} {name}" for name, error in errors.items())
+    sizes = [abs(error) for error in errors.values()]
+    assert sum(sizes) / len(sizes) <= mean, shown
+    assert max(sizes) <= worst, shown
+
+
 def measured_peak(case: Case) -> int:
-    """Bytes of live tensors at the peak of the second of two optimizer steps, on a CPU."""
+    """Return the peak bytes of live tensors in the second of two optimizer steps, on a CPU."""
     setting = case.setting
     torch.manual_seed(0)
     with _fresh_accelerator(setting) as accelerator, LiveTensors() as live:
@@ -72,7 +102,7 @@ def measured_peak(case: Case) -> int:
 
 
 def measured_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[int]:
-    """The same of rank 0 of several processes of this machine, by gloo."""
+    """Return the same peaks on rank 0 of several gloo processes on this machine."""
     told = folder / "peaks.json"
     on_ranks(ranks, _rank, list(cases), told)
     peaks: list[int] = json.loads(told.read_text())
@@ -89,10 +119,10 @@ def _rank(cases: Sequence[Case], told: Path) -> None:
 
 @contextmanager
 def _fresh_accelerator(setting: Setting) -> Iterator[Accelerator]:
-    """Its precision is the process's, so it is forgotten before and after."""
+    """Yield an Accelerator; reset its process-wide state, such as precision, before and after."""
     alone = not dist.is_initialized()
     unused = DistributedDataParallelKwargs(
-        find_unused_parameters=not setting.recompute, gradient_as_bucket_view=True
+        find_unused_parameters=True, gradient_as_bucket_view=True
     )
     AcceleratorState._reset_state(alone)
     GradientState._reset_state()
@@ -117,4 +147,4 @@ def _batch(case: Case) -> dict[str, torch.Tensor]:
     if case.setting.masked:
         return batch
     packed = {name: tensor.view(1, -1) for name, tensor in batch.items()}
-    return {**packed, "lengths": torch.tensor([length] * rows)}
+    return {**packed, "lengths": [length] * rows}

@@ -1,4 +1,4 @@
-"""A namespace of a real cluster for a test's own, with restricted Pod Security."""
+"""A test's own namespace on a real cluster, with restricted Pod Security."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.manifests import OF_THE_CLUSTER
 from support.shared_volume import FOLDER, default_class, on_node
 
 TEST_IMAGE = os.environ.get("STEADYTRAIN_TEST_TRAIN_IMAGE", TRAIN_IMAGE)
-"""Of training; must be on the nodes. Another tag may be named, to try what has no version yet."""
+"""The training image, which must be on the nodes. Set another tag to test an unreleased image."""
 
 needs_cluster = pytest.mark.skipif(
     not os.environ.get("KUBECONFIG"), reason="needs a cluster, named by KUBECONFIG"
@@ -29,7 +29,7 @@ needs_cluster = pytest.mark.skipif(
 
 
 def kubectl(*arguments: str | Path, content: str = "", check: bool = True) -> str:
-    """What kubectl prints."""
+    """Run kubectl and return its output."""
     done = subprocess.run(["kubectl", *arguments], input=content, capture_output=True, text=True)
     assert not check or done.returncode == 0, done.stderr
     return done.stdout
@@ -37,7 +37,7 @@ def kubectl(*arguments: str | Path, content: str = "", check: bool = True) -> st
 
 @contextlib.contextmanager
 def own_namespace(name: str) -> Iterator[str]:
-    """A namespace that is gone afterwards, with all in it."""
+    """Create a namespace and delete it afterwards, with everything in it."""
     namespace = f"steadytrain-{name}-{secrets.token_hex(3)}"
     kubectl("create", "namespace", namespace)
     kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -51,7 +51,10 @@ def own_namespace(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def volumes_for(claims: Sequence[Any], namespace: str) -> Iterator[None]:
-    """A volume for each claim, in a folder of the one node: few storage classes can share any."""
+    """Create a volume for each claim in a folder of the single node.
+
+    Few storage classes support volumes that several pods share.
+    """
     config.load_kube_config()
     volumes = [_volume(claim, namespace) for claim in claims]
     folders = " ".join(item["spec"]["hostPath"]["path"] for item in volumes)
@@ -65,7 +68,7 @@ def volumes_for(claims: Sequence[Any], namespace: str) -> Iterator[None]:
 
 
 def in_namespace(objects: Sequence[Any], namespace: str) -> list[Any]:
-    """Objects of the overlay `standalone`, moved to another namespace."""
+    """Return objects of the overlay `standalone`, moved to another namespace."""
     text = yaml.safe_dump_all(objects).replace("namespace: kubeflow", f"namespace: {namespace}")
     moved = list(yaml.safe_load_all(text))
     for item in moved:
@@ -79,7 +82,7 @@ def in_namespace(objects: Sequence[Any], namespace: str) -> list[Any]:
 
 
 def _of_the_cluster(namespace: str) -> str:
-    """Name of what lies in no namespace and belongs to one all the same."""
+    """Return the name for cluster-wide objects that belong to this namespace."""
     return f"launcher-{namespace}"
 
 
@@ -105,10 +108,10 @@ def _volume(claim: Any, namespace: str) -> Any:
 
 
 def as_account(name: str, namespace: str) -> Cluster:
-    """The cluster as a service account sees it, by a token of its own."""
+    """Return a connection to the cluster as a service account, with a token of its own."""
     settings = client.Configuration()
     config.load_kube_config(client_configuration=settings)
-    # Nothing of whoever KUBECONFIG names may be left.
+    # Remove every credential of the KUBECONFIG user.
     settings.cert_file = settings.key_file = settings.refresh_api_key_hook = None
     token = kubectl("create", "token", name, "-n", namespace).strip()
     settings.api_key = {"authorization": f"Bearer {token}"}

@@ -1,4 +1,4 @@
-"""A process that is cut off from the network, silently, as by a switch that failed."""
+"""Cut a process off from the network silently, like a failed switch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _DROP = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: ret
 
 
 def cut_off(pid: int) -> int:
-    """Drops all that arrives on the internet sockets of a process from now on; how many there are.
+    """Drop all incoming data on a process's internet sockets; return the number of sockets.
 
-    Nobody is told: no connection is closed. Needs the rights to trace the process.
+    No connection is closed, so neither end notices. Needs permission to trace the process.
     """
     found = 0
     for place in Path(f"/proc/{pid}/fd").iterdir():
@@ -30,7 +30,7 @@ def cut_off(pid: int) -> int:
 
 
 def _socket(pid: int, number: int) -> socket.socket:
-    """A socket of another process; OSError where the descriptor is none."""
+    """Return a socket of another process; raise OSError if the descriptor isn't one."""
     process = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Several agents on this machine, each taking itself for the only one on its node."""
+"""Several agents on this machine, each of which acts as the only one on its node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.ports import free_port
 
 
 class NodesLauncher:
-    """Starts an agent for each node, as an operator does: told by variables who it is."""
+    """Starts an agent for each node, as an operator does: variables give each its node number."""
 
     def __init__(self, nodes: int, *, program: Sequence[str] = RANK_PROGRAM) -> None:
         self.nodes, self.program = nodes, program

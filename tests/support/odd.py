@@ -1,4 +1,4 @@
-"""Odd values for whatever a person can set, and the command line called within this process."""
+"""Odd values for everything that a user can set, and the command line called in this process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines.cli import app
 
 COMMAND = typer.main.get_command(app)
-"""Made once: Typer makes it of the functions anew for each call, which takes longer than most."""
+"""Built once, because Typer rebuilds it on each call, which takes longer than most calls."""
 _ALL = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 QUICK = settings(max_examples=150, derandomize=True, **_ALL)
-"""The same examples each time."""
+"""Uses the same examples each time."""
 LONG = settings(max_examples=20_000, print_blob=True, **_ALL)
 
 _BOMB = ["a: &a [x, x, x, x, x, x, x, x, x]"] + [
@@ -50,11 +50,11 @@ YAML_TEXTS = [
     *("http://[", "http://[::1", "http://a:b:c", "module:Class", "os:system", "\t", "\r\n", "a\nb"),
     *("\ufeff", "\u2028", "{" + ", ".join(_BOMB) + "}"),
 ]
-"""As a person may write a value: in a file, or behind --set."""
+"""Values as a user may write them, in a file or after --set."""
 
 
 def plain_values() -> list[Any]:
-    """As a program may hand a value over."""
+    """Return values as a program may pass them."""
     return [
         *(None, True, -1, 0, 1, 3, 2**31, 2**63, 10**5000, 0.5, 1e308, 5e-324, float("nan")),
         *(float("-inf"), "", "x", "x" * 5000, "\0", "\ud800", "\u202eabc", "/", "s3://b/x", "a\nb"),
@@ -64,7 +64,7 @@ def plain_values() -> list[Any]:
 
 
 def endless_values() -> list[Any]:
-    """What has no bottom, or none within reach."""
+    """Return values that are circular or nested too deep."""
     circle: list[Any] = []
     circle.append(circle)
     deep: Any = "x"
@@ -74,7 +74,7 @@ def endless_values() -> list[Any]:
 
 
 def fields(section: type[BaseModel] = RunConfig, before: str = "") -> Iterator[str]:
-    """Every section and every field, by its dotted name."""
+    """Yield the dotted name of every section and field."""
     for name, field in section.model_fields.items():
         yield f"{before}{name}"
         kind = field.annotation
@@ -190,7 +190,7 @@ ARGUMENTS = [
         "preprocess",
     ),
 ]
-"""As a person may write it behind an option, or as an argument, in the folder of `places`."""
+"""Values as a user may write them for an option or an argument, in the folder of `places`."""
 argument = st.sampled_from(ARGUMENTS) | st.text(
     st.characters(exclude_characters="\0", codec="utf-8"), max_size=12
 )
@@ -201,7 +201,7 @@ yaml_text = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """An option (`name` is what is written) or an argument (`name` is "")."""
+    """An option (`name` is its flag) or an argument (`name` is "")."""
 
     name: str
     takes_value: bool
@@ -210,7 +210,7 @@ class Parameter:
 def commands(
     group: Any = None, before: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
-    """Every command of the program, with all that it takes."""
+    """Yield every command of the program with its options and arguments."""
     group = group or COMMAND
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -235,7 +235,7 @@ def _hangs(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -243,7 +243,10 @@ class Ending:
 
 
 def call(*arguments: str, folder: Path) -> Ending:
-    """The command within this process; what is neither an exit nor an error of ours is raised."""
+    """Run the command in this process.
+
+    Exits and our own errors become an exit code; any other exception propagates.
+    """
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in _ERRORS)
     code = 0
     signal.signal(signal.SIGALRM, _hangs)
@@ -266,12 +269,12 @@ def call(*arguments: str, folder: Path) -> Ending:
 
 
 _ERRORS = ("backslashreplace", "backslashreplace")
-"""As `main` sets it for the real streams."""
+"""The error handlers that `main` sets for the real streams."""
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """No server and no cluster but an address on this machine that refuses."""
+    """Replace every server and cluster with an address on this machine that refuses connections."""
     before = dict(os.environ)
     nowhere = "http://127.0.0.1:9"
     os.environ.update(

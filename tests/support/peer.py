@@ -1,6 +1,6 @@
-"""Transformers' Trainer as a program: `python peer.py FOLDER`, on what FOLDER/peer.json says.
+"""Transformers' Trainer as a program: `python peer.py FOLDER`, configured by FOLDER/peer.json.
 
-Each step it has done is a line of FOLDER/told: its number, its time, its loss.
+For each step, it appends a line to FOLDER/told: the step, its time, its loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import (
 
 
 class Tells(TrainerCallback):
-    """Writes each step down, as the events of ours do."""
+    """Writes down each step, like our events."""
 
     def __init__(self, path: Path) -> None:
         self.handle = path.open("a", buffering=1)
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     given = json.loads((folder / "peer.json").read_text())
     rows = torch.from_numpy(np.load(folder / "rows.npy"))
     set_seed(given["seed"])
-    # The order of the rows is given; ours has drawn the same one.
+    # The rows are already in the order that our loop uses.
     Trainer(
         model=AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**given["model"]), dtype=torch.float32

@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody listens on."""
+"""Ports of this machine that are free."""
 
 from __future__ import annotations
 

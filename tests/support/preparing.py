@@ -1,4 +1,4 @@
-"""The preprocess step in a process of its own, which has imported everything already."""
+"""The preprocess step in its own process, which has already imported everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PRELOAD = ["rensa", "tokenizers", "transformers", "support.preparing"]
 
 
 def start(config: RunConfig) -> ForkServerProcess:
-    """Starts the step, which is at work when this returns."""
+    """Start the step; return once it is running."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     work, ready = context.Event(), context.Event()

@@ -1,4 +1,4 @@
-"""A server on loopback that stands before a real one and does to requests what a test asks for."""
+"""A proxy on loopback for a real server, which injects the faults that a test requests."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
 Fault = Literal["forward", "lose", "late", "reset", "hang", "403", "500", "503", "truncate"]
-"""What becomes of a request:
+"""What happens to a request:
 
-forward: the server's answer; late: the same, but not before `let_on` is set;
-lose: the server does it, and its answer is lost;
-reset: the connection is reset unread; hang: no answer before the test ends;
-403, 500, 503: refused with that status, as S3 does (503 is SlowDown, to be asked again in an hour);
-truncate: half of the answer's body, then the connection is reset.
+forward: the server's response.
+late: the server's response, but only after `let_on` is set.
+lose: the server handles the request, but its response is lost.
+reset: the connection is reset before the request is read.
+hang: no response until the test ends.
+403, 500, 503: an error with this status, as S3 sends it (503 is SlowDown, retry in an hour).
+truncate: half of the response body, then the connection is reset.
 """
 
 S3_CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
 
 
 class Proxy:
-    """Forwards to 127.0.0.1:`port`, but for faults.
+    """Forwards to 127.0.0.1:`port` and injects faults.
 
     Attributes:
-        usual: what becomes of a request for which no fault was queued.
-        hidden: headers, in lower case, of which the server is not told.
-        queued: faults for the next requests that `concerns` picks, in their order.
-        seen, answered: "METHOD path" of every request, and of those that the server has answered.
-        done: what has become of any of them.
+        usual: the fault for requests that get no queued fault.
+        hidden: lower-case names of headers that are not forwarded.
+        queued: faults for the next requests that match `concerns`, in order.
+        seen: "METHOD path" of every request.
+        answered: "METHOD path" of every request that the server has answered.
+        done: all faults that have been used.
     """
 
     def __init__(self, port: int) -> None:
@@ -58,7 +61,7 @@ class Proxy:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def fault(self, method: str, path: str) -> Fault:
-        """What becomes of this request."""
+        """Return the fault for this request."""
         with self._turn:
             self.seen.append(f"{method} {path}")
             picked = self.queued and self.concerns(method, path)
@@ -75,7 +78,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxy_to(port: int) -> Iterator[Proxy]:
-    """A proxy for as long as the block lasts."""
+    """Run a proxy for the duration of the context."""
     proxy = Proxy(port)
     try:
         yield proxy
@@ -140,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _chunks(self) -> Iterator[bytes]:
-        """The body as it was sent, so that signatures stay good."""
+        """Yield the raw chunks of the body, so that signatures remain valid."""
         while True:
             line = self.rfile.readline()
             if not line:
@@ -174,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _reset(self) -> None:
-        """Ends the connection with RST instead of FIN."""
+        """Close the connection with RST instead of FIN."""
         self.wfile.flush()
         option = struct.pack("ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)

@@ -11,7 +11,7 @@ from steadytrain.components.train.agent.processes import processes_of
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
-    """Those of an attempt's processes that write a rank's log, the lowest rank first."""
+    """Return an attempt's processes that write a rank's log, the lowest rank first."""
     found = {}
     for process in processes_of(folder):
         log = Path(f"/proc/{process.pid}/fd/1").readlink()

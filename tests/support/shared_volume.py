@@ -1,4 +1,4 @@
-"""The volume of a test's namespace: of the storage class, or else a folder of the node."""
+"""The volume of a test's namespace: from the storage class, or a folder of the node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from steadytrain.components.shared.attached import NAME
+from steadytrain.pipelines.attached import NAME
 
 from support.cluster import Cluster
 
@@ -19,7 +19,7 @@ _DEFAULT = "storageclass.kubernetes.io/is-default-class"
 
 @contextlib.contextmanager
 def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
-    """A bound claim NAME; on a cluster without a storage class only where it has one node."""
+    """Create a bound claim NAME; without a storage class, the cluster must have a single node."""
     api, name = client.CoreV1Api(), cluster.namespace
     claim: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
@@ -50,7 +50,7 @@ def shared_volume(cluster: Cluster, image: str) -> Iterator[None]:
 
 
 def default_class() -> str:
-    """Name of the storage class that claims get which name none; "" where there is none."""
+    """Return the name of the default storage class, or "" if the cluster has none."""
     classes = client.StorageV1Api().list_storage_class().items
     default = (
         item for item in classes if (item.metadata.annotations or {}).get(_DEFAULT) == "true"
@@ -59,7 +59,7 @@ def default_class() -> str:
 
 
 def on_node(command: str, name: str, image: str) -> None:
-    """As root, which the test's own namespace allows nobody to be."""
+    """Run a command as root, which the test's own namespace doesn't allow."""
     api, home = client.CoreV1Api(), Cluster("default")
     spec = {
         "restartPolicy": "Never",

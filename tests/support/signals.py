@@ -1,4 +1,4 @@
-"""Signals as a terminal has them, whoever started the tests."""
+"""Signals as in a terminal, however the tests were started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def heard() -> Iterator[None]:
-    """Not ignored, as they are under nohup and of what a shell runs in the background."""
+    """Reset SIGHUP and SIGQUIT, which nohup and background jobs of a shell ignore."""
     numbers = (signal.SIGHUP, signal.SIGQUIT)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     yield

@@ -1,4 +1,4 @@
-"""A real run by the product's own command, disturbed from outside until the last fault is done."""
+"""A real run of the product's own command, with faults from outside until the last one is done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault: what, in which attempt, and how many seconds after the start."""
+    """An injected fault: its name, the attempt, and the seconds since the start."""
 
     name: str
     attempt: int
@@ -34,11 +34,11 @@ class Struck:
 
 
 class Soak:
-    """Lets one fault follow another while the training makes progress between them.
+    """Injects one fault after another, with training progress between them.
 
     Args:
-        every: seconds from one fault to the next, at the least.
-        pace: file that keeps the steps slow; it goes with the last fault.
+        every: minimum seconds between two faults.
+        pace: file that keeps the steps slow; deleted with the last fault.
     """
 
     def __init__(self, scene: Scene, plan: Sequence[Disturbance], every: float, pace: Path) -> None:
@@ -49,7 +49,10 @@ class Soak:
         self._not_before = float("inf")
 
     def run(self, deadline_seconds: float) -> int:
-        """The exit status of the command that has ended by itself; nothing of it is left then."""
+        """Run the command until it exits by itself, and return its exit status.
+
+        Its remaining processes are killed.
+        """
         began = last = time.monotonic()
         self.scene.program.start()
         try:
@@ -66,7 +69,10 @@ class Soak:
             end_processes(self.scene.workspace.attempts)
 
     def _due(self, last: float) -> bool:
-        """Whether it is time; never at once with a checkpoint, which would flatter the run."""
+        """Return whether to inject a fault now.
+
+        Wait a random time after a checkpoint: a fault right after one would flatter the run.
+        """
         if not self._under_way:
             self._not_before = float("inf")
             return False
@@ -77,7 +83,7 @@ class Soak:
 
     @property
     def _under_way(self) -> bool:
-        """Whether the attempt that runs has saved further than any before it."""
+        """Whether the current attempt has saved a later step than the attempts before it."""
         return self._ready == self.scene.attempt and self._saved > self._needed
 
     def _look(self) -> None:
@@ -106,7 +112,7 @@ class Soak:
 def schedule(
     draw: random.Random, kinds: Sequence[Disturbance], count: int, *, memory: int = 0
 ) -> list[Disturbance]:
-    """All kinds in turn, each round in an order of its own; `memory` shortages evenly between."""
+    """Return all kinds in shuffled rounds, with `memory` shortages spread evenly between them."""
     plan: list[Disturbance] = []
     while len(plan) < count - memory:
         plan += draw.sample(kinds, len(kinds))
@@ -117,9 +123,10 @@ def schedule(
 
 
 def table(scene: Scene, struck: Sequence[Struck]) -> str:
-    """The faults, what each cost by the ledger's times, and what the run's time went into.
+    """Format the faults, what each cost by the ledger's times, and where the run's time went.
 
-    A fault costs the work that is lost with its attempt, the wait, and the start of the next.
+    The cost of a fault is the lost work of its attempt, the wait, and the start of the next
+    attempt.
     """
     cut = told_spans(scene.workspace)
     rows = [(fault, _cost(cut, fault.attempt)) for fault in struck if "tracking" not in fault.name]

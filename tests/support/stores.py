@@ -1,4 +1,4 @@
-"""For the tests that use MLflow: a clean environment, a store made once, a server."""
+"""Support for tests that use MLflow: a clean environment, a store created once, a server."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store as MLflow creates it, which takes some seconds: made once, copied often.
+    """Return a store as MLflow creates it; that takes seconds, so create it once and copy it.
 
-    Where the tests run in several processes, their temporary folders are side by side.
+    If the tests run in several processes, their temporary folders have the same parent.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -53,8 +53,9 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """An MLflow server in its own process group.
 
-    `mlflow server` is a program that imports MLflow for seconds to set these variables and start
-    uvicorn, which imports it again; tests/unit/manifests starts that.
+    `mlflow server` imports MLflow for several seconds just to set these variables and start
+    uvicorn, which imports MLflow again. tests/unit/manifests starts that program; this class starts
+    uvicorn directly.
     """
 
     folder: Path
@@ -103,7 +104,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(folder: Path, store: Path) -> Iterator[Server]:
-    """A server that is up, on a copy of a store."""
+    """Run a server on a copy of a store."""
     folder.mkdir(exist_ok=True)
     (folder / "mlflow.db").write_bytes(store.read_bytes())
     server = Server(folder, free_port())
@@ -115,7 +116,7 @@ def serving(folder: Path, store: Path) -> Iterator[Server]:
 
 
 def cut_short(path: Path) -> None:
-    """Makes a store what is left of one when MLflow is killed while it makes it."""
+    """Turn a store into what remains if MLflow is killed while creating it."""
     with contextlib.closing(sqlite3.connect(path)) as store, store:
         store.execute("DELETE FROM experiments")
         store.execute("DROP TABLE endpoint_tags")

@@ -1,9 +1,9 @@
-"""Strategies on the ranks of this world: what they learn, and what they go on from.
+"""Strategies on the ranks of this world: their losses, and the checkpoints that they resume from.
 
-Run on each rank: `python strategies.py FOLDER CASES`, CASES being a file with a JSON list of
-cases. Of each, rank 0 writes FOLDER/<name>/losses.json with the losses of every step: of a whole
-training ("whole"), of one that was continued from its own checkpoint ("resumed"), and of one that
-was continued from the checkpoint of one rank alone ("from_single").
+Run `python strategies.py FOLDER CASES` on each rank. CASES is a file with a JSON list of cases. For
+each case, rank 0 writes the losses of every step to FOLDER/<name>/losses.json: of a full run
+("whole"), of a run that resumed from its own checkpoint ("resumed"), and of a run that resumed from
+a single rank's checkpoint ("from_single").
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState
 
+from steadytrain.components.memory import buckets
+from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.training import Training
-from steadytrain.components.train.plan.batch import REPLICATED
-from steadytrain.components.train.strategy import zero_config
 
 from support.training import Bench, language_rows, losses_of, write_data
 
@@ -52,7 +52,7 @@ def train(
     device: str = "cpu",
     **sections: Any,
 ) -> dict[int, float]:
-    """A training on this rank; losses by step, on rank 0."""
+    """Train on this rank; return the losses by step on rank 0."""
     rank, world = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
     data = write_data(folder / f"data-{rank}", language_rows(60), language_rows(7, seed=1))
     bench = Bench.make(
@@ -77,15 +77,16 @@ def train(
 
 
 def middle(folder: Path) -> Path:
-    """The checkpoint of half of the steps."""
+    """Return the checkpoint at half of the steps."""
     return folder / "runs" / "tiny" / "checkpoints" / f"step-{MIDDLE:08d}"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and the folder of the training by one rank that it is held to.
+    """A strategy, and the folder of the single-rank run to compare it with.
 
-    bucket: values of DeepSpeed's largest; a small one makes a small model as a large one is.
+    bucket: values in DeepSpeed's largest bucket; a small one makes a small model act like a large
+        one.
     """
 
     name: str
@@ -93,10 +94,10 @@ class Case:
     single: str
     offload: str = "none"
     sections: dict[str, Any] = field(default_factory=dict)
-    bucket: int = zero_config.LARGEST_BUCKET
+    bucket: int = buckets.LARGEST_BUCKET
 
     def run(self, folder: Path) -> dict[str, dict[int, float]]:
-        """Losses by step of each training, on rank 0."""
+        """Return the losses by step of each training run, on rank 0."""
         own = folder / self.name
         found = {"whole": self._train(own / "whole")}
         found["resumed"] = self._train(own / "resumed", middle(own / "whole"))
@@ -104,7 +105,7 @@ class Case:
         return found
 
     def _train(self, folder: Path, resume: Path | None = None) -> dict[int, float]:
-        zero_config.LARGEST_BUCKET = self.bucket
+        buckets.LARGEST_BUCKET = self.bucket
         return train(folder, self.strategy, self.offload, resume=resume, **self.sections)
 
 

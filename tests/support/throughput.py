@@ -1,30 +1,29 @@
-"""One training, ours or by Transformers' Trainer, on the same texts: how long it takes.
-
-Each in a process of its own, forked from one that has imported all of it; what it found is JSON.
-"""
+"""A small language model on the same texts, trained by our loop, Transformers' Trainer or TRL."""
 
 from __future__ import annotations
 
 import ast
-import json
-import multiprocessing
-import re
+import statistics
 import sysconfig
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steadytrain.components.preprocess.pack import best_fit
+from steadytrain.components.shared.events.types import TrainingStep
 
-from support.training import Bench, write_data
+from support.timed import Found, in_processes, measured
+from support.training import Bench, events_of, write_data
 
 LENGTH = 512
 DOCUMENTS, ROWS = 16, 4
-"""Of a step: single documents for Trainer, packed rows for ours; about as many tokens."""
+"""Size of a micro-batch: single documents for Trainer, packed rows for our loop and TRL.
+
+Both have about the same number of tokens.
+"""
 RECIPE = {
     "learning_rate": 1e-3,
     "lr_scheduler_type": "linear",
@@ -32,44 +31,19 @@ RECIPE = {
     "weight_decay": 0.1,
     "seed": 3,
 }
-_PRELOAD = ["support.throughput", "steadytrain.components.train.loop.training", "transformers"]
+Texts = list[list[int]]
 
 
-@dataclass(frozen=True)
-class Found:
-    """Of one training.
-
-    tokens: real ones. seconds, cpu_seconds: of the training alone.
-    memory: bytes that it took more than there were before, at the most.
-    loss: mean over texts that were held out, in float32.
-    """
-
-    tokens: int
-    seconds: float
-    cpu_seconds: float
-    memory: int
-    loss: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def cpu_speed(self) -> float:
-        """As it would be on a machine that nobody shares."""
-        return self.tokens / self.cpu_seconds
-
-
-def functions(count: int, vocabulary: int) -> list[list[int]]:
-    """Functions of the standard library as token ids, by byte pairs of that many words."""
+def functions(count: int, vocabulary: int) -> Texts:
+    """Return standard library functions as byte-pair token ids, with this vocabulary size."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
 
-    texts = sorted(set(_sources()))
+    texts = sorted(set(sources()))
     lot = np.random.default_rng(0)
-    texts = [texts[index] for index in lot.permutation(len(texts))[:4000]]
+    texts = [texts[index] for index in lot.permutation(len(texts))[: max(4000, count)]]
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.train_from_iterator(texts, BpeTrainer(vocab_size=vocabulary, show_progress=False))
@@ -77,7 +51,7 @@ def functions(count: int, vocabulary: int) -> list[list[int]]:
     return [item for item in ids if 8 <= len(item) <= LENGTH][:count]
 
 
-def _sources() -> Iterator[str]:
+def sources() -> Iterator[str]:
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text = path.read_text(errors="replace")
         for node in ast.walk(ast.parse(text)):
@@ -85,39 +59,59 @@ def _sources() -> Iterator[str]:
                 yield found
 
 
-def run(kind: str, folder: Path, model: Mapping[str, Any], texts: Sequence[Any], *, half: bool):
-    """One training by "ours", or by Trainer in the order "random" or "group_by_length"."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    folder.mkdir(parents=True)
-    process = context.Process(target=_run, args=(kind, folder, dict(model), list(texts), half))
-    process.start()
-    process.join()
-    assert process.exitcode == 0, kind
-    return Found(**json.loads((folder / "found.json").read_text()))
+def run(
+    kind: str,
+    folder: Path,
+    model: Mapping[str, Any],
+    texts: Sequence[Any],
+    *,
+    half: bool,
+    ranks: int = 1,
+    accumulate: int = 1,
+) -> Found:
+    """Train one epoch on the texts, except the held-out ones.
 
-
-def _run(
-    kind: str, folder: Path, model: dict[str, Any], texts: list[list[int]], half: bool
-) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    held_out, texts = texts[: 2 * DOCUMENTS], texts[2 * DOCUMENTS :]
-    if kind == "ours":
-        found = _ours(folder, model, texts, held_out, half)
-    else:
-        found = _trainer(kind, folder, model, texts, held_out, half)
-    (folder / "found.json").write_text(json.dumps(asdict(found)))
+    Args:
+        kind: "ours"; "random" or "group_by_length", Trainer's orders; "trl", which packs.
+    """
+    train = {"ours": _ours, "trl": _trl}.get(kind, _trainer)
+    held_out, texts = list(texts[: 2 * DOCUMENTS]), list(texts[2 * DOCUMENTS :])
+    given = (kind, dict(model), texts, held_out, half, ranks, accumulate)
+    return in_processes(folder, train, *given, ranks=ranks)
 
 
 def _ours(
     folder: Path,
+    _: str,
     model: dict[str, Any],
-    texts: list[list[int]],
-    held_out: list[list[int]],
+    texts: Texts,
+    held_out: Texts,
     half: bool,
+    ranks: int,
+    accumulate: int,
 ) -> Found:
+    rows = [_row(sequence) for sequence in best_fit(texts, LENGTH)]
+    data = write_data(folder / "data", rows, [], sequence_length=LENGTH)
+    batch = ROWS * ranks * accumulate
+    steps = len(texts) // (DOCUMENTS * ranks * accumulate)
+    bench = Bench.make(
+        folder / "run",
+        data,
+        model={"config": model},
+        training={
+            **RECIPE,
+            "global_batch_size": batch,
+            "max_steps": steps,
+            "logging_steps": steps,
+            "bf16": half,
+        },
+        compute={"device": "cpu", "nproc_per_node": ranks},
+    )
+    return train_ours(bench, ROWS, lambda module: _loss(module, held_out))
+
+
+def train_ours(bench: Bench, micro_batch: int, loss: Any) -> Found:
+    """Run all steps of a run, without checkpoints."""
     from steadytrain.components.train.checkpoint.store import CheckpointStore
     from steadytrain.components.train.loop.control import StopRequests
     from steadytrain.components.train.loop.reporter import Reporter
@@ -125,35 +119,29 @@ def _ours(
     from steadytrain.components.train.loop.training import Training
 
     class Unsaved(Training):
-        """As Trainer is told to save nothing."""
+        """Saves no checkpoints, like the peers."""
 
         def save(self) -> None:
             pass
 
-    rows = [_row(sequence) for sequence in best_fit(texts, LENGTH)]
-    data = write_data(folder / "data", rows, [], sequence_length=LENGTH)
-    steps = len(texts) // DOCUMENTS
-    bench = Bench.make(
-        folder / "run",
-        data,
-        model={"config": model},
-        training={
-            **RECIPE,
-            "global_batch_size": ROWS,
-            "max_steps": steps,
-            "logging_steps": steps,
-            "bf16": half,
-        },
-        compute={"device": "cpu"},
-    )
     bench.workspace.create()
-    parts = set_up(bench.config, data, ROWS)
+    ranks, training = bench.config.compute.nproc_per_node, bench.config.training
+    parts = set_up(bench.config, bench.data, micro_batch, strategy="ddp" if ranks > 1 else "single")
     assert not parts.remarks, parts.remarks
     store = CheckpointStore(bench.workspace.checkpoints, keep=1)
-    reporter = Reporter(bench.workspace.stream("train"), 1)
-    training = Unsaved(parts, store, reporter, StopRequests(None))
-    tokens = sum(parts.task.cost(parts.train[index]) for index in parts.order.take(0, steps * ROWS))
-    return _measured(training.run, parts.module, tokens, held_out)
+    stream = bench.workspace.stream("train") if parts.rank == 0 else None
+    trained = Unsaved(parts, store, Reporter(stream, 1), StopRequests(None))
+    rows = parts.order.take(0, training.max_steps * training.global_batch_size)
+    tokens = sum(parts.task.cost(parts.train[index]) for index in rows)
+    found = measured(trained.run, tokens, lambda: loss(parts.module))
+    if parts.rank:
+        return found
+    steps = events_of(bench.workspace, TrainingStep)
+    found = replace(found, data_wait=statistics.mean(step.data_wait for step in steps))
+    if ranks == 1:
+        return found
+    met = statistics.mean(step.communication_wait or 0.0 for step in steps)
+    return replace(found, communication_wait=met)
 
 
 def _row(sequence: Sequence[list[int]]) -> dict[str, Any]:
@@ -165,64 +153,96 @@ def _row(sequence: Sequence[list[int]]) -> dict[str, Any]:
 
 
 def _trainer(
-    order: str,
     folder: Path,
+    order: str,
     model: dict[str, Any],
-    texts: list[list[int]],
-    held_out: list[list[int]],
+    texts: Texts,
+    held_out: Texts,
     half: bool,
+    ranks: int,
+    accumulate: int,
 ) -> Found:
-    import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        Trainer,
-        TrainingArguments,
-        set_seed,
-    )
+    from transformers import Trainer, TrainingArguments
 
     from support.agreement import padded
 
-    set_seed(int(RECIPE["seed"]))
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model), dtype=torch.float32)
+    module = _module(model)
+    arguments = trainer_arguments(folder, half, len(texts) // (DOCUMENTS * ranks * accumulate))
     trainer = Trainer(
         model=module,
         train_dataset=[_row([text]) for text in texts],
         data_collator=padded,
         args=TrainingArguments(
-            str(folder / "trainer"),
-            **RECIPE,
+            **arguments,
             per_device_train_batch_size=DOCUMENTS,
-            num_train_epochs=1,
+            gradient_accumulation_steps=accumulate,
             train_sampling_strategy=order,
-            remove_unused_columns=False,
-            bf16=half,
-            use_cpu=True,
-            logging_steps=len(texts) // DOCUMENTS,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
         ),
     )
-    return _measured(trainer.train, module, sum(map(len, texts)), held_out)
+    return measured(trainer.train, sum(map(len, texts)), lambda: _loss(module, held_out))
 
 
-def _measured(train: Any, module: Any, tokens: int, held_out: list[list[int]]) -> Found:
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
-    before, began, cpu = _memory("VmRSS"), time.perf_counter(), time.process_time()
-    train()
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-    memory = _memory("VmHWM") - before
-    return Found(tokens, seconds, cpu_seconds, memory, _loss(module, held_out))
+def _trl(
+    folder: Path,
+    _: str,
+    model: dict[str, Any],
+    texts: Texts,
+    held_out: Texts,
+    half: bool,
+    ranks: int,
+    accumulate: int,
+) -> Found:
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    from support.training import write_tokenizer
+
+    write_tokenizer(folder / "tokenizer")
+    module = _module(model)
+    arguments = trainer_arguments(folder, half, len(texts) // (DOCUMENTS * ranks * accumulate))
+    trainer = SFTTrainer(
+        model=module,
+        processing_class=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        train_dataset=Dataset.from_dict({"input_ids": texts}),
+        args=SFTConfig(
+            **arguments,
+            per_device_train_batch_size=ROWS,
+            gradient_accumulation_steps=accumulate,
+            packing=True,
+            max_length=LENGTH,
+            # TRL's default computes the forward pass twice, which is slower.
+            gradient_checkpointing=False,
+        ),
+    )
+    return measured(trainer.train, sum(map(len, texts)), lambda: _loss(module, held_out))
 
 
-def _memory(name: str) -> int:
-    told = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert told
-    return int(told[1]) * 1024
+def trainer_arguments(folder: Path, half: bool, steps: int) -> dict[str, Any]:
+    """Return the arguments that all Trainer runs share."""
+    return {
+        "output_dir": str(folder / "trainer"),
+        **RECIPE,
+        "num_train_epochs": 1,
+        "remove_unused_columns": False,
+        "bf16": half,
+        "use_cpu": True,
+        "logging_steps": steps,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
 
 
-def _loss(module: Any, held_out: list[list[int]]) -> float:
+def _module(model: dict[str, Any]) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    set_seed(int(RECIPE["seed"]))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model), dtype=torch.float32)
+
+
+def _loss(module: Any, held_out: Texts) -> float:
     import torch
 
     module.eval()

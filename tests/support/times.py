@@ -1,4 +1,4 @@
-"""A stopwatch beside a run, to hold its ledger's times against."""
+"""A stopwatch for a run, to check the ledger's times against."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steadytrain.components.train.recovery.times import Span, Times, spans
 
 
 class Stopwatch:
-    """A sink that notes, on a clock of its own, when the first attempt began and the last ended."""
+    """A sink that records, on its own clock, the first attempt's start and the last one's end."""
 
     def __init__(self) -> None:
         self.began = self.ended = 0.0
@@ -42,7 +42,7 @@ class Stopwatch:
 
 
 def told_spans(workspace: Workspace) -> list[Span]:
-    """What the ledger tells, and nothing else."""
+    """Return the time spans computed from the ledger alone."""
     return spans(told_history(workspace))
 
 
@@ -51,7 +51,7 @@ def told_history(workspace: Workspace) -> History:
 
 
 def assert_times_add_up(workspace: Workspace, seconds: float) -> Times:
-    """Spans without a gap, within one per cent of what the stopwatch says, each with its cause."""
+    """Assert that the spans have no gaps and match the stopwatch (within 1%) and the events."""
     cut = told_spans(workspace)
     assert all(before.end == after.start for before, after in pairwise(cut))
     times = Times.of(cut)

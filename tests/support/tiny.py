@@ -1,4 +1,4 @@
-"""Tiny real models and tokenizers, made on the spot."""
+"""Tiny real models and tokenizers, created on the fly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXTS = [
 
 
 def make_tokenizer(merges: int) -> transformers.PreTrainedTokenizerFast:
-    """A byte-level BPE with some merges; more of them give fewer tokens a text."""
+    """Return a byte-level BPE tokenizer; more merges give fewer tokens per text."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

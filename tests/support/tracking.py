@@ -1,4 +1,4 @@
-"""Events of a made-up run, and waiting for what becomes of them."""
+"""Events of a made-up run, and a helper to wait for their effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracking server of the manifests as a process: their arguments, settings and Secret."""
+"""The tracking server of the manifests as a process: with their arguments, settings and Secret."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PIPE_TO_STDOUT = '#!/bin/sh\nexec {kubectl} "$@" --dry-run=client --output=yaml
 
 
 def generated_secret(scratch: Path, *more: str) -> dict[str, str]:
-    """What `create-secret.sh` would create; nothing is sent to a cluster.
+    """Return what `create-secret.sh` would create, without sending it to a cluster.
 
     Args:
-        more: further lines, as in the script's FILE.
+        more: additional lines, as in the script's FILE.
     """
     tools, file = scratch / "tools", scratch / "more.env"
     tools.mkdir(exist_ok=True)
@@ -52,7 +52,7 @@ def generated_secret(scratch: Path, *more: str) -> dict[str, str]:
 def server_process(
     scratch: Path, secret: Mapping[str, str], port: int
 ) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of the manifest's container, its folders below `scratch`."""
+    """Return the manifest container's command and environment, with folders below `scratch`."""
     objects = {
         item["kind"]: item
         for item in yaml.safe_load_all((MANIFESTS / "base" / "mlflow.yaml").read_text())
@@ -87,7 +87,7 @@ def _value(item: Mapping[str, Any], secret: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def tracking_server(scratch: Path, secret: Mapping[str, str]) -> Iterator[str]:
-    """Address of a running server."""
+    """Run a server and yield its address."""
     port = free_port()
     command, environment = server_process(scratch, secret, port)
     address = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Small prepared data and whole attempts: what the train step gives to its ranks."""
+"""Small prepared data and complete attempts: the input that the train step gives its ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.sizing.batch import REPLICATED, plan_batch
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
 from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.loop.order import RowOrder
-from steadytrain.components.train.plan.batch import REPLICATED, plan_batch
 
 if TYPE_CHECKING:
     from steadytrain.components.train.loop.training import Training
@@ -50,7 +50,7 @@ TEST_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE
 
 
 def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
-    """A tokenizer of `size` words: <end>, <pad>, w2, w3 ..."""
+    """Write a tokenizer of `size` words: <end>, <pad>, w2, w3 ..."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -83,7 +83,7 @@ CLASSES = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int64())]
 
 
 def packed_row(lengths: Sequence[int], generator: np.random.Generator) -> dict[str, Any]:
-    """A row of documents whose next token can be learned: each counts upwards."""
+    """Return a row of documents with predictable next tokens: each document counts upward."""
     ids, targets = [], []
     for length in lengths:
         start = int(generator.integers(2, VOCABULARY))
@@ -93,7 +93,7 @@ def packed_row(lengths: Sequence[int], generator: np.random.Generator) -> dict[s
 
 
 def language_rows(count: int, *, seed: int = 0, longest: int = 48) -> list[dict[str, Any]]:
-    """Rows of very unequal lengths, of one to four documents."""
+    """Return rows of one to four documents, with very different lengths."""
     generator = np.random.default_rng(seed)
     return [
         packed_row(
@@ -105,14 +105,14 @@ def language_rows(count: int, *, seed: int = 0, longest: int = 48) -> list[dict[
 
 
 def contradict(rows: Sequence[dict[str, Any]], batch: int, *, size: int) -> None:
-    """Makes a global batch of `size` the opposite of what is learned until it comes."""
+    """Make one global batch of `size` rows contradict what the model has learned by then."""
     for index in RowOrder(len(rows), seed=42).take(batch * size, size):
         length = len(rows[index]["input_ids"])
         rows[index]["input_ids"] = [2 + (-31 * place) % (VOCABULARY - 2) for place in range(length)]
 
 
 def class_rows(count: int, *, classes: int = 3, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows whose class is the most frequent of their first tokens."""
+    """Return rows whose class is the most frequent of their first tokens."""
     generator = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -134,7 +134,7 @@ def write_data(
     sequence_length: int = 48,
     tokenizer: bool = True,
 ) -> DataRecord:
-    """Prepared data, the training side in two shards."""
+    """Write prepared data, with the training split in two shards."""
     middle = len(train) // 2
     if tokenizer:
         write_tokenizer(folder / "tokenizer")
@@ -179,7 +179,7 @@ class Ended:
 
 @dataclass
 class Bench:
-    """A run's folder, data and configuration, in which attempts are started."""
+    """A run's folder, data and configuration, for starting attempts."""
 
     root: Path
     data: DataRecord
@@ -202,7 +202,7 @@ class Bench:
         return Workspace.of(self.config)
 
     def attempt(self, number: int = 1, *, ranks: int = 1, resume_from: Path | None = None) -> Path:
-        """Writes an attempt's folder."""
+        """Write an attempt's folder and return it."""
         self.workspace.create()
         self.workspace.config.write_text(self.config.to_yaml())
         self.data.save(self.root / "data.json")
@@ -224,7 +224,7 @@ class Bench:
         return folder
 
     def train_here(self, number: int = 1, *, resume_from: Path | None = None) -> Training:
-        """One attempt in this process, on one rank."""
+        """Run one attempt in this process, on one rank."""
         from accelerate.state import AcceleratorState, GradientState
 
         for state in (AcceleratorState, GradientState):
@@ -235,7 +235,7 @@ class Bench:
         return rank.training
 
     def start(self, folder: Path, *, ranks: int = 1, **environment: str) -> subprocess.Popen[str]:
-        """Starts the ranks of an attempt as the launcher does."""
+        """Start the ranks of an attempt, as the launcher does."""
         return subprocess.Popen(
             rank_command(ranks, "-m", "steadytrain.components.train.loop.main", str(folder)),
             stdout=subprocess.PIPE,
@@ -256,7 +256,7 @@ class Bench:
         resume_from: Path | None = None,
         **environment: str,
     ) -> Ended:
-        """One attempt from start to end."""
+        """Run one attempt from start to end."""
         folder = self.attempt(number, ranks=ranks, resume_from=resume_from)
         return self.finish(self.start(folder, ranks=ranks, **environment), folder)
 
@@ -267,7 +267,7 @@ def _strategy(config: RunConfig) -> str:
 
 
 def rank_command(ranks: int, *arguments: str) -> list[str]:
-    """Python on one rank, or torchrun on several."""
+    """Return a Python command for one rank, or a torchrun command for several."""
     if ranks == 1:
         return [sys.executable, *arguments]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -279,7 +279,7 @@ def events_of(workspace: Workspace, kind: type[E]) -> list[E]:
 
 
 def losses_of(workspace: Workspace) -> dict[int, float]:
-    """Loss by step; where a step was reported twice, the later report."""
+    """Return the loss by step; if a step was reported twice, the later report counts."""
     return {event.step: event.loss for event in events_of(workspace, TrainingStep)}
 
 
@@ -288,10 +288,10 @@ def weights_digest(workspace: Workspace) -> str:
 
 
 def result_of(bench: Bench, number: int = 1) -> AttemptResult:
-    """What rank 0 told at the end of a training in this process."""
+    """Return rank 0's result of a training run in this process."""
     return AttemptResult.load(AttemptFolder(bench.workspace.attempts / str(number)).result)
 
 
 def exported(bench: Bench) -> dict[str, torch.Tensor]:
-    """The weights of the model that the run has exported, by name."""
+    """Return the weights of the run's exported model, by name."""
     return load_file(bench.workspace.model / "model.safetensors")

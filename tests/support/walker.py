@@ -1,8 +1,8 @@
-"""The executors of a compiled pipeline as pods, one after another, as KFP's driver and launcher do.
+"""Runs a compiled pipeline's executors as pods, one by one, like KFP's driver and launcher.
 
-What a task is given (image, command, arguments, limits, volumes, variables) is what the compiled
-file says. The executor's input is a JSON in its arguments, artifacts are files below /minio, as
-KFP's launcher leaves them, and the executor tells its outputs in a file.
+A task's image, command, arguments, limits, volumes and variables come from the compiled file. The
+executor's input is JSON in its arguments. Artifacts are files below /minio, where KFP's launcher
+puts them. The executor reports its outputs in a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadytrain.components.shared.attached import NAME
+from steadytrain.pipelines.attached import NAME
 
 from support.cluster import Cluster, PodFailed
 
@@ -27,7 +27,7 @@ _LIMITS = {
 
 @dataclass
 class Values:
-    """What a task is given, or gives."""
+    """The inputs or outputs of a task."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -38,8 +38,8 @@ class Walker:
     """One run of a compiled pipeline.
 
     job: KFP's id of the run.
-    states: what became of each task that was met: "done", "failed" or "skipped".
-    logs: of each pod, by task.
+    states: the state of each task that was reached: "done", "failed" or "skipped".
+    logs: the pod log of each task.
     """
 
     cluster: Cluster
@@ -50,10 +50,10 @@ class Walker:
     logs: dict[str, str] = field(default_factory=dict)
 
     def run(self, **parameters: Any) -> None:
-        """Runs the pipeline; exit handlers run whatever happened.
+        """Run the pipeline; exit handlers always run.
 
         Raises:
-            PodFailed: of the first task that failed.
+            PodFailed: the first task that failed.
         """
         root = self.spec["root"]
         self.cluster.shell("mkdir", "-p", f"/mnt/{NAME}/kfp")
@@ -148,14 +148,14 @@ class Walker:
     def _attached(
         self, label: str, given: Values
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Volumes, their mounts, and variables, as the compiled file's second document says."""
+        """Return volumes, mounts and variables from the second document of the compiled file."""
         executors = self.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-        # KFP's own store, which only its launcher would see, is a folder of the same volume.
+        # KFP's own store, which normally only its launcher sees, is a folder on the same volume.
         claims = [(NAME, "/minio", "kfp")]
         for item in executors[label].get("pvcMount", ()):
             name = self._parameter(item["pvcNameParameter"], given, {})
             claims.append((name, item["mountPath"], item.get("subPath", "")))
-        # Once each: a pod that names a claim in two volumes never starts.
+        # List each claim once: a pod with the same claim in two volumes never starts.
         names = {claim for claim, *_ in claims}
         volumes: list[dict[str, Any]] = [
             {"name": name, "persistentVolumeClaim": {"claimName": name}} for name in sorted(names)

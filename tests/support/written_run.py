@@ -1,4 +1,4 @@
-"""A run as its steps would leave it in a workspace, written with the real events and records."""
+"""A run's workspace as its steps would write it, with the real events and records."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from steadytrain.components.register.verdict import decided_about
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -32,6 +30,8 @@ from steadytrain.components.shared.records import (
     SideRecord,
     TrainRecord,
 )
+from steadytrain.components.shared.registry.verdict import decided_about
+from steadytrain.components.shared.stage import environment
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.ledger import Ledger
@@ -41,7 +41,7 @@ BEGAN = 1_700_000_000.0
 
 @dataclass
 class Writer:
-    """Writes a run as its steps would, on a clock of its own."""
+    """Writes a run as its steps would, on its own clock."""
 
     config: RunConfig
     clock: float = BEGAN
@@ -65,7 +65,7 @@ class Writer:
         self.emit(step, StepStarted, stage=step, environment=environment())
 
     def again(self) -> None:
-        """The pipeline is started (once more)."""
+        """Record the start of the pipeline, for the first time or again."""
         self.begin("begin")
         self.finish("begin", 0.1)
 
@@ -257,7 +257,7 @@ class Writer:
 
 
 def data_card(source: str, labels: dict[str, int], **quarantine: int) -> dict[str, Any]:
-    """As the preprocess step writes card.json."""
+    """Return card.json as the preprocess step writes it."""
     lengths = {5: 12, 6: 60, 7: 420, 8: 1630, 9: 2901, 10: 2512, 11: 1320, 12: 540, 13: 130, 14: 9}
     side = {
         "documents": 1,

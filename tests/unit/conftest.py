@@ -1,4 +1,4 @@
-"""Properties are judged by what they find, not by how fast a busy machine is."""
+"""Disable Hypothesis deadlines: tests check results, not the speed of a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model is trained: on this machine, or in pods of a cluster."""
+"""Where a model is trained: on this machine, or in pods on a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steadytrain.components.shared.config.base import Seconds, Section, at_odds
 
 
 def _as_text(value: object) -> object:
-    """YAML reads 4 as a number."""
+    """Convert numbers to text, because YAML reads 4 as a number."""
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -19,123 +19,150 @@ Quantity = Annotated[
     BeforeValidator(_as_text),
     Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"),
 ]
-"""An amount in the notation of Kubernetes: 500m, 4, 16Gi."""
+"""A quantity in Kubernetes notation: 500m, 4, 16Gi."""
 
 Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "all"]
 SHARDING: Final = ("fsdp", "zero1", "zero2", "zero3")
-"""Strategies with which no rank has all of the state."""
+"""Strategies in which no rank holds the complete state."""
 OFFLOADING: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
-"""Which strategies can: FSDP moves weights, gradients and optimizer together or not at all."""
+"""Strategies that support each kind of offload. FSDP moves weights, gradients and optimizer state
+together or not at all."""
 _WITHIN_LAYERS = {"tensor_parallel", "pipeline_parallel", "model_parallel", "tp", "pp"}
 
 Cores = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
-"""Of a processor: 500m, 4."""
+"""CPU cores: 500m, 4."""
 
 
 class VolumeConfig(Section):
-    """A persistent volume claim that is mounted."""
+    """A persistent volume claim to mount."""
 
-    claim: str = Field(..., min_length=1, description="its name, in the run's namespace")
-    path: str = Field(..., pattern=r"^/.+", description="where it is mounted")
+    claim: str = Field(..., min_length=1, description="Name of the claim, in the run's namespace.")
+    path: str = Field(..., pattern=r"^/.+", description="Absolute path where it is mounted.")
 
 
 class SpotConfig(Section):
-    """What leads to nodes that cost less and may be taken away; added to what pods have anyway."""
+    """Settings that select cheaper, preemptible nodes, added to the pods' other settings."""
 
-    node_selector: dict[str, str] = Field(default={}, description="labels that a node must have")
+    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must have.")
     tolerations: list[dict[str, Any]] = Field(
-        default=[], description="of taints, as in a pod's specification"
+        default=[], description="Tolerations of node taints, as in a pod spec."
     )
 
 
 class PodsConfig(Section):
-    """The pods that train on a cluster, one a node; none of this decides what is learned."""
+    """The pods that train on a cluster, one per node. None of these settings affects the result."""
 
-    image: str | None = Field(None, description="none: that of the train step's own pod")
+    image: str | None = Field(
+        None,
+        description="Image of the training pods. None means the image of the train step's own pod.",
+    )
     cpu: Cores = Field(
-        "4", description="cores that each pod requests; it may take more where a node has them"
+        "4",
+        description="CPU cores that each pod requests. There is no limit, so a pod may use more "
+        "if its node has them.",
     )
-    memory: Quantity = Field("16Gi", description="of each pod: requested, and its limit")
+    memory: Quantity = Field("16Gi", description="Memory of each pod, as both request and limit.")
     gpus: int | None = Field(
-        None, ge=0, description="of each pod; none: one a rank with compute.device cuda, else 0"
+        None,
+        ge=0,
+        description="GPUs of each pod. None means one per rank if compute.device is cuda, and "
+        "0 otherwise.",
     )
-    gpu_resource: str = Field("nvidia.com/gpu", description="name under which nodes offer GPUs")
-    shared_memory: Quantity = Field("2Gi", description="size of /dev/shm, which counts as memory")
+    gpu_resource: str = Field(
+        "nvidia.com/gpu", description="Resource name under which nodes offer GPUs."
+    )
+    shared_memory: Quantity = Field(
+        "2Gi", description="Size of /dev/shm, which counts toward the pod's memory."
+    )
     temporary_storage: Quantity = Field(
         "50Gi",
-        description="the most that each pod may write to /tmp and its logs; models from a hub are "
-        "downloaded there",
+        description="Limit on what each pod writes to /tmp and its logs. Models from a hub are "
+        "downloaded to /tmp.",
     )
     service_account: str | None = Field(
-        None, description="of the pods, which need no rights; none: the namespace's default"
+        None,
+        description="Service account of the training pods. It needs no rights. None means the "
+        "namespace's default account.",
     )
-    node_selector: dict[str, str] = Field(default={}, description="labels that a node must have")
+    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must have.")
     tolerations: list[dict[str, Any]] = Field(
-        default=[], description="of taints, as in a pod's specification"
+        default=[], description="Tolerations of node taints, as in a pod spec."
     )
-    affinity: dict[str, Any] = Field(default={}, description="as in a pod's specification")
+    affinity: dict[str, Any] = Field(default={}, description="Affinity rules, as in a pod spec.")
     spot: SpotConfig = SpotConfig()
-    priority_class: str | None = Field(None, description="which pods may make room for these")
+    priority_class: str | None = Field(
+        None,
+        description="Priority class, which decides which pods these may preempt. None means the "
+        "cluster's default.",
+    )
     labels: dict[str, str] = Field(
-        default={}, description="of each job, such as kueue.x-k8s.io/queue-name"
+        default={}, description="Labels of each training job, such as kueue.x-k8s.io/queue-name."
     )
     volumes: list[VolumeConfig] | None = Field(
-        None, description="none: those that the train step's own pod has"
+        None, description="Volumes to mount. None means the volumes of the train step's own pod."
     )
     pending_timeout_seconds: Seconds = Field(
-        1800, gt=0, description="how long a pod may wait for a node, a quota or its image"
+        1800, gt=0, description="Seconds that a pod may wait for a node, quota or its image."
     )
 
     @property
     def cores(self) -> float:
-        """What `cpu` asks for."""
+        """CPU cores that each pod requests."""
         thousandths = self.cpu.endswith("m")
         return float(self.cpu.removesuffix("m")) / (1000 if thousandths else 1)
 
 
 class ComputeConfig(Section):
-    """Where it is trained."""
+    """Where and how training runs."""
 
     launcher: Literal["auto", "process", "trainjob", "pytorchjob"] = Field(
         "auto",
-        description="process: on this machine; trainjob, pytorchjob: in pods, by Kubeflow Trainer "
-        "v2 or by the training operator before it; auto: in pods where it runs as a step of a "
-        "pipeline on a cluster that has one of them",
+        description="Where training runs. process: on this machine; trainjob: in pods through "
+        "Kubeflow Trainer v2; pytorchjob: in pods through the older Training Operator; auto: in "
+        "pods if this is a pipeline step on a cluster that has either of them, otherwise on this "
+        "machine.",
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    nodes: int = Field(1, ge=1, description="machines, a pod each on a cluster")
-    nproc_per_node: int = Field(1, ge=1, description="ranks of each node")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device to train on. auto: cuda if there is a GPU, otherwise cpu."
+    )
+    nodes: int = Field(1, ge=1, description="Number of machines. On a cluster, each one is a pod.")
+    nproc_per_node: int = Field(1, ge=1, description="Ranks (training processes) on each node.")
     threads_per_rank: int | None = Field(
-        None, ge=1, description="none: cores over ranks; in a pod, of the cores that it requests"
+        None,
+        ge=1,
+        description="CPU threads of each rank. None means the node's cores divided by its ranks. "
+        "In a training pod, only the cores that it requests count.",
     )
     strategy: Strategy = Field(
         "auto",
-        description="how the ranks share the work and the memory: ddp: each has the whole model; "
-        "zero1, zero2, zero3 (DeepSpeed): they share the optimizer's state, the gradients too, "
-        "the weights too; fsdp (PyTorch): all three; auto: single on one rank, else ddp",
+        description="How ranks share the work and the memory. ddp: each rank has the complete "
+        "model; zero1, zero2, zero3 (DeepSpeed): ranks shard the optimizer state, also the "
+        "gradients, also the weights; fsdp (PyTorch): ranks shard all three; auto: single on one "
+        "rank, otherwise ddp.",
     )
     offload: Offload = Field(
         "none",
-        description="what is kept in the host's memory instead of the GPU's: the optimizer's "
-        "state, or the weights too; with a strategy that shards them",
+        description="What to keep in host memory instead of GPU memory: the optimizer state, or "
+        "everything including the weights. It needs a strategy that shards them.",
     )
     pods: PodsConfig = PodsConfig()
     price_per_hour: float | None = Field(
         None,
         ge=0,
-        description="of all that trains together, in USD; decides nothing, and a run that is "
-        "continued may have another; none: the cost is not known",
+        description="USD per hour for all nodes together, used only to compute the cost. It does "
+        "not affect training, and it may change when a run continues. None means the cost is "
+        "unknown.",
     )
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes."""
+        """Ranks on all nodes."""
         return self.nodes * self.nproc_per_node
 
     @property
     def gpus_of_a_node(self) -> int:
-        """That each pod asks for."""
+        """GPUs that each pod requests."""
         if self.pods.gpus is not None:
             return self.pods.gpus
         return self.nproc_per_node if self.device == "cuda" else 0

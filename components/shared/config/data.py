@@ -1,4 +1,4 @@
-"""What the run learns from, and what is held back to judge it by."""
+"""The data that the run learns from, and the part held back for evaluation."""
 
 from __future__ import annotations
 
@@ -12,57 +12,87 @@ DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source"
 
 
 class Columns(Section):
-    """Which column of the input holds what. Only those that the task needs are read."""
+    """Which input column holds what. Only the columns that the task needs are read."""
 
-    text: str = Field("text", description="the text to learn from or to classify")
-    messages: str = Field("messages", description="a list of {role, content}")
-    prompt: str = Field("prompt", description="what precedes the completion; not in the loss")
-    completion: str = Field("completion", description="what the model learns to answer")
-    label: str = Field("label", description="the class of the text")
-    group: str | None = Field(
-        None, description="records of one group land on the same side of the split"
+    text: str = Field("text", description="Column with the text to learn from or to classify.")
+    messages: str = Field(
+        "messages", description="Column with a conversation: a list of {role, content}."
     )
-    slice: str | None = Field(None, description="metrics are also given for each value of it")
+    prompt: str = Field(
+        "prompt",
+        description="Column with the text before the completion. It does not count in the loss.",
+    )
+    completion: str = Field(
+        "completion", description="Column with the answer that the model learns."
+    )
+    label: str = Field("label", description="Column with the class of the text.")
+    group: str | None = Field(
+        None,
+        description="Column with a group name. Records of the same group go to the same side "
+        "of the split. None means no groups.",
+    )
+    slice: str | None = Field(
+        None,
+        description="Column whose values define slices. Metrics are also reported for each slice. "
+        "None means no slices.",
+    )
 
 
 class DataConfig(Section):
-    """The data set: where it lies, how it is read, checked, split and packed."""
+    """The data set: where it is, and how it is read, checked, split and packed."""
 
     task: str = Field(
         "causal_lm",
-        description="causal_lm, supervised_finetuning, sequence_classification, "
-        "or module:Class of a task of your own",
+        description="What to train for: causal_lm, supervised_finetuning, "
+        "sequence_classification, or module:Class for your own task.",
     )
     source: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
         ...,
-        description="files, folders, globs, s3:// addresses, hub:NAME of a data set, or "
-        "package:NAME for the files of an installed Python package "
-        "(package:stdlib is the standard library)",
+        description="Where the data are: files, folders, globs, s3:// addresses, hub:NAME for a "
+        "data set on a hub, or package:NAME for the files of an installed Python package "
+        "(package:stdlib is the standard library).",
     )
-    format: DataFormat = Field("auto", description="auto goes by the file's suffix")
+    format: DataFormat = Field(
+        "auto", description="Format of the files. auto: chosen by each file's suffix."
+    )
     suffixes: list[str] = Field(
-        default=[".py"], description="which files of a source tree are read"
+        default=[".py"], description="Suffixes of the files to read from a source tree."
     )
     exclude: list[str] = Field(
-        default=[], description="globs, relative to the source, of files to leave out"
+        default=[], description="Globs of files to leave out, relative to the source."
     )
     columns: Columns = Columns()
     labels: list[str] | None = Field(
-        None, description="the labels that may occur; none: those of the training side"
+        None, description="Labels that may occur. None means the labels in the training data."
     )
-    sequence_length: int = Field(512, ge=8, description="tokens in a packed sequence")
+    sequence_length: int = Field(512, ge=8, description="Tokens in a packed sequence.")
     max_record_bytes: int = Field(
-        1_000_000, ge=1, description="a longer record is quarantined (UTF-8 bytes)"
+        1_000_000,
+        ge=1,
+        description="Maximum size of a record in UTF-8 bytes. Longer records are quarantined.",
     )
     max_bad_share: float = Field(
-        0.05, ge=0, le=1, description="share of defective records above which the run stops"
+        0.05, ge=0, le=1, description="Share of defective records above which the run stops."
     )
     near_duplicate_threshold: float | None = Field(
-        0.85, gt=0, le=1, description="Jaccard similarity of 5-word shingles; none: not looked for"
+        0.85,
+        gt=0,
+        le=1,
+        description="Jaccard similarity of 5-word shingles at which two records count as near "
+        "duplicates. None turns the search off.",
     )
-    validation_share: float = Field(0.05, gt=0, lt=1)
-    test_share: float = Field(0.05, gt=0, lt=1)
-    split_salt: str = Field("steadytrain", description="another salt gives another split")
+    validation_share: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="Share of the records held out to choose the best model within a run.",
+    )
+    test_share: float = Field(
+        0.05, gt=0, lt=1, description="Share of the records held out for evaluation and the gate."
+    )
+    split_salt: str = Field(
+        "steadytrain", description="Salt of the split. A different salt gives a different split."
+    )
 
     @model_validator(mode="after")
     def _something_to_train_on(self) -> DataConfig:

@@ -1,8 +1,8 @@
-"""YAML that people write: what JSON can say, within bounds, and a mistake named by its line.
+"""Parse YAML written by people: only what JSON can express, within limits, with line numbers.
 
-PyYAML's safe loader runs no code, and still lets a document through that no
-configuration can be: endless aliases, sets, bytes, keys that are lists. It
-also raises a dozen errors that are not its own.
+PyYAML's safe loader runs no code, but it accepts documents that cannot be a configuration: endless
+aliases, sets, bytes, and lists as keys. It also raises a dozen kinds of errors that are not its
+own.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from steadytrain.components.shared.errors import BadInput
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 100_000
-"""Of a document, with each alias counted as what it stands for."""
+"""Limit for a document. Each alias counts as much as the content that it refers to."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_KEY: Final = re.compile("[a-z][a-z_0-9]{0,40}|<<")
-"""A key that a message repeats; any other may be a secret that slipped."""
+"""A key that error messages may repeat. Any other key may be a secret in the wrong place."""
 _TAGS: Final = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
 class _Loader(yaml.SafeLoader):
-    """Null, booleans, numbers, text, lists, and mappings with text as keys. A date is text."""
+    """Null, booleans, numbers, text, lists, and mappings with text as keys. Dates stay text."""
 
     yaml_constructors: ClassVar = {
         tag: make
@@ -58,7 +58,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
         node = super().compose_mapping_node(anchor)
-        # Here the keys are those that are written; what << merges comes later, and may be set anew.
+        # At this point the node has only the keys that are written in it. Keys merged by << come
+        # later, and the mapping may override them.
         _check_keys(node)
         return node
 
@@ -82,18 +83,19 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
                 raise ConstructorError(None, None, "a key must be text", key.start_mark)
-        # A key is text as it is written: 1 and yes are no number and no truth value.
+        # Keys are kept as text: 1 is not a number and yes is not a boolean.
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
 
 
 def parse(text: str, what: str) -> Any:
-    """The content of a YAML document.
+    """Return the content of a YAML document.
 
     Args:
-        what: the document's name in the message.
+        text: the document.
+        what: the document's name for error messages.
 
     Raises:
-        BadInput: it is not valid YAML, too large, or says what JSON cannot.
+        BadInput: if it is not valid YAML, is too large, or contains something JSON cannot express.
     """
     try:
         return copy.deepcopy(_content(text))
@@ -101,20 +103,20 @@ def parse(text: str, what: str) -> Any:
         raise BadInput(
             f"{what} is not valid YAML{_reason(error)}",
             remedy="fix that place; put text with special characters in quotes",
-        ) from None  # the error shows the line, which may hold a secret
+        ) from None  # the original error quotes the line, which may contain a secret
 
 
 @functools.lru_cache(maxsize=16)
 def _content(text: str) -> Any:
-    """Kept, since a command reads the configuration of the same run several times."""
+    """Parse and cache a document: commands read the same run's configuration several times."""
     return yaml.load(text, _Loader)
 
 
 def read(path: Path, what: str, remedy: str) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
-        BadInput: there is no such file, or it is unreadable, too large, or not UTF-8.
+        BadInput: if the file does not exist, cannot be read, is too large, or is not UTF-8.
     """
     try:
         if not path.is_file():
@@ -136,7 +138,7 @@ def read(path: Path, what: str, remedy: str) -> str:
 
 
 def _check_keys(mapping: MappingNode) -> None:
-    """Of two equal keys the first would be lost without a word."""
+    """Reject duplicate keys, because PyYAML would silently drop the first one."""
     first: dict[str, Node] = {}
     for key, _ in mapping.value:
         if not isinstance(key, ScalarNode):
@@ -150,7 +152,10 @@ def _check_keys(mapping: MappingNode) -> None:
 
 
 def _weigh(node: Node, known: dict[int, int]) -> int:
-    """How many values a node stands for. Linear in the text, however often aliases repeat."""
+    """Return how many values a node expands to.
+
+    The time is linear in the size of the text, no matter how often aliases repeat.
+    """
     if id(node) in known:
         if known[id(node)] == 0:
             raise ComposerError(None, None, "an alias contains itself", node.start_mark)
@@ -169,7 +174,7 @@ def _weigh(node: Node, known: dict[int, int]) -> int:
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    """Where and why, without the text itself."""
+    """Return the position and the reason, without the text itself."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     why = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"

@@ -1,82 +1,128 @@
-"""How a trained model is judged, promoted and recorded."""
+"""How a trained model is evaluated, promoted and recorded."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
-
-GREATER_IS_BETTER: Final = {
-    "loss": False,
-    "perplexity": False,
-    "bits_per_byte": False,
-    "accuracy": True,
-    "macro_f1": True,
-    "auroc": True,
-}
-"""The metrics of the evaluation, and their directions."""
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
 
 
 class EvaluationConfig(Section):
     """Evaluation on the test side."""
 
-    batch_size: int = Field(8, ge=1, description="sequences a forward pass")
+    batch_size: int = Field(8, ge=1, description="Sequences per forward pass.")
     max_examples: int | None = Field(
-        None, ge=1, description="a fixed sample of the test side, by content hash; none: all"
+        None,
+        ge=1,
+        description="Size of a fixed sample of the test data, chosen by content hash. None "
+        "means all test data.",
     )
-    bootstrap_samples: int = Field(1000, ge=100)
-    confidence: float = Field(0.95, gt=0.5, lt=1)
+    bootstrap_samples: int = Field(
+        1000, ge=100, description="Bootstrap resamples behind each confidence interval."
+    )
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Level of the confidence intervals.")
+    tasks: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        description="lm-eval tasks for a language model: paths of YAML files, or names of "
+        "installed tasks. Their data must be on this machine.",
+    )
+
+    @field_validator("tasks")
+    @classmethod
+    def _once_each(cls, tasks: list[str]) -> list[str]:
+        twice = [name for index, name in enumerate(tasks) if name in tasks[:index]]
+        if twice:
+            raise ValueError(f"{twice[0]!r} is there twice")
+        return tasks
 
 
 class GateConfig(Section):
-    """When the candidate becomes champion."""
+    """When the candidate becomes the champion."""
 
+    metric: str | None = Field(
+        None,
+        pattern=r"^[^/]+(/[^/]+)*$",
+        description="Metric that the gate compares models by: a metric on the test data, or "
+        "TASK/METRIC of evaluation.tasks. None means accuracy, bits per byte or loss on the test "
+        "data.",
+    )
     margin: float = Field(
         0.0,
         ge=0,
-        description="relative improvement that the lower end of the interval must exceed",
+        description="Relative improvement that the lower end of the confidence interval must "
+        "exceed.",
     )
     floors: dict[str, float] = Field(
         default={},
-        description="metric: worst value allowed (an upper bound where lower is better)",
+        description="Worst allowed value of each metric or TASK/METRIC of evaluation.tasks. If "
+        "lower is better, it is an upper bound.",
     )
     max_slice_regression: float | None = Field(
-        None, ge=0, description="relative loss allowed in any slice; none: slices do not decide"
+        None,
+        ge=0,
+        description="Largest relative loss allowed in any slice. None means slices do not "
+        "affect the decision.",
     )
-    min_slice_examples: int = Field(20, ge=1, description="smaller slices do not decide")
+    min_slice_examples: int = Field(
+        20, ge=1, description="Examples that a slice needs to affect the decision."
+    )
+
+    @property
+    def task_metric(self) -> str | None:
+        """The metric, if it is one of `evaluation.tasks`."""
+        return self.metric if self.metric and "/" in self.metric else None
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str | None) -> str | None:
+        if metric is not None:
+            _check_metrics([metric])
+        return metric
 
     @field_validator("floors")
     @classmethod
     def _known_metrics(cls, floors: dict[str, float]) -> dict[str, float]:
-        unknown = sorted(floors.keys() - GREATER_IS_BETTER.keys())
-        if unknown:
-            raise ValueError(
-                f"no metric {', '.join(unknown)}: one of {', '.join(GREATER_IS_BETTER)}"
-            )
+        _check_metrics(floors)
         return floors
 
 
-class RetrainConfig(Section):
-    """When the pipeline `retrain` goes on past its look at the data.
+def _check_metrics(names: Iterable[str]) -> None:
+    own = [name for name in names if "/" not in name]
+    if own:
+        check_plugins(plugins.METRICS, own, otherwise=", or name TASK/METRIC of evaluation.tasks")
 
-    How shifts are measured, and where the defaults come from: components/look/drift.py.
+
+class RetrainConfig(Section):
+    """When the pipeline `retrain` continues after it has checked the data.
+
+    components/detect_change/drift.py explains how it measures shifts and where the defaults come
+    from.
     """
 
     when: Literal["new_data", "drift"] = Field(
         "new_data",
-        description="drift: new data are not enough, one of the shifts must be above its limit",
+        description="When to train again. new_data: if there is new data; drift: only if one of "
+        "the shifts below also exceeds its limit.",
     )
     max_length_shift: float = Field(
-        0.25, ge=0, description="of records' lengths; population stability index"
+        0.25, ge=0, description="Limit on the shift of record lengths (population stability index)."
     )
     max_label_shift: float = Field(
-        0.1, ge=0, le=1, description="of the labels' shares; Jensen-Shannon distance"
+        0.1,
+        ge=0,
+        le=1,
+        description="Limit on the shift of label frequencies (Jensen-Shannon distance).",
     )
     max_word_shift: float = Field(
-        0.1, ge=0, le=1, description="of the words' shares; Jensen-Shannon distance"
+        0.1,
+        ge=0,
+        le=1,
+        description="Limit on the shift of word frequencies (Jensen-Shannon distance).",
     )
 
 
@@ -86,7 +132,7 @@ def _not_reserved(alias: str) -> str:
     return alias
 
 
-# ASCII only: some databases take é for e, and a trailing line end for nothing.
+# ASCII only: some databases treat é as e, and ignore a trailing newline.
 Alias = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=100), AfterValidator(_not_reserved)
 ]
@@ -95,25 +141,29 @@ Alias = Annotated[
 class RegistryConfig(Section):
     """Names in the MLflow registry."""
 
-    # Also the name of a lock file and part of a query in MLflow.
+    # The name is also used for a lock file and in MLflow queries.
     model_name: str | None = Field(
         None,
         pattern=r"^[^\s/:\\'`\x00-\x1f.]([^/:\\'`\x00-\x1f]{0,198}[^\s/:\\'`\x00-\x1f])?$",
-        description="registered model: no / : \\ ' or `, no leading dot, no space at either end; "
-        "none: the run's `name`",
+        description="Name of the registered model: no / : \\ ' or `, no leading dot, and no space "
+        "at either end. None means the run's `name`.",
     )
-    candidate_alias: Alias = "candidate"
-    champion_alias: Alias = "champion"
+    candidate_alias: Alias = Field(
+        "candidate", description="Alias of the newest registered version."
+    )
+    champion_alias: Alias = Field(
+        "champion", description="Alias of the champion. Only a promotion by the gate moves it."
+    )
     lock: str | None = Field(
         None,
-        description="folder or s3:// address of the lock that promotions of all machines share; "
-        "none: the output folder",
+        description="Folder or s3:// address of the lock that promotions on all machines share. "
+        "None means the output folder.",
     )
 
     @model_validator(mode="after")
     def _candidates_are_no_champions(self) -> Self:
-        # Some databases ignore case. The default names keep their meaning, since other runs of
-        # the same model may use them.
+        # Some databases ignore case. The default names keep their meaning because other runs of the
+        # same model may use them.
         candidate, champion = self.candidate_alias, self.champion_alias
         if candidate.lower() in {champion.lower(), "champion"}:
             raise at_odds(
@@ -137,13 +187,28 @@ class TrackingConfig(Section):
 
     uri: str | None = Field(
         None,
-        description="none: MLFLOW_TRACKING_URI, or SQLite in the output folder",
+        description="Address of the MLflow tracking store. None means MLFLOW_TRACKING_URI, or "
+        "SQLite in the output folder if that is not set.",
     )
-    experiment: str = "steadytrain"
+    sinks: list[str] = Field(
+        ["mlflow"],
+        description="Where training events go while training runs: mlflow, or names that "
+        "installed packages add.",
+    )
+    experiment: str = Field("steadytrain", description="Name of the MLflow experiment.")
+
+    @field_validator("sinks")
+    @classmethod
+    def _known_sinks(cls, sinks: list[str]) -> list[str]:
+        # Skip the default: listing all installed packages takes 50 ms.
+        if sinks != cls.model_fields["sinks"].default:
+            check_plugins(plugins.SINKS, sinks)
+        return sorted(set(sinks))
 
     @model_validator(mode="after")
     def _no_query(self) -> Self:
-        # MLflow puts its paths behind it, so that it serves nobody; it may be a key.
+        # MLflow appends its paths after the query, so such an address never works. The query may
+        # also contain a key.
         if self.uri and re.match(r"\s*https?:[^?#]*[?#]", self.uri, re.IGNORECASE):
             raise at_odds(
                 "tracking.uri",

@@ -1,6 +1,6 @@
-"""From a preset's name, a file or YAML text, and overrides, to a RunConfig.
+"""Load a RunConfig from a preset's name, a file or YAML text, plus overrides.
 
-Every problem is found before any is reported, each with field, value and remedy.
+It collects every problem before it reports any. Each has a field, a value and a fix.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from steadytrain.components.shared.config.secrets import (
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""Which YAML 1.1 reads as text without a point or a sign: 3e-4."""
+"""Numbers that YAML 1.1 reads as text because they lack a decimal point or an exponent sign:
+3e-4."""
 _QUOTES: Final = ("'", '"', "|", ">")
-"""Begin text in YAML that says by itself where it ends."""
+"""Characters that begin quoted or block text in YAML."""
+_PRESETS: Final = resources.files("steadytrain.components.shared.config") / "presets"
 
 
 def preset_names() -> list[str]:
-    """Names of the configurations that come with the product."""
-    folder = resources.files("steadytrain.pipelines") / "presets"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.is_file())
+    """Return the names of the built-in configurations."""
+    return sorted(item.name.removesuffix(".yaml") for item in _PRESETS.iterdir() if item.is_file())
 
 
 Override = str | tuple[str, Any]
 
 
 def load(source: str | Path, overrides: Iterable[Override] | Mapping[str, Any] = ()) -> RunConfig:
-    """Reads a configuration.
+    """Read a configuration.
 
     Args:
         source: a preset's name, a file's path, or the YAML text itself.
-        overrides: "a.b=value" texts (value in YAML), pairs of a field and its value, or a
-            mapping of the same.
+        overrides: "a.b=value" strings (value in YAML), pairs of a field and its value, or a mapping
+            from field to value.
 
     Raises:
-        BadInput: nothing of that name, or text that is not YAML.
-        ConfigError: with every problem of the configuration.
+        BadInput: if there is no preset or file with that name, or the text is not YAML.
+        ConfigError: with every problem in the configuration.
     """
     content = _parse(_read(source))
     for field, value in _override_items(overrides):
@@ -61,13 +62,13 @@ def load(source: str | Path, overrides: Iterable[Override] | Mapping[str, Any] =
 
 
 def from_mapping(content: Mapping[str, Any]) -> RunConfig:
-    """A RunConfig from plain data.
+    """Return a RunConfig for plain data.
 
     Raises:
         ConfigError: with every problem.
     """
     if unfit := list(find_unfit(dict(content))):
-        # All else looks at values that can be shown and stored.
+        # The other checks need values that can be printed and stored.
         raise ConfigError(unfit)
     problems = [*_version_problems(content), *find_secrets(dict(content))]
     hidden = {problem.field for problem in problems}
@@ -81,7 +82,10 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
 
 
 def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Problem]:
-    """Problems of single fields, and then, with those fields as by default, of several."""
+    """Return the problems of single fields, then the problems of field combinations.
+
+    Combinations are checked with the invalid fields reset to their defaults.
+    """
     rest, found = copy.deepcopy(dict(content)), dict[str, Problem]()
     while True:
         items = error.errors(include_url=False)
@@ -103,7 +107,7 @@ def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Pr
 
 
 def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Removes the innermost of a location's parts that a mapping holds."""
+    """Remove the innermost part of a location that a mapping holds."""
     holder: Any = content
     path = []
     for part in location:
@@ -111,14 +115,14 @@ def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
             break
         path.append((holder, part))
         holder = holder[part]
-    # A section as a whole is not at fault, what it holds may be.
+    # Do not remove a complete section, because the problem may be a field in it.
     if len(path) == len(location) or not isinstance(holder, dict):
         place, part = path[-1]
         del place[part]
 
 
 def _stand_in(content: dict[str, Any]) -> None:
-    """Values for the fields that have no default, without which none are judged together."""
+    """Fill in required fields. Without them, pydantic does not check field combinations."""
     content.setdefault("name", "any")
     content.setdefault("data", {}).setdefault("source", ["any"])
     content.setdefault("model", {"base": "any"})
@@ -129,7 +133,7 @@ def _read(source: str | Path) -> str:
     if isinstance(source, str) and "\n" in source:
         return source
     if text in preset_names():
-        return (resources.files("steadytrain.pipelines") / "presets" / f"{text}.yaml").read_text()
+        return (_PRESETS / f"{text}.yaml").read_text()
     return read(
         Path(text),
         f"configuration {shown(redact(text))}, which is not the name of a preset",
@@ -164,13 +168,13 @@ def _override_items(
 
 
 def _value(field: str, text: str) -> Any:
-    """What an override says; of a field that holds text, the text as it is written."""
+    """Return the value of an override. For text fields, return the text exactly as written."""
     value = parse(text, f"the value of override {shown(redact(field))}")
     if isinstance(value, str):
         if _holds_text(field) and not text.lstrip().startswith(_QUOTES):
-            # YAML would make one line of several, and leave out what follows ` #`.
+            # YAML would join several lines into one and drop everything after ` #`.
             return text.strip()
-        # YAML 1.1 reads 3e-4 as text, which nobody means.
+        # YAML 1.1 reads 3e-4 as text, which nobody intends.
         return float(value) if _NUMBER.fullmatch(value) and not _holds_text(field) else value
     if value is None or isinstance(value, dict | list):
         return value
@@ -178,7 +182,7 @@ def _value(field: str, text: str) -> Any:
 
 
 def _holds_text(field: str) -> bool:
-    """Whether a field is for text, such as a run's name, which may look like a number."""
+    """Return whether a field holds text that may look like a number, such as a run's name."""
     section: Any = RunConfig
     for part in field.split("."):
         fields = getattr(section, "model_fields", {})
@@ -222,7 +226,7 @@ def _explain(item: Mapping[str, Any]) -> Problem:
     field = redact(".".join(map(str, location))) or "configuration"
     kind, message = str(item["type"]), str(item["msg"]).removeprefix("Value error, ")
     named = any(names_a_secret(str(part)) for part in location)
-    # Redacted before it is cut, so that no half of a secret stays.
+    # Redact before shortening, so that no part of a secret remains.
     value = PLACEHOLDER if named else shortened(redact(repr(item.get("input"))))
     if kind == "at_odds":
         told = item["ctx"]

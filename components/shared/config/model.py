@@ -1,4 +1,4 @@
-"""What is trained: a model, or adapters beside one whose own weights stay."""
+"""What is trained: a model, or adapters on a model whose own weights are frozen."""
 
 from __future__ import annotations
 
@@ -8,31 +8,46 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
 
 
 class AdapterConfig(Section):
-    """Low-rank matrices beside the weights of a model, which alone are trained (Hu et al. 2021)."""
+    """Low-rank matrices trained next to a frozen model's weights (Hu et al. 2021)."""
 
     kind: Literal["none", "lora", "qlora"] = Field(
         "none",
-        description="lora: the model's own weights stay; qlora: in 4 bits too (NF4 with double "
-        "quantization), which needs CUDA",
+        description="Kind of adapter. none: train the model's own weights; lora: freeze them and "
+        "train adapters; qlora: also keep the frozen weights in 4 bits (NF4 with double "
+        "quantization), which needs CUDA.",
     )
-    rank: int = Field(16, ge=4, le=64, description="of the matrices")
+    rank: int = Field(16, ge=4, le=64, description="Rank of the adapter matrices.")
     alpha: int | None = Field(
-        None, ge=1, description="what they add is scaled by alpha over rank; none: twice the rank"
+        None,
+        ge=1,
+        description="Adapter outputs are scaled by alpha divided by rank. None means twice "
+        "the rank.",
     )
-    dropout: float = Field(0.05, ge=0, lt=1, description="of what goes into them")
+    dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the input of the adapters.")
     targets: list[str] | None = Field(
         None,
         min_length=1,
-        description="names of the linear layers that get them; none: all but the head",
+        description="Names of the linear layers that get adapters. None means all except the head.",
+    )
+    frozen_embeddings: Literal["device", "host"] = Field(
+        "device",
+        description="Where to keep the model's frozen embeddings. host: look up rows in host "
+        "memory, with the same values.",
+    )
+    frozen_head: Literal["as_loaded", "8bit", "4bit"] = Field(
+        "as_loaded",
+        description="Precision of a language model's frozen head, which is unpacked one block at "
+        "a time. During training its weights are off by 0.6 % (8bit) or 9 % (4bit, NF4).",
     )
     merge: bool = Field(
         False,
-        description="whether the model that leaves training has them added to its weights; "
-        "otherwise the adapters leave alone, and want the base model wherever they are used",
+        description="Add the adapters to the exported model's weights. Otherwise only the "
+        "adapters are exported, and using them requires the base model.",
     )
 
     @property
@@ -42,40 +57,75 @@ class AdapterConfig(Section):
 
     @property
     def freezes(self) -> bool:
-        """Whether the model's own weights stay as they are."""
+        """Whether the model's own weights are frozen."""
         return self.kind != "none"
+
+    @property
+    def lightened(self) -> str:
+        """The setting that saves device memory on frozen parts, as field and value; "" if none."""
+        if self.frozen_head != "as_loaded":
+            return f"model.adapter.frozen_head {self.frozen_head}"
+        host = self.frozen_embeddings == "host"
+        return "model.adapter.frozen_embeddings host" if host else ""
+
+    @model_validator(mode="after")
+    def _something_is_frozen(self) -> AdapterConfig:
+        if self.lightened and not self.freezes:
+            field, _, value = self.lightened.partition(" ")
+            raise at_odds(
+                field,
+                value,
+                "without adapters nothing is frozen",
+                "set model.adapter.kind to lora or qlora, or leave it out",
+            )
+        return self
 
 
 class ModelConfig(Section):
-    """The model to start from: a trained one, or an architecture to train from scratch."""
+    """The model to start from: a trained model, or an architecture to train from scratch."""
 
-    framework: str = Field("pytorch", description="which trainer trains it")
+    framework: str = Field(
+        "pytorch", description="Trainer to use: pytorch, or a name that an installed package adds."
+    )
     base: str | None = Field(
         None,
         min_length=1,
-        description="a folder, s3:// address, hub:NAME, models:/NAME@ALIAS of MLflow, or "
-        "package:NAME/PATH; none: from scratch, by `config`",
+        description="Model to start from: a folder, s3:// address, hub:NAME, models:/NAME@ALIAS "
+        "in MLflow, or package:NAME/PATH. None means training from scratch with `config`.",
     )
     revision: str | None = Field(
         None,
         min_length=1,
-        description="branch, tag or commit of a hub model; with trust_remote_code what pins its "
-        "code: the commit of a hub model, or the sha256:... of the code that the error names",
+        description="Branch, tag or commit of a hub model. With trust_remote_code, it pins the "
+        "code: the commit of a hub model, or the sha256:... of the code that the error shows. "
+        "None means the default branch of a hub model.",
     )
     trust_remote_code: bool = Field(
         False,
-        description="whether Python code beside the base model may run; only what `revision` pins",
+        description="Allow Python code that comes with the base model to run. Only code pinned by "
+        "`revision` runs.",
     )
     config: dict[str, Any] = Field(
-        default={}, description="Transformers' configuration, model_type included, from scratch"
+        default={},
+        description="Transformers configuration for training from scratch, including model_type.",
     )
     tokenizer: str | None = Field(
         None,
         min_length=1,
-        description="an address as for `base`; none: the base model's, or a trained one",
+        description="Tokenizer to use: an address as for `base`. None means the base model's "
+        "tokenizer, or a newly trained one.",
     )
-    vocab_size: int = Field(8192, ge=300, description="of a tokenizer trained from scratch")
+    vocab_size: int = Field(
+        8192, ge=300, description="Vocabulary size, in tokens, of a tokenizer trained from scratch."
+    )
     adapter: AdapterConfig = AdapterConfig()
+
+    @field_validator("framework")
+    @classmethod
+    def _known_framework(cls, framework: str) -> str:
+        if framework != cls.model_fields["framework"].default:
+            check_plugins(plugins.TRAINERS, [framework])
+        return framework
 
     @field_validator("config")
     @classmethod

@@ -1,7 +1,7 @@
-"""The handful of parameters that a person changes in a form, and how they become a RunConfig.
+"""The few parameters that people change in a form, and how they become a RunConfig.
 
-A parameter left at "" or 0 leaves its field as the configuration says: a
-Kubeflow form cannot leave a number out, and no default is stated twice.
+A parameter of "" or 0 leaves its field as the configuration sets it. A Kubeflow form cannot leave a
+number empty, and this way no default is stated twice.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ FIELDS = {
     "learning_rate": "training.learning_rate",
     "num_train_epochs": "training.num_train_epochs",
 }
-"""Parameter of the pipeline: field of the configuration."""
+"""Configuration field for each pipeline parameter."""
 
 
 EACH = "*"
-"""In the parameter `run`: another run each time that the pipeline runs."""
+"""In the parameter `run`, this makes each execution of the pipeline a new run."""
 
 
 def to_parameters(config: RunConfig, *, run: str) -> dict[str, Any]:
-    """What a pipeline is given so that it does what a configuration says.
+    """Return the pipeline parameters that express a configuration.
 
     Args:
-        config: goes whole, as its YAML; `output` is said again, since its parameter has a default.
-        run: identity of the run; EACH for another one each time.
+        config: passed in full as YAML. `output` is also passed separately, because that parameter
+            has a default.
+        run: the run's identity. If it contains EACH, each execution is a new run.
 
     Raises:
-        BadInput: `output` would be replaced on its way.
+        BadInput: if KFP or Argo would replace a part of `output`.
     """
     if "{{" in config.output:
         raise BadInput(
@@ -53,9 +54,10 @@ def to_parameters(config: RunConfig, *, run: str) -> dict[str, Any]:
 
 
 def _unreplaced(text: str) -> str:
-    """The same configuration, without what KFP ({{$...}}) and Argo ({{...}}) would replace.
+    """Return the same configuration without text that KFP ({{$...}}) or Argo ({{...}}) replaces.
 
-    As JSON, which is YAML too: there, any character can be written by its number.
+    If it contains such text, write it as JSON. JSON is valid YAML, and can escape any character by
+    its number.
     """
     if "{{" not in text:
         return text
@@ -65,17 +67,17 @@ def _unreplaced(text: str) -> str:
 def from_parameters(
     *, config: str, overrides: Mapping[str, Any], job: str = "", **named: str | float
 ) -> RunConfig:
-    """The configuration that a pipeline's parameters state.
+    """Return the configuration that a pipeline's parameters describe.
 
     Args:
-        config: a preset's name, a path, or YAML text.
+        config: the name of a preset, a path, or YAML text.
         overrides: fields by dotted name, such as {"training.max_steps": 100}.
-        job: KFP's id of its run, whose beginning takes the place of EACH in `run`.
-        named: values of FIELDS; "" and 0 stand for "as the configuration says".
+        job: KFP's id of its run. Its first characters replace EACH in `run`.
+        named: values for FIELDS. "" and 0 mean that the configuration decides.
 
     Raises:
-        ConfigError: with every problem.
-        BadInput: `overrides` is not a mapping, or a field is given twice.
+        ConfigError: with every problem found.
+        BadInput: if `overrides` is not a mapping, or a field is set twice.
     """
     if not isinstance(overrides, Mapping):
         raise BadInput(

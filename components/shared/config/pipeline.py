@@ -1,4 +1,4 @@
-"""How the work is cut into pods."""
+"""How the steps are split into pods."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from steadytrain.components.shared.config.base import Section
 
 
 class PipelineConfig(Section):
-    """The shape of the DAG; it changes nothing of what is done."""
+    """The shape of the DAG. It does not change what the steps do."""
 
     fuse: bool = Field(
         False,
-        description="evaluate, gate, register and promote in one pod: fewer pods to start, and "
-        "one failure to repeat them all",
+        description="Run evaluate, gate, register and promote in one pod. This starts fewer pods, "
+        "but a failure repeats all of these steps.",
     )

@@ -1,4 +1,7 @@
-"""Values that every reader of a configuration can carry: YAML, JSON, C, and this program."""
+"""Check for values that some readers of a configuration cannot represent.
+
+The readers are YAML, JSON, C, and steadytrain itself.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _SHOWN: Final = 80
 
 
 def find_unfit(content: Any, field: str = "", depth: int = 0) -> Iterator[Problem]:
-    """Each place of a nested configuration whose value cannot be stored and read back equal."""
+    """Yield a problem for each value in a nested configuration that cannot round-trip."""
     if depth > MAX_DEPTH:
         yield _problem(field, "...", f"nested deeper than {MAX_DEPTH} levels", "nest it less")
     elif isinstance(content, dict):
@@ -34,7 +37,7 @@ def find_unfit(content: Any, field: str = "", depth: int = 0) -> Iterator[Proble
 
 
 def _unfit(value: object) -> tuple[str, str] | None:
-    """What is wrong with a single value, and what helps."""
+    """Return what is wrong with a single value and the fix, or None."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -48,15 +51,15 @@ def _unfit(value: object) -> tuple[str, str] | None:
 
 
 def shown(value: object) -> str:
-    """A value in a message, cut where it is long."""
+    """Return a value as an error message shows it, shortened if it is long."""
     try:
         return shortened(repr(value))
-    except ValueError:  # more digits than Python writes
+    except ValueError:  # more digits than Python converts to text
         return "a number of thousands of digits"
 
 
 def shortened(text: str) -> str:
-    """The same of text that is ready to be shown."""
+    """Shorten text for an error message if it is long."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 

@@ -1,4 +1,4 @@
-"""RunConfig: one place that states everything once."""
+"""RunConfig: the single place for all settings of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from steadytrain.components.shared.config.training import RecoveryConfig, Traini
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
-"""What a run may be called: also the name of its folder, of jobs, and of labels in a cluster."""
+"""Valid names of a run. The name is also used for its folder, for jobs, and for labels in a
+cluster."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "run": True,
@@ -39,28 +40,31 @@ _ONLY_CUDA: Final = {
     "adamw_bnb_8bit": "adamw_torch",
     "paged_adamw_8bit": "adamw_torch",
 }
-"""Values, and what takes their place on a CPU."""
+"""Values that need CUDA, and their replacements on a CPU."""
 
 
 class RunConfig(Section):
-    """Everything that one run does. Immutable; two equal configurations are the same run."""
+    """All settings of one run. Immutable; two equal configurations are the same run."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = Field(
+        SCHEMA_VERSION, description="Version of the configuration format."
+    )
     name: str = Field(
         ...,
         pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
-        description="of the model and its runs",
+        description="Name of the model and its runs.",
     )
     run: str | None = Field(
         None,
         pattern=RUN_NAME,
-        description="identity of this run; none: the name and a digest of the configuration, "
-        "so that the same configuration continues the same run",
+        description="Name of this run. None means `name` plus a digest of the configuration, so "
+        "the same configuration continues the same run.",
     )
     output: str = Field(
         "steadytrain-output",
         min_length=1,
-        description="folder or s3:// address that holds data, checkpoints, ledger and reports",
+        description="Folder for data, checkpoints, the ledger and reports. On a cluster, it must "
+        "be on the shared volume.",
     )
     data: DataConfig
     model: ModelConfig
@@ -120,6 +124,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_classifiers_head_is_trained(self) -> Self:
+        bits = self.model.adapter.frozen_head
+        if self.data.task == "sequence_classification" and bits != "as_loaded":
+            raise at_odds(
+                "model.adapter.frozen_head",
+                bits,
+                "the head of sequence_classification is new and is trained",
+                "leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_cpu_has_no_8_bit(self) -> Self:
         if self.compute.device == "cpu":
             for field, value, instead in self.only_cuda:
@@ -131,9 +147,30 @@ class RunConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _tasks_for_the_gate(self) -> Self:
+        tasks = self.evaluation.tasks
+        if tasks and self.data.task == "sequence_classification":
+            raise at_odds(
+                "evaluation.tasks",
+                tasks,
+                "lm-eval's tasks are for language models, and data.task is sequence_classification",
+                "leave them out",
+            )
+        asked = [("gate.floors", name) for name in self.gate.floors if "/" in name]
+        if self.gate.task_metric:
+            asked.append(("gate.metric", self.gate.task_metric))
+        if asked and not tasks:
+            raise at_odds(
+                *asked[0],
+                "is of a task, and evaluation.tasks names none",
+                "add the task to evaluation.tasks",
+            )
+        return self
+
     @property
     def only_cuda(self) -> list[tuple[str, str, str]]:
-        """Field, value, and what takes its place on a CPU, of all whose kernels only CUDA has."""
+        """The settings that need CUDA, as (field, value, replacement on a CPU)."""
         told = {
             "model.adapter.kind": self.model.adapter.kind,
             "training.optim": self.training.optim,
@@ -146,10 +183,11 @@ class RunConfig(Section):
 
     @property
     def unsharded(self) -> str:
-        """Field and value with which no rank can do with a part of the state; "" without one.
+        """The setting that rules out sharding, as field and value; "" if none.
 
-        A loss scaler looks at whole gradients, bitsandbytes at whole tensors, and a compiled
-        graph at whole weights.
+        Some features need the complete state on each rank: a loss scaler needs complete gradients,
+        bitsandbytes complete tensors, and a compiled graph complete weights. Frozen parts in a
+        special format are no longer weights that can be sharded.
         """
         if self.training.torch_compile:
             return "training.torch_compile"
@@ -158,11 +196,11 @@ class RunConfig(Section):
         if self.training.optim != "adamw_torch":
             return f"training.optim {self.training.optim}"
         kind = self.model.adapter.kind
-        return f"model.adapter.kind {kind}" if kind == "qlora" else ""
+        return f"model.adapter.kind {kind}" if kind == "qlora" else self.model.adapter.lightened
 
     @property
     def run_id(self) -> str:
-        """Identity of the run: stable for equal configurations."""
+        """Identity of the run. Equal configurations have the same identity."""
         return self.run or f"{self.name}-{self.digest()[:8]}"
 
     @property
@@ -171,15 +209,15 @@ class RunConfig(Section):
         return self.registry.model_name or self.name
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the configuration in canonical JSON, without what decides nothing."""
+        """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_yaml(self) -> str:
-        """The whole configuration, defaults included, as YAML that reads back equal."""
+        """Return the full configuration, including defaults, as YAML that reads back equal."""
         content: dict[str, Any] = self.model_dump(mode="json")
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        # Other ends of lines than Python's are written as they are, and read as one.
+        # PyYAML writes line separators other than \n unescaped, but reads them back as \n.
         ends = any(end in text for end in ("\x85", "\u2028", "\u2029"))
         return yaml.safe_dump(content, sort_keys=False) if ends else text

@@ -1,4 +1,7 @@
-"""Secrets in a configuration, where none belongs: it becomes parameters, logs and artifacts."""
+"""Find secrets in a configuration.
+
+A configuration must not contain any, because it ends up in parameters, logs and artifacts.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,19 @@ from steadytrain.components.shared.redaction import (
 __all__ = ["PLACEHOLDER", "find_secrets", "names_a_secret", "redact"]
 
 _SHORT_NAME = re.compile(r"(?:^|[_.-])(?:pass|pw|auth)$", re.IGNORECASE)
-"""Names of secrets in a mapping; in a text they are words."""
+"""Names of secrets in a mapping. In free text they are ordinary words."""
 _FLAG = re.compile(r"--[\w.-]+")
-"""An argument whose value is the next one; --name=value has its own."""
+"""A flag whose value is the next argument. --name=value contains its own."""
 _ADDRESS = re.compile(r"\s*[A-Za-z][\w+.-]*:\s*[/\\]\s*[/\\]")
 _COPIED = re.compile(r"[\w.-]+:[^\s/@]+@[\w.-]+[:/]\S*")
-"""user:password@host:path, as of scp."""
+"""user:password@host:path, as scp accepts it."""
 
 
 def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
-    """Each place of a nested configuration that holds a secret; its value is not repeated."""
+    """Yield a problem for each place in a nested configuration that contains a secret.
+
+    The problems do not repeat the secret's value.
+    """
     if isinstance(content, dict):
         for key, value in content.items():
             name = str(key)
@@ -53,7 +59,11 @@ def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
 
 
 def _is_secret_value(name: str, value: Any) -> bool:
-    """Whether this is the value of a secret, such as a number; a truth value only tells of one."""
+    """Return whether this is the value of a secret.
+
+    A number can be one. A boolean or an empty value cannot; a boolean only says whether a secret
+    exists.
+    """
     if not value or isinstance(value, bool):
         return False
     short = bool(_SHORT_NAME.search(name)) and not isinstance(value, dict | list)
@@ -61,7 +71,10 @@ def _is_secret_value(name: str, value: Any) -> bool:
 
 
 def _tight(text: str) -> str:
-    """An address as lenient drivers read it: without white space and backslashes, as one of ssh."""
+    """Normalize an address as lenient drivers read it.
+
+    Remove whitespace, turn backslashes into slashes, and write user:password@host:path as ssh://.
+    """
     if _ADDRESS.match(text):
         return "".join(text.split()).replace("\\", "/")
     return f"ssh://{text}" if _COPIED.fullmatch(text) else text

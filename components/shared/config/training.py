@@ -1,9 +1,9 @@
 """How the model is trained.
 
-Fields that Transformers' TrainingArguments also has carry its names and its
-meaning; a test holds them to the locked version. The batch is the exception on
-purpose: the user states the global batch, which decides what is learned, and
-the product derives micro-batch and accumulation, which decide only what fits.
+Fields that Transformers' TrainingArguments also has use the same names and meanings. A test checks
+them against the locked version. The batch size is different on purpose: the user sets the global
+batch size, which affects what the model learns. steadytrain derives micro-batch size and
+accumulation, which only affect what fits in memory.
 """
 
 from __future__ import annotations
@@ -18,60 +18,114 @@ Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with
 
 
 class TrainingConfig(Section):
-    """The recipe. Steps are optimizer steps, each over one global batch."""
+    """The training recipe. Steps are optimizer steps, each over one global batch."""
 
-    global_batch_size: int = Field(32, ge=1, description="sequences an optimizer step, all ranks")
+    global_batch_size: int = Field(
+        32, ge=1, description="Sequences per optimizer step, over all ranks."
+    )
     micro_batch_size: int | None = Field(
-        None, ge=1, description="sequences a forward pass on one rank; none: derived"
+        None,
+        ge=1,
+        description="Sequences per forward pass on one rank. None means steadytrain chooses "
+        "it to fit in memory.",
     )
-    num_train_epochs: float = Field(1.0, gt=0)
-    max_steps: int = Field(-1, ge=-1, description="overrides num_train_epochs when positive")
+    num_train_epochs: float = Field(
+        1.0, gt=0, description="Passes over the training data. A positive max_steps overrides it."
+    )
+    max_steps: int = Field(
+        -1,
+        ge=-1,
+        description="Optimizer steps to train, instead of num_train_epochs. -1 means "
+        "num_train_epochs decides.",
+    )
     learning_rate: float | None = Field(
-        None, gt=0, description="peak of the schedule; none: by the model's size, by the rules"
+        None,
+        gt=0,
+        description="Peak learning rate. None means a rule chooses it from the model's size "
+        "and adapters.",
     )
-    lr_scheduler_type: Scheduler = "cosine"
+    lr_scheduler_type: Scheduler = Field(
+        "cosine", description="Shape of the learning rate schedule after warm-up."
+    )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
-        0.05, description="below 1: a share of all steps"
+        0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
     )
-    weight_decay: float = Field(0.0, ge=0, description="biases and norms are left out")
-    max_grad_norm: float = Field(1.0, ge=0, description="0: gradients are not clipped")
+    weight_decay: float = Field(
+        0.0, ge=0, description="AdamW's weight decay. It does not apply to biases and norms."
+    )
+    label_smoothing_factor: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each training target that is spread over all classes or tokens. "
+        "Validation and evaluation use plain targets.",
+    )
+    max_grad_norm: float = Field(
+        1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
+    )
     optim: Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = Field(
         "adamw_torch",
-        description="the 8-bit ones keep AdamW's moments in a quarter of the memory, paged also in "
-        "the host's where the GPU's is short; they need CUDA",
+        description="Optimizer. The 8-bit ones keep AdamW's moments in a quarter of the memory, "
+        "and the paged one moves them to host memory when the GPU runs short. Both need CUDA.",
     )
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
-    adam_epsilon: float = Field(1e-8, gt=0)
-    bf16: bool = Field(False, description="bfloat16 autocast; weights stay float32")
-    fp16: bool = Field(False, description="float16 autocast with a loss scaler; needs CUDA")
-    gradient_checkpointing: bool = Field(False, description="recompute activations in backward")
-    torch_compile: bool = Field(False, description="fuse the model's kernels by torch.compile")
-    seed: int = Field(42, ge=0)
-    full_determinism: bool = Field(False, description="deterministic kernels only; slower")
-    logging_steps: int = Field(10, ge=1)
-    eval_steps: int = Field(100, ge=1)
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
+    adam_epsilon: float = Field(
+        1e-8, gt=0, description="Term added to AdamW's denominator for numerical stability."
+    )
+    bf16: bool = Field(False, description="Use bfloat16 autocast. Weights stay in float32.")
+    fp16: bool = Field(False, description="Use float16 autocast with a loss scaler. Needs CUDA.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass to save memory."
+    )
+    torch_compile: bool = Field(False, description="Fuse the model's kernels with torch.compile.")
+    seed: int = Field(
+        42, ge=0, description="Seed for new weights, dropout and the order of samples."
+    )
+    full_determinism: bool = Field(
+        False, description="Use deterministic kernels only, which is slower."
+    )
+    logging_steps: int = Field(10, ge=1, description="Optimizer steps between reports of the loss.")
+    eval_steps: int = Field(100, ge=1, description="Optimizer steps between validations.")
     save_steps: int | None = Field(
         None,
         ge=1,
-        description="steps from checkpoint to checkpoint; none: as often as pays, by what one "
-        "costs and by the time between failures",
+        description="Optimizer steps between checkpoints. None means the interval follows from "
+        "what a checkpoint costs and the time between failures.",
     )
-    save_total_limit: int = Field(2, ge=1, description="newest checkpoints kept; the best too")
+    save_total_limit: int = Field(
+        2, ge=1, description="Number of newest checkpoints to keep. The best one is kept as well."
+    )
     save_keep_every: int | None = Field(
-        None, ge=1, description="checkpoints of steps that it divides are kept for good"
+        None,
+        ge=1,
+        description="Keep every checkpoint whose step is a multiple of this number. None "
+        "means only save_total_limit decides.",
     )
     metric_for_best_model: str | None = Field(
-        None, description="none: the task's own validation score"
+        None,
+        description="Validation metric that picks the best model. None means the task's own "
+        "validation score.",
     )
-    greater_is_better: bool | None = Field(None, description="none: as the task says")
+    greater_is_better: bool | None = Field(
+        None,
+        description="Whether a higher value of that metric is better. None means the task decides.",
+    )
     load_best_model_at_end: bool = Field(
-        True, description="the model that leaves the step is the best one validated"
+        True, description="Export the best validated model instead of the last one."
     )
     early_stopping_patience: int | None = Field(
-        None, ge=1, description="validations without a better score before it stops"
+        None,
+        ge=1,
+        description="Validations without a better score before training stops early. None "
+        "means it never does.",
     )
-    early_stopping_threshold: float = Field(0.0, ge=0)
+    early_stopping_threshold: float = Field(
+        0.0,
+        ge=0,
+        description="Only an improvement of the score by more than this resets early "
+        "stopping's patience.",
+    )
 
     @field_validator("max_steps")
     @classmethod
@@ -90,82 +144,102 @@ class TrainingConfig(Section):
 
 
 class RecoveryConfig(Section):
-    """What happens when something breaks, and what is used again."""
+    """How a run recovers from failures, and which earlier results it reuses."""
 
     reuse_ttl_seconds: Seconds = Field(
-        3600, ge=0, description="age up to which another run's step outputs are used again"
+        3600,
+        ge=0,
+        description="Maximum age in seconds of another run's step outputs that this run may reuse.",
     )
     checkpoints: str | None = Field(
         None,
         min_length=1,
-        description="folder or s3:// address below which the run's checkpoints lie; none: the "
-        "run's folder",
+        description="Folder or s3:// address for the run's checkpoints. None means the run's "
+        "folder.",
     )
     seconds_between_failures: Seconds = Field(
-        14_400, gt=0, description="to expect on average, until the run has had failures of its own"
+        14_400,
+        gt=0,
+        description="Expected mean time between failures in seconds, used until the run has "
+        "had failures of its own.",
     )
     stop_grace_seconds: Seconds = Field(
-        20, gt=0, description="time for ranks to leave after SIGTERM before SIGKILL"
+        20,
+        gt=0,
+        description="Seconds that ranks have to exit after SIGTERM before they get SIGKILL.",
     )
     max_failures_per_class: int = Field(
-        3, ge=1, description="in a row without a new checkpoint, before a class of failure stops it"
+        3,
+        ge=1,
+        description="Failures of one class in a row without a new checkpoint that stop the run.",
     )
     max_preemptions: int | None = Field(
-        None, ge=1, description="the same for preemptions; none: max_failures_per_class"
+        None, ge=1, description="The same limit for preemptions. None means max_failures_per_class."
     )
     backoff_seconds: Seconds = Field(
-        2, ge=0, description="wait before the first retry; doubles with each in a row"
+        2,
+        ge=0,
+        description="Seconds to wait before the first retry. The wait doubles with each retry "
+        "in a row.",
     )
-    backoff_max_seconds: Seconds = Field(60, ge=0, description="longest such wait")
-    jitter: bool = Field(True, description="takes up to a quarter off each such wait")
+    backoff_max_seconds: Seconds = Field(
+        60, ge=0, description="Maximum wait before a retry, in seconds."
+    )
+    jitter: bool = Field(
+        True, description="Shorten each wait by a random share of up to a quarter."
+    )
     breaker_failures: int = Field(
         3,
         ge=1,
-        description="of any class but preemption, in a row without a new checkpoint, "
-        "before the circuit breaker opens",
+        description="Failures in a row without a new checkpoint, of any class except preemption, "
+        "that open the circuit breaker.",
     )
     breaker_reset_seconds: Seconds = Field(
-        120, ge=0, description="how long it stays open before one last try"
+        120, ge=0, description="Seconds that the circuit breaker stays open before one last try."
     )
     resubmit: int = Field(
         3,
         ge=0,
-        description="how often in a row without a new checkpoint the pipeline is submitted again "
-        "after a step was lost with its pod, by the exit handler through Kubeflow Pipelines; "
-        "never after a termination; 0: never",
+        description="How many times in a row without a new checkpoint the exit handler submits "
+        "the pipeline again after a step was lost with its pod. It never does so after a "
+        "termination. 0 means never.",
     )
     on_demand_at_last: bool = Field(
         False,
-        description="whether the last attempt that lost nodes leave to the run asks for nodes "
-        "without compute.pods.spot",
+        description="Run the last attempt after preemptions or lost nodes without "
+        "compute.pods.spot.",
     )
     min_nodes: int | None = Field(
         None,
         ge=1,
-        description="fewest nodes to go on with where others stay away; none: all of them. The "
-        "global batch stays as it is",
+        description="Fewest nodes to continue with when others are unavailable. The global batch "
+        "stays the same. None means all nodes are required.",
     )
     hang_timeout_seconds: Seconds = Field(
         600,
         gt=0,
-        description="a rank that makes no progress for so long hangs, and all are started "
-        "again; must be longer than the longest batch or save",
+        description="Seconds without progress after which a rank counts as hung and all ranks "
+        "restart. Must be longer than the longest batch or save.",
     )
     start_timeout_seconds: Seconds = Field(
-        1800, gt=0, description="the same before a rank's first step, and after its last one"
+        1800, gt=0, description="The same limit before a rank's first step and after its last one."
     )
     lease_seconds: Seconds = Field(
         60,
         gt=0,
-        description="a supervisor or an agent that gives no sign of life for so long counts as "
-        "dead, and may be succeeded",
+        description="Seconds without a sign of life after which a supervisor or an agent counts "
+        "as dead and may be replaced.",
     )
     spike_threshold: float = Field(
         6.0,
         ge=0,
-        description="deviations above the median loss from which a step counts as diverged, if "
-        "it also gives back half of what was learned; 0: only what is not finite does",
+        description="Deviations above the median loss at which a step counts as diverged, if its "
+        "loss also gives back half of the improvement so far. 0 means only non-finite losses "
+        "count.",
     )
     spike_window: int = Field(
-        128, ge=4, description="last steps whose losses that median is of; half of them at least"
+        128,
+        ge=4,
+        description="Number of most recent steps used for that median. Detection starts once "
+        "half of them exist.",
     )

@@ -1,7 +1,7 @@
-"""The one stream of events and its plainest sink: a file of JSON lines.
+"""The event stream and its simplest sink: a file of JSON lines.
 
-The file is also the spool: whoever wants a run's events (progress display,
-MLflow, the report) reads it, so that no reader can slow or stop the writer.
+The file is also the spool. Everything that needs a run's events (progress display, MLflow, the
+report) reads the file, so no reader can slow down or stop the writer.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from steadytrain.components.shared.events.types import LATEST, Event, Warned, fr
 from steadytrain.components.shared.storage.regular import open_regular, set_aside
 
 MAX_WAITING = 10_000
-"""Events that wait for a disk that refuses them: about 5 MB."""
+"""Maximum number of events that wait in memory while the disk rejects writes: about 5 MB."""
 
 
 MAX_AHEAD_SECONDS = 86_400.0
-"""How far clocks may differ, or be set back, with events still in the order of what happened."""
+"""How far clocks may differ, or be set back, without changing the order of events."""
 _TAIL_BYTES = 1 << 16
 
 
 class Sink(Protocol):
-    """Takes events; must neither block for long nor raise."""
+    """Receives events. It must not block for long and must not raise."""
 
     def emit(self, event: Event) -> None:
-        """Takes one event."""
+        """Receive one event."""
 
     def close(self) -> None:
-        """Delivers what is still held."""
+        """Deliver everything that is still held."""
 
 
 class EventStream:
-    """Hands each event to every sink."""
+    """Passes each event to every sink."""
 
     def __init__(self, *sinks: Sink) -> None:
         self.sinks = sinks
@@ -55,13 +55,14 @@ class EventStream:
 
 
 class JsonLines:
-    """Appends each event to a file as a line of JSON, whole lines only.
+    """Appends each event to a file as one complete line of JSON.
 
-    A full or failing disk stops nobody: events wait in memory until a write succeeds, the oldest
-    are dropped beyond MAX_WAITING, and a warning in the file then says what happened.
+    A full or failing disk never stops a run. Events wait in memory until a write succeeds, and
+    beyond MAX_WAITING the oldest are dropped. Afterwards, a warning in the file says what happened.
 
-    Where the clock is behind the events that are there, as when it was set back or is another
-    node's, times are put forward by as much, so that their order is that of what happened.
+    If the clock is behind the events in the folder (it was set back, or another node wrote them),
+    event times are moved forward by the difference, so that events stay in the order in which they
+    happened.
     """
 
     def __init__(self, path: Path, *, job_id: str) -> None:
@@ -72,9 +73,9 @@ class JsonLines:
             if os.path.lexists(place) and not fits(place)
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer, which would write again at exit what is counted as refused here.
+        # Unbuffered: a buffer would write again at exit what counts as rejected here.
         self.handle = path.open("ab", buffering=0)
-        # Where a writer died in the middle of a line, what follows must not be lost with it.
+        # If a writer died in the middle of a line, the next line must not be lost with it.
         self._torn = _torn(path)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._dropped, self._refusal = 0, ""
@@ -109,7 +110,7 @@ class JsonLines:
         return f"{to_json(placed, job_id=self.job_id)}\n".encode()
 
     def _write(self, line: bytes) -> None:
-        """Writes a whole line; a part of one that was refused is ended before the next."""
+        """Write a complete line. If the previous line was cut off, end it first."""
         text = b"\n" + line if self._torn else line
         written = self.handle.write(text)
         self._torn = written != len(text) and (self._torn or written > 0)
@@ -125,20 +126,20 @@ class JsonLines:
 
 
 class Follower:
-    """Reads the events of all files of a folder, each once, as they are appended."""
+    """Reads the events of all files in a folder as they are appended, each event once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.offsets: dict[str, int] = {}
 
     def skip_to_end(self) -> None:
-        """Leaves out what is there already."""
+        """Skip the existing events."""
         for path in self.folder.glob("*.jsonl"):
             with contextlib.suppress(OSError):
                 self.offsets[path.name] = path.stat().st_size
 
     def new(self) -> list[Event]:
-        """Events appended since the last call, in the order of their times."""
+        """Return the events appended since the last call, ordered by time."""
         events = []
         for item in unread(self.folder, dict(self.offsets)):
             self.offsets[item.file] = item.offset
@@ -147,7 +148,7 @@ class Follower:
 
 
 class Placed(NamedTuple):
-    """An event, the file that it is in, and the offset in bytes where its line ends."""
+    """An event, its file, and the byte offset of the end of its line."""
 
     event: Event
     file: str
@@ -155,9 +156,9 @@ class Placed(NamedTuple):
 
 
 def unread(folder: Path, offsets: Mapping[str, int]) -> Iterator[Placed]:
-    """Events of a folder's files beyond an offset in each, one after another by their times.
+    """Yield the events after a given offset in each file of a folder, ordered by time.
 
-    Files are read a line at a time: they may be larger than the memory.
+    It reads one line at a time, because files may be larger than memory.
     """
     paths = sorted(folder.glob("*.jsonl"))
     tails = [_tail(path, offsets.get(path.name, 0)) for path in paths]
@@ -165,14 +166,14 @@ def unread(folder: Path, offsets: Mapping[str, int]) -> Iterator[Placed]:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """Every event of a run so far, in the order of their times."""
+    """Return every event of a run so far, ordered by time."""
     return Follower(folder).new()
 
 
 def _tail(path: Path, offset: int) -> Iterator[Placed]:
-    """Whole lines; one that a kill has torn, or of a newer version, is left out.
+    """Yield the events of complete lines. Torn lines and events of newer versions are skipped.
 
-    Of a file that cannot be read, none: `problems` tells why.
+    A file that cannot be read yields nothing; `problems` reports why.
     """
     with contextlib.suppress(OSError), open_regular(path) as handle:
         handle.seek(offset)
@@ -188,7 +189,10 @@ def _tail(path: Path, offset: int) -> Iterator[Placed]:
 
 
 def _newest(folder: Path) -> float:
-    """Time of a folder's newest event; one in the far future is a mistake, and no measure."""
+    """Return the time of a folder's newest event, ignoring times that are far in the future.
+
+    Such a time is an error and must not shift later events.
+    """
     farthest = time.time() + MAX_AHEAD_SECONDS
     found = 0.0
     for path in folder.glob("*.jsonl"):
@@ -200,7 +204,7 @@ def _newest(folder: Path) -> float:
 
 
 def problems(folder: Path) -> list[str]:
-    """Files of a folder that tell nothing, each with the reason."""
+    """Return the files of a folder from which no event can be read, each with the reason."""
     if os.path.lexists(folder) and not folder.is_dir():
         return [f"{folder}: not a folder"]
     found = []
@@ -217,7 +221,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def _torn(path: Path) -> bool:
-    """Whether the file ends within a line."""
+    """Return whether the file ends in the middle of a line."""
     with path.open("rb") as handle:
         if handle.seek(0, os.SEEK_END) == 0:
             return False

@@ -1,6 +1,6 @@
 """The typed events of a run. Everything that reports on a run reads these.
 
-Times are seconds since the epoch, sizes bytes, durations seconds.
+Times are in seconds since the epoch, sizes in bytes, and durations in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AttemptOutcome = Literal["finished", "early_stopped", "pruned", "preempted", "fa
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened at a time in a run."""
+    """Something that happened in a run at a given time."""
 
     name: ClassVar[str] = ""
     level: ClassVar[Level] = "info"
@@ -30,9 +30,9 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class StepStarted(Event):
-    """A step of the pipeline began its work.
+    """A step of the pipeline started.
 
-    environment: versions of what it runs with.
+    environment: versions of the software that it runs with.
     """
 
     name: ClassVar[str] = "step_started"
@@ -42,7 +42,7 @@ class StepStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepFinished(Event):
-    """A step of the pipeline has its outputs, from work or from an earlier run."""
+    """A step of the pipeline has its outputs, from its own work or from an earlier run."""
 
     name: ClassVar[str] = "step_finished"
     stage: str
@@ -64,7 +64,7 @@ class StepFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkProgress(Event):
-    """How far a long piece of work is."""
+    """Progress of a long operation."""
 
     name: ClassVar[str] = "work_progress"
     stage: str
@@ -76,10 +76,11 @@ class WorkProgress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorStarted(Event):
-    """A supervisor has taken the run: what those of lower generations write from now on is void.
+    """A supervisor has taken over the run. Later writes by lower generations are invalid.
 
-    checkpoints: labels of those that there were; None: not told.
-    settings: what it works by, sections of the configuration as plain data; empty: not told.
+    checkpoints: labels of the checkpoints that existed; None if unknown.
+    settings: the settings that the supervisor uses, as sections of the configuration in plain data;
+        empty if unknown.
     """
 
     name: ClassVar[str] = "supervisor_started"
@@ -94,12 +95,13 @@ class SupervisorStarted(Event):
 class AttemptStarted(Event):
     """The supervisor started the ranks.
 
-    nodes: among which the ranks are divided.
-    inputs: digest of what decides the result (data, model, training).
-    device: name of what the ranks compute on, "cpu" for a processor; "" where it was not looked up.
+    nodes: number of nodes that the ranks are divided among.
+    inputs: digest of everything that determines the result (data, model, training).
+    device: name of the device that the ranks compute on, "cpu" for a processor; "" if it was not
+        checked.
     snapshot: whether checkpoints are copied to host memory before they are written.
-    strategy, offload: how the ranks share the state, and what of it the host keeps.
-    decisions: how the work is cut, as fields of `Decision`.
+    strategy, offload: how the ranks share the state, and which part of it the host keeps.
+    decisions: how the work is divided, as fields of `Decision`.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -120,12 +122,14 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnded(Event):
-    """All ranks of an attempt are down.
+    """All ranks of an attempt have stopped.
 
-    Where its supervisor died, a later one tells of it, with the time of the last sign of life.
+    If the supervisor died, a later supervisor writes this event, with the time of the last sign of
+    life.
 
-    still_since: the last sign of progress of a rank that hung; 0 where none did.
-    failed_step, unexplained, memory_needed: what else a decision goes by, as in a Failure.
+    still_since: when a hung rank last made progress; 0 if no rank hung.
+    failed_step, unexplained, memory_needed: further inputs to the recovery decision, as in a
+        Failure.
     """
 
     name: ClassVar[str] = "attempt_ended"
@@ -143,16 +147,17 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionMade(Event):
-    """The supervisor decided what follows a failed attempt.
+    """The supervisor decided what to do after a failed attempt.
 
-    attempt: the one that failed; 0 for what an earlier run has taught this one.
-    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: what all later attempts
-        are held to, where it changes.
-    rung: of the ladder for running out of memory, where that was the answer.
-    nodes: how many later attempts have, where some stayed away.
-    skipped_batch: a global batch that is left out from then on, by its place in the order.
-    learning_rate_scale: factor on the schedule's rates, from then on and beside earlier ones.
-    on_demand: whether the next attempt does without nodes that may be taken away.
+    attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
+    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: the settings of all later
+        attempts, if they change.
+    rung: the OOM fallback, if the decision was to use one.
+    nodes: number of nodes for later attempts, if some were unavailable.
+    skipped_batch: a global batch that is skipped from now on, by its position in the order.
+    learning_rate_scale: factor on the scheduled learning rates from now on, multiplied with earlier
+        factors.
+    on_demand: whether the next attempt avoids preemptible nodes.
     """
 
     name: ClassVar[str] = "decision_made"
@@ -175,9 +180,9 @@ class DecisionMade(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStarted(Event):
-    """The ranks are ready to take their first step.
+    """The ranks are ready for their first step.
 
-    recipe: what decides what is learned, as fields of `Decision`.
+    recipe: the settings that affect what the model learns, as fields of `Decision`.
     """
 
     name: ClassVar[str] = "training_started"
@@ -192,14 +197,19 @@ class TrainingStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep(Event):
-    """An optimizer step, every `logging_steps`.
+    """An optimizer step, reported every `logging_steps`.
 
     loss: mean over the target tokens (or examples) of the steps since the last such event.
-    grad_norm: global L2 norm before clipping, of this step.
-    tokens: tokens processed since the attempt began, padding left out.
+    grad_norm: global L2 norm of this step's gradients, before clipping.
+    tokens: tokens processed since the attempt started, without padding.
     gpu_memory_used: bytes allocated on this rank's device; 0 on a CPU.
     memory_used: resident bytes of rank 0's process.
-    padding: share of the tokens' places that padding took in the steps since the last such event.
+    padding: share of token positions filled with padding in the steps since the last such event.
+    data_wait: share of the time of those steps in which rank 0 waited for data.
+    communication_wait: share of the time of those steps in which a rank only waited for the other
+        ranks and for data exchange with them: before the step, and from its last gradient until it
+        has the gradient sums of all ranks. Mean over the ranks. None with one rank, and with FSDP
+        or ZeRO, whose ranks exchange data throughout the step.
     """
 
     name: ClassVar[str] = "training_step"
@@ -214,6 +224,8 @@ class TrainingStep(Event):
     gpu_memory_used: int
     memory_used: int
     padding: float = 0.0
+    data_wait: float = 0.0
+    communication_wait: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +245,10 @@ class CheckpointSaved(Event):
     """A checkpoint is committed.
 
     checkpoint: its address.
-    seconds: that training waited for it.
-    writing_seconds: from the snapshot to the commit, beside the training.
-    waited_seconds: at the end of these, that training waited for the commit; part of `seconds`.
+    seconds: how long training waited for it.
+    writing_seconds: from the snapshot to the commit, while training continued.
+    waited_seconds: the last part of `writing_seconds`, in which training waited for the commit;
+        included in `seconds`.
     """
 
     name: ClassVar[str] = "checkpoint_saved"
@@ -250,7 +263,7 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDiverged(Event):
-    """Loss or gradient norm is not finite."""
+    """The loss, a gradient or the training state is not finite, or the loss spiked."""
 
     name: ClassVar[str] = "training_diverged"
     level: ClassVar[Level] = "fatal"
@@ -284,7 +297,7 @@ class TrainingFinished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Warned(Event):
-    """Something the user should know that stops nothing."""
+    """Something that the user should know, but that does not stop the run."""
 
     name: ClassVar[str] = "warned"
     level: ClassVar[Level] = "warn"
@@ -296,8 +309,9 @@ class Warned(Event):
 class Resubmitted(Event):
     """A step was lost with its pod, and the pipeline was submitted again.
 
-    kfp_run: id of the new run of Kubeflow Pipelines.
-    number: which one it is in a row without a new checkpoint, of `limit` at most.
+    kfp_run: id of the new Kubeflow Pipelines run.
+    number: how many resubmissions in a row there were without a new checkpoint, including this one.
+    limit: the most that are allowed in a row.
     """
 
     name: ClassVar[str] = "resubmitted"
@@ -307,26 +321,26 @@ class Resubmitted(Event):
     limit: int
 
 
-# Made once, and fields as they are: this runs between two steps of the training.
+# Create the encoder once and do not copy fields: this code runs between training steps.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 LATEST = 253_402_300_799.0
-"""The end of the year 9999, which no calendar function goes beyond."""
+"""The end of the year 9999, the limit of calendar functions."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
 
 
 def to_json(event: Event, *, job_id: str) -> str:
-    """One line of JSON: event, level, job_id, and the event's own fields."""
+    """Return one line of JSON: event, level, job_id, and the event's own fields."""
     content: dict[str, Any] = {"event": event.name, "level": event.level, "job_id": job_id}
-    # Python writes NaN and Infinity, which is what a diverged loss is; readers here are Python.
+    # Python writes NaN and Infinity, which a diverged loss needs. All readers use Python too.
     return _encode(content | vars(event))
 
 
 def from_json(line: str) -> Event:
-    """The event of a line.
+    """Return the event in a line.
 
     Raises:
-        ValueError: the line is torn, names no known event, or has a field of another type.
+        ValueError: if the line is torn, has no known event, or has a field of the wrong type.
     """
     try:
         content = json.loads(line)
@@ -344,6 +358,6 @@ def from_json(line: str) -> Event:
 
 @functools.cache
 def _validator(name: str) -> tuple[TypeAdapter[Event], tuple[str, ...]]:
-    """What checks the fields of an event, and their names."""
+    """Return the validator for an event's fields, and their names."""
     kind = _TYPES[name]
     return TypeAdapter(kind), tuple(item.name for item in dataclasses.fields(kind))

@@ -1,1 +1,1 @@
-"""Speaking to a Kubeflow Pipelines server."""
+"""Access to a Kubeflow Pipelines server."""

@@ -1,4 +1,4 @@
-"""KFP's generated client, with time limits, credentials, and errors that can be acted on."""
+"""KFP's generated client, with timeouts, credentials, and errors that users can act on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib3 import exceptions as failures
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
-from steadytrain.components.shared.kubeflow.connection import (
+from steadytrain.components.shared.kubeflow.variables import (
     CA_VARIABLE,
     COOKIE_VARIABLE,
     TOKEN_FILE_VARIABLE,
@@ -28,7 +28,7 @@ from steadytrain.components.shared.kubeflow.connection import (
 _TOKEN_FILE: Final = "/var/run/secrets/kubeflow/pipelines/token"
 
 _SECONDS: Final = (10.0, 60.0)
-"""To connect, and from one byte of an answer to the next."""
+"""Timeouts to connect, and between two bytes of a response."""
 
 _LOGIN = (
     f"log in with the browser and set {COOKIE_VARIABLE} to the session's cookie (NAME=VALUE), or "
@@ -37,18 +37,18 @@ _LOGIN = (
 
 
 class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no types
-    """Every call of the generated classes comes through here."""
+    """The client that all calls of the generated API classes go through."""
 
     def call_api(self, resource_path: str, method: str, *args: Any, **options: Any) -> Any:
-        """As the generated one's.
+        """Make a call as the generated client does.
 
         Raises:
-            ServerError: the call failed, or its answer is none of KFP's.
+            ServerError: if the call failed, or the response is not from KFP.
         """
         options["_request_timeout"] = options.get("_request_timeout") or _SECONDS
         with _told(self.configuration.host):
             answer = super().call_api(resource_path, method, *args, **options)
-        # The generated client takes a page for an object without fields.
+        # The generated client would read an HTML page as an object without fields.
         if "json" not in (self.last_response.getheader("content-type") or ""):
             raise _error(
                 f"{self.configuration.host} answers with a page instead of data: it wants a login, "
@@ -58,10 +58,10 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
         return answer
 
     def health(self) -> Mapping[str, Any]:
-        """What the server says of itself.
+        """Return what the server reports about itself.
 
         Raises:
-            ServerError: it cannot be reached, is too old, or is none.
+            ServerError: if it cannot be reached, is too old, or is not a KFP server.
         """
         try:
             answer = self._get("/apis/v2beta1/healthz")
@@ -92,10 +92,10 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
 
 
 def open_client(host: str) -> Client:
-    """A client with the credentials that the environment has for it; nothing is sent yet."""
+    """Return a client with the credentials from the environment. It sends nothing yet."""
     configuration = kfp_server_api.Configuration(host=host)
     configuration.ssl_ca_cert = os.environ.get(CA_VARIABLE) or None
-    # Nothing that may have reached the server is sent twice; a redirect is a login.
+    # urllib3 retries a POST only if it cannot have reached the server. A redirect means a login.
     configuration.retries = urllib3.Retry(
         total=2,
         redirect=False,
@@ -113,7 +113,7 @@ def _authorize(configuration: kfp_server_api.Configuration) -> None:
     if token:
         configuration.api_key["authorization"] = token
         return
-    # By these names kfp.client finds it too, which cannot be imported in a step of a pipeline.
+    # kfp.client looks for the token under the same names. A pipeline step cannot import kfp.client.
     path = Path(os.environ.get(TOKEN_FILE_VARIABLE) or _TOKEN_FILE)
     if path.is_file():
         configuration.refresh_api_key_hook = partial(_read_token, path)
@@ -121,13 +121,13 @@ def _authorize(configuration: kfp_server_api.Configuration) -> None:
 
 
 def _read_token(path: Path, configuration: kfp_server_api.Configuration) -> None:
-    """Anew for each call: the kubelet renews it."""
+    """Read the token again for each call, because the kubelet renews it."""
     configuration.api_key["authorization"] = path.read_text("utf-8").strip()
 
 
 @contextlib.contextmanager
 def _told(host: str) -> Iterator[None]:
-    """Turns what the network and the server raise into ServerError."""
+    """Turn errors of the network and the server into ServerError."""
     try:
         yield
     except kfp_server_api.ApiException as error:
@@ -139,7 +139,7 @@ def _told(host: str) -> Iterator[None]:
 
 
 def _broken(host: str, error: Exception) -> ServerError:
-    """No answer: why, and what helps."""
+    """Return the error for a missing response, with reason and fix."""
     name = urlsplit(host).hostname
     if isinstance(error, failures.NameResolutionError):
         return _error(
@@ -176,14 +176,14 @@ def _broken(host: str, error: Exception) -> ServerError:
 
 
 def _reason(error: Exception) -> str:
-    """Of OpenSSL's text the part that people can use."""
+    """Return the part of OpenSSL's message that helps people."""
     text = str(error)
     found = re.search(r"certificate verify failed: ([^(]+?)(?: \(_ssl|$)", text)
     return found[1] if found else text.split("] ")[-1].split(" (_ssl")[0][:120]
 
 
 def _refusal(host: str, error: kfp_server_api.ApiException) -> ServerError:
-    """An answer that is none of success: what the server says, and what helps."""
+    """Return the error for an unsuccessful response, with the server's message and the fix."""
     status, said = int(error.status or 0), _words(error.body)
     has = "the token or cookie" if _has_credentials() else "a request without token or cookie"
     message, remedy = f"{host} refuses: {said or error.reason} ({status})", "change what it names"
@@ -203,7 +203,7 @@ def _refusal(host: str, error: kfp_server_api.ApiException) -> ServerError:
 
 
 def _words(body: str | None) -> str:
-    """What an error's body says: KFP has three forms of it, and pages of proxies have none."""
+    """Return the message in an error body: KFP has three formats, HTML pages of proxies none."""
     try:
         content = json.loads(body or "")
     except ValueError:

@@ -1,9 +1,8 @@
-"""One connection to a Kubeflow Pipelines server, and in words why there is none.
+"""Connect to a Kubeflow Pipelines server, and explain why if that fails.
 
-The calls are those of KFP's generated client. kfp.Client, which is a shell
-around it, prints, has no time limits, asks a silent server five times with a
-traceback each, keeps a file in the home folder, and takes a login page for an
-empty answer; of it only the credentials are used.
+All calls go through KFP's generated client. kfp.Client is a wrapper around it that prints, has no
+timeouts, retries a silent server five times with a traceback each, keeps a file in the home folder,
+and mistakes a login page for an empty response. Only its handling of credentials is used.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from steadytrain.components.shared.cluster import own_pod_name
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.kubeflow.variables import (
+    COOKIE_VARIABLE,
+    HOST_VARIABLE,
+    NAMESPACE_VARIABLE,
+    TOKEN_VARIABLE,
+    UI_VARIABLE,
+)
 
 if TYPE_CHECKING:
     import kfp_server_api
 
-HOST_VARIABLE: Final = "KF_PIPELINES_ENDPOINT"
-UI_VARIABLE: Final = "KF_PIPELINES_UI_ENDPOINT"
-NAMESPACE_VARIABLE: Final = "KFP_NAMESPACE"
-TOKEN_VARIABLE: Final = "KFP_EXISTING_TOKEN"
-TOKEN_FILE_VARIABLE: Final = "KF_PIPELINES_SA_TOKEN_PATH"
-COOKIE_VARIABLE: Final = "KFP_COOKIE"
-CA_VARIABLE: Final = "SSL_CERT_FILE"
 IN_CLUSTER: Final = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -39,11 +39,11 @@ _NO_HOST = (
 
 @dataclass(frozen=True)
 class Server:
-    """A server that has answered.
+    """A server that has responded.
 
-    host: its address, without a slash at the end.
-    namespace: the user's, on a server of many users; else "".
-    ui: where people look at it; "" where the address serves no pages.
+    host: its address, without a trailing slash.
+    namespace: the user's namespace on a multi-user server; else "".
+    ui: address of the UI; "" if the host serves no pages.
     """
 
     host: str
@@ -72,7 +72,7 @@ class Server:
         return self._api("RecurringRunServiceApi")
 
     def link(self, kind: str, name: str) -> str:
-        """Where the UI shows something: kind is runs, recurringrun or experiments."""
+        """Return the UI's page for something: kind is runs, recurringrun or experiments."""
         return page(self.ui, kind, name) if self.ui else ""
 
     def _api(self, name: str) -> Any:
@@ -82,23 +82,27 @@ class Server:
 
 
 def page(ui: str, kind: str, name: str) -> str:
-    """Address of a page of the UI: kind is runs, recurringrun or experiments."""
+    """Return the address of a UI page: kind is runs, recurringrun or experiments."""
     return f"{ui.rstrip('/')}/#/{kind}/details/{name}"
 
 
 def connect(host: str = "", namespace: str = "") -> Server:
-    """Opens a connection, and makes sure that a KFP server is at its other end.
+    """Open a connection, and check that a KFP server responds.
 
-    A token or cookie comes from the environment (KFP_EXISTING_TOKEN, KFP_COOKIE), or a token
-    from the file that a cluster mounts for pipelines' clients; each is sent and never told.
+    A token or cookie comes from the environment (KFP_EXISTING_TOKEN, KFP_COOKIE). A token may also
+    come from the file that a cluster mounts for clients of pipelines. They are sent to the server
+    but never shown.
 
     Args:
-        host: its address; "": KF_PIPELINES_ENDPOINT, or, in a pod, the service in the cluster.
-        namespace: of a user, on a server of many users; "": KFP_NAMESPACE, or the pod's own.
+        host: the server's address. "" means KF_PIPELINES_ENDPOINT or, in a pod, the service in the
+            cluster.
+        namespace: the user's namespace on a multi-user server. "" means KFP_NAMESPACE or the pod's
+            own.
 
     Raises:
-        BadInput: no address, or none of http; a namespace is needed and not known.
-        ServerError: no connection, no access, or nothing of KFP's there.
+        BadInput: if there is no address, it is not http or https, or a required namespace is
+            unknown.
+        ServerError: if there is no connection, no access, or no KFP server.
     """
     from steadytrain.components.shared.kubeflow.client import open_client
 
@@ -131,7 +135,7 @@ def _of_a_server(address: str) -> bool:
     try:
         url = urlsplit(address)
         _ = url.port
-    except ValueError:  # brackets that are no IPv6 address, or a port that is no number
+    except ValueError:  # brackets that are not an IPv6 address, or a port that is not a number
         return False
     return url.scheme in ("http", "https") and bool(url.hostname)
 
@@ -146,3 +150,14 @@ def _namespace(namespace: str) -> str:
             remedy=f"give your profile's, by --namespace or {NAMESPACE_VARIABLE}",
         )
     return found
+
+
+def run_tags(job: str) -> dict[str, str]:
+    """Return tags for the MLflow run: the id of the KFP run, and its page if the UI is known.
+
+    Outside a pipeline on a cluster, there are no tags.
+    """
+    if not (job and own_pod_name()):
+        return {}
+    tags, ui = {"kubeflow.run_id": job}, os.environ.get(UI_VARIABLE, "")
+    return tags | {"kubeflow.run_url": page(ui, "runs", job)} if ui else tags

@@ -1,4 +1,4 @@
-"""Everything that a list call of the KFP server has, page after page."""
+"""Read all pages of the KFP server's list calls."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PAGE = 100
 
 
 def pages(call: Callable[..., Any], items: str, **options: Any) -> Iterator[Any]:
-    """Yields every item.
+    """Yield every item.
 
     Args:
         call: a list call of kfp_server_api.
-        items: the field of its answer that has them.
+        items: the field of its response that holds the items.
         options: passed to the call.
 
     Raises:
-        ServerError: the call failed, or the server gives a page's token a second time, which
-            would never end.
+        ServerError: if the call failed, or the server repeats a page token, so that the list would
+            never end.
     """
     token, seen = "", {""}
     while True:
@@ -40,6 +40,6 @@ def pages(call: Callable[..., Any], items: str, **options: Any) -> Iterator[Any]
 
 
 def named(key: str, value: str, operation: Literal["EQUALS", "IS_SUBSTRING"] = "EQUALS") -> str:
-    """A filter for one value of one field."""
+    """Return a filter for one value of one field."""
     predicate = {"operation": operation, "key": key, "string_value": value}
     return json.dumps({"predicates": [predicate]})

@@ -10,7 +10,7 @@ __all__ = ["LocalStorage", "S3Storage", "Storage", "open_storage"]
 
 
 def open_storage(uri: str) -> Storage:
-    """The storage at an address: s3://bucket/prefix, or a folder's path."""
+    """Return the storage at an address: s3://bucket/prefix, or a folder's path."""
     if uri.startswith("s3://"):
         return S3Storage(uri)
     return LocalStorage(Path(uri))

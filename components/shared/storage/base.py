@@ -1,22 +1,22 @@
-"""What the product asks of storage, the same over a folder and over S3."""
+"""The storage interface, the same for folders and S3."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES = 8 << 20
-"""What is read or written of a large object at a time."""
+"""How many bytes of a large object are read or written at a time."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """Bytes of some objects, and when the newest was written, in seconds since the epoch.
+    """Total size of some objects in bytes, and when the newest was written.
 
-    newest: by the clock of the server; 0 where there is no object.
+    newest: in seconds since the epoch, by the server's clock; 0 if there is no object.
     """
 
     bytes: int = 0
@@ -31,63 +31,70 @@ class Storage(Protocol):
         """The address: a folder's absolute path, or s3://bucket/prefix."""
 
     def read(self, name: str) -> bytes:
-        """The object's content.
+        """Return the object's content.
 
         Raises:
-            FileNotFoundError: there is no such object.
-            StorageError: storage refused.
+            FileNotFoundError: if the object does not exist.
+            StorageError: if storage rejects the read.
         """
 
     def write(self, name: str, content: bytes, *, if_absent: bool = False) -> bool:
-        """Writes the object whole or not at all.
+        """Write the object atomically.
 
         Args:
-            if_absent: write only where no object of that name exists (atomically).
+            name: the object.
+            content: what to write.
+            if_absent: write only if no object with this name exists (atomically).
 
         Returns:
-            False where `if_absent` was given and the object was there already.
+            False if `if_absent` is set and the object already exists.
         """
 
     def write_stream(self, name: str, parts: Iterable[Buffer], *, size: int = 0) -> None:
-        """Writes an object too large to be held at once, whole or not at all.
+        """Write an object that is too large for memory, atomically.
 
         Args:
-            size: bytes of all parts, to within a tenth; needed above 75 GB.
+            name: the object.
+            parts: its content.
+            size: total bytes of all parts, within 10%. Required above 75 GB.
         """
 
     def read_stream(self, name: str) -> Iterator[bytes]:
-        """The object's content, some megabytes at a time; raises as `read` does."""
+        """Yield the object's content a few megabytes at a time. Raises what `read` raises."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether the object exists."""
 
     def list(self, prefix: str = "") -> list[str]:
-        """Names, sorted, of all objects that begin with `prefix`, sub-folders included."""
+        """Return the sorted names of all objects that start with `prefix`, including subfolders."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the size of each object in bytes, by name."""
 
     def folders(self) -> Sequence[str]:
-        """Names, sorted, of the folders directly below; those too that hold unfinished writes."""
+        """Return the sorted names of direct subfolders, including those with unfinished writes."""
 
     def weigh(self, folder: str = "") -> Weight:
-        """What all objects below a folder come to; without a name, all there are."""
+        """Return the total weight of all objects below a folder; "" means of all objects."""
 
     def delete(self, name: str) -> None:
-        """Removes the object for good; nothing happens where there is none."""
+        """Delete the object permanently. Deleting a missing object is not an error."""
 
     def clear(self, folder: str) -> None:
-        """Removes all objects below a folder, and what unfinished writes have left there."""
+        """Delete all objects below a folder, and what unfinished writes left there."""
 
     def download(self, name: str, path: Path) -> None:
-        """Copies the object to a local file, whole or not at all."""
+        """Copy the object to a local file, atomically."""
 
     def upload(self, path: Path, name: str) -> None:
-        """Copies a local file to the object, whole or not at all."""
+        """Copy a local file to the object, atomically."""
 
     def require_conditional_writes(self) -> None:
-        """Finds out whether `if_absent` can be relied on here.
+        """Check that `if_absent` is reliable here.
 
         Raises:
-            BadInput: it cannot.
+            BadInput: if it is not.
         """
 
     def sub(self, prefix: str) -> Storage:
-        """The storage below a prefix."""
+        """Return the storage below a prefix."""

@@ -1,4 +1,4 @@
-"""Storage in a folder: atomic by rename, durable by fsync."""
+"""Storage in a folder: atomic through rename, durable through fsync."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +22,7 @@ _TEMPORARY = ".partial-"
 class LocalStorage:
     """Objects are files below a folder.
 
-    Every method raises UnsafeName where a name leads out of the folder.
+    Every method raises UnsafeName if a name leads out of the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +48,7 @@ class LocalStorage:
                 try:
                     os.link(path, target)
                 except FileExistsError:
-                    # Over NFS the answer to a link that was made may be lost: it is there then.
+                    # Over NFS, the response to a successful link may be lost. Then the link exists.
                     return path.samefile(target)
             sync_folder(target.parent)
         return True
@@ -74,6 +74,13 @@ class LocalStorage:
     def list(self, prefix: str = "") -> list[str]:
         names = (path.relative_to(self.folder).as_posix() for path in self._files())
         return sorted(name for name in names if name.startswith(prefix))
+
+    def sizes(self) -> Mapping[str, int]:
+        with local_errors("list", self.folder):
+            return {
+                path.relative_to(self.folder).as_posix(): path.stat().st_size
+                for path in self._files()
+            }
 
     def folders(self) -> Sequence[str]:
         with local_errors("list", self.folder), contextlib.suppress(FileNotFoundError):
@@ -106,7 +113,7 @@ class LocalStorage:
         copy_file(path, self._path(name))
 
     def require_conditional_writes(self) -> None:
-        """A link is made or not, in every folder."""
+        """Do nothing: links are atomic in every folder."""
 
     def sub(self, prefix: str) -> LocalStorage:
         return LocalStorage(self._path(prefix))
@@ -115,14 +122,14 @@ class LocalStorage:
         return self.folder / checked(name, origin=self.uri)
 
     def _files(self) -> Iterator[Path]:
-        """Every object; a folder that cannot be read is an error, and not an empty one."""
+        """Yield every object. A folder that cannot be read is an error, not an empty folder."""
         with local_errors("list", self.folder):
             for folder, _, names in os.walk(self.folder, onerror=_unless_gone):
                 yield from (Path(folder, name) for name in names if not name.startswith(_TEMPORARY))
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file so that `target` appears whole or not at all."""
+    """Copy a file atomically to `target`."""
     with local_errors("write", target), _temporary(target) as (handle, path):
         with source.open("rb") as origin:
             shutil.copyfileobj(origin, handle, 1 << 20)
@@ -132,7 +139,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the folder's entries durable, so that a rename survives a power cut."""
+    """Make the folder's entries durable, so that a rename survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -141,7 +148,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes the file's content durable, whoever wrote it."""
+    """Make the file's content durable, whichever process wrote it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,7 +157,7 @@ def sync_file(path: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, and their entries durable."""
+    """Create a folder and its parents, and make their entries durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -169,10 +176,10 @@ def _unless_gone(error: OSError) -> None:
 
 @contextlib.contextmanager
 def local_errors(what: str, path: Path) -> Iterator[None]:
-    """Turns what the system raises into StorageError, but for FileNotFoundError.
+    """Turn system errors other than FileNotFoundError into StorageError.
 
     Raises:
-        Unreadable: for reads that would fail again.
+        Unreadable: if a read failed and would fail again.
     """
     try:
         yield
@@ -202,7 +209,8 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
 def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
     _make_folder(target.parent)
     path = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    # Not by `tempfile`, whose files nobody else may read: the umask tells who shares a folder.
+    # Not `tempfile`, whose files only their owner may read. With this mode, the umask decides who
+    # shares the folder.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as handle:

@@ -1,4 +1,4 @@
-"""Opening files that may be something else by now: a folder, a pipe, a device."""
+"""Open files that may have been replaced by something else: a folder, a pipe, a device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import BinaryIO
 UNREADABLE = frozenset(
     {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 )
-"""Errors that come again however often the same file is read."""
+"""Errors that occur again however often the file is read."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file for reading, and nothing but a file: opening a pipe would block.
+    """Open a regular file for reading, and nothing else. Opening a pipe would block.
 
     Raises:
-        OSError: as `open` does; IsADirectoryError for a folder, ENXIO for all else that is no file.
+        OSError: the same as `open`; also IsADirectoryError for a folder, and ENXIO for anything
+            else that is not a file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -32,10 +33,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames what lies at a path, so that it can be looked at and is in nobody's way.
+    """Rename whatever is at a path, to keep it for inspection and to free the path.
 
     Returns:
-        Where it is now.
+        Its new path.
     """
     for number in itertools.count(1):
         other = path.with_name(f"{path.name}.damaged-{number}")

@@ -1,8 +1,8 @@
-"""Storage in an S3 bucket, by boto3; credentials come from its own chain.
+"""Storage in an S3 bucket, through boto3. Credentials come from boto3's own chain.
 
-Requests that fail for a while (500, SlowDown, a time-out, a connection that is
-reset) are repeated by botocore, with waits that grow; here is added what it
-leaves out: bodies that break off, and conditional writes whose answer is lost.
+botocore retries requests that fail temporarily (500, SlowDown, timeouts, connection resets), with
+growing waits. This module handles two cases that botocore does not: bodies that break off, and
+conditional writes whose response is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import io
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
-"""Longest wait for a connection, and for the next byte of an answer."""
+"""Longest wait for a connection, and for the next byte of a response."""
 ATTEMPTS = 6
-"""Of a request, the first one counted in; also of a body that breaks off."""
+"""Attempts per request, including the first. Also applies to a body that breaks off."""
 FIRST_DELAY_SECONDS = 0.5
 
 PARTS = 9_000
-"""Of an object at most; S3 takes 10,000, and the rest is for a size that is not exact."""
+"""Maximum number of parts of an object. S3 allows 10,000; the rest is a reserve for inexact
+sizes."""
 LARGEST_PART = 5 << 30
-"""Of S3 itself."""
+"""S3's own limit."""
 READ_AHEAD_BYTES = 512 << 20
 
 _WRITER = "steadytrain-writer"
@@ -56,9 +57,10 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing tells of an object.
+    """An object as a listing describes it.
 
-    tag: changes with its content; written: when, in seconds since the epoch.
+    tag: changes with the content.
+    written: when it was written, in seconds since the epoch.
     """
 
     name: str
@@ -73,7 +75,7 @@ class S3Storage:
     _conditional: ClassVar[set[tuple[str, str]]] = set()
 
     def __init__(self, uri: str, client: S3Client | None = None) -> None:
-        # Not by urlsplit: in a key, `?` and `#` are letters like any other.
+        # Not urlsplit: in a key, `?` and `#` are ordinary characters.
         self.bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         if not self.bucket:
             raise BadInput(f"address {uri!r} names no bucket", remedy="s3://BUCKET/PREFIX")
@@ -86,7 +88,7 @@ class S3Storage:
         import boto3
         from botocore.config import Config
 
-        # A session of its own: boto3's default one must not be shared by threads.
+        # Use a separate session: threads must not share boto3's default session.
         return boto3.session.Session().client(
             "s3",
             config=Config(
@@ -111,7 +113,7 @@ class S3Storage:
             return True
 
     def write_stream(self, name: str, parts: Iterable[Buffer], *, size: int = 0) -> None:
-        """As the protocol has it; the server checks each part against its SHA-256."""
+        """Write as the protocol describes. The server checks each part against its SHA-256."""
         with self._named(name):
             self.client.upload_fileobj(
                 io.BufferedReader(_Stream(parts), CHUNK_BYTES),
@@ -137,8 +139,11 @@ class S3Storage:
     def list(self, prefix: str = "") -> list[str]:
         return [item.name for item in self.describe(prefix)]
 
+    def sizes(self) -> Mapping[str, int]:
+        return {item.name: item.size for item in self.describe()}
+
     def describe(self, prefix: str = "") -> Sequence[ObjectInfo]:
-        """As `list`, with size and entity tag."""
+        """Return the objects that `list` finds, with size and entity tag."""
         with self._named(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=self._key(prefix)
@@ -152,7 +157,7 @@ class S3Storage:
                 item["LastModified"].timestamp(),
             )
             for item in found
-            # A folder's own entry is none; nor is a key that was not asked for.
+            # Skip entries for folders, and keys outside the requested prefix.
             if item["Key"].startswith(self._key(prefix)) and not item["Key"].endswith("/")
         )
         return sorted(objects, key=lambda item: item.name)
@@ -183,7 +188,7 @@ class S3Storage:
                 )
 
     def _uploads(self, prefix: str) -> Sequence[MultipartUploadTypeDef]:
-        """Multipart uploads that were begun and not completed."""
+        """Return the multipart uploads that were started but not completed."""
         with self._named(prefix):
             pages = self.client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self.bucket, Prefix=self._key(prefix)
@@ -192,7 +197,7 @@ class S3Storage:
 
     @property
     def _cut(self) -> int:
-        """Length of what a key has before an object's name."""
+        """Length of the part of a key before the object's name."""
         return len(self.prefix) + 1 if self.prefix else 0
 
     def download(self, name: str, path: Path) -> None:
@@ -239,10 +244,10 @@ class S3Storage:
         self._conditional.add(place)
 
     def _write_first(self, name: str, content: bytes) -> bool:
-        """Writes where nothing is.
+        """Write an object if it does not exist.
 
-        A request whose answer was lost is repeated, and refused by its own
-        object: the writer's mark on it tells that from another's.
+        If the response to a request is lost, the retry is rejected because the object already
+        exists. The writer's mark on the object shows whose it is.
         """
         from botocore.exceptions import ClientError
 
@@ -262,14 +267,14 @@ class S3Storage:
                     return self._writer(name) == mark
                 if code not in _CONTENDED or delay is None:
                     raise
-                # Another write is under way, and may yet fail: S3 wants to be asked again.
+                # Another write is in progress and may still fail. S3 asks clients to retry.
                 time.sleep(delay)
             else:
                 break
         return True
 
     def _writer(self, name: str) -> str:
-        """The mark of who wrote the object first; "" where it has none, or is gone."""
+        """Return the mark of the object's first writer; "" if it has none or is gone."""
         with contextlib.suppress(FileNotFoundError), self._named(name):
             found = self.client.head_object(Bucket=self.bucket, Key=self._key(name))
             return found["Metadata"].get(_WRITER, "")
@@ -287,7 +292,7 @@ class S3Storage:
         try:
             yield
         except (ClientError, Boto3Error) as error:
-            # A transfer that fails tells the refusal that it failed of only as its context.
+            # If a transfer fails, the rejection that caused it is only in its context.
             refusal = error if isinstance(error, ClientError) else error.__context__
             code = refusal.response["Error"]["Code"] if isinstance(refusal, ClientError) else ""
             if code in _ABSENT:
@@ -300,29 +305,32 @@ class S3Storage:
 
 
 def part_bytes(size: int) -> int:
-    """Bytes of the parts in which an object of about `size` bytes goes up."""
+    """Return the part size in bytes to upload an object of about `size` bytes."""
     needed = -(-size // PARTS)
     return min(max(CHUNK_BYTES, needed), LARGEST_PART)
 
 
 def _transfer(size: int) -> TransferConfig:
-    """How boto3 sends a stream whose size it cannot find out: without this, 10,000 x 8 MiB."""
+    """Return boto3's settings to upload a stream of unknown size.
+
+    By default, it sends at most 10,000 parts of 8 MiB.
+    """
     from boto3.s3.transfer import TransferConfig
 
     part = part_bytes(size)
     config = TransferConfig(multipart_threshold=part, multipart_chunksize=part)
-    # It reads ahead by this many parts, which would be gigabytes of large ones.
+    # boto3 reads this many parts ahead. If parts are large, that would be gigabytes.
     config.max_in_memory_upload_chunks = max(2, min(10, READ_AHEAD_BYTES // part))
     return config
 
 
 def _delays() -> Sequence[float]:
-    """Seconds between attempts."""
+    """Return the seconds to wait between attempts."""
     return [FIRST_DELAY_SECONDS * 2**retry for retry in range(ATTEMPTS - 1)]
 
 
 class _Stream(io.RawIOBase):
-    """Reads what an iterable of buffers gives."""
+    """Reads from an iterable of buffers."""
 
     def __init__(self, parts: Iterable[Buffer]) -> None:
         self.parts, self.left = iter(parts), memoryview(b"")

@@ -1,7 +1,7 @@
-"""What an S3 server answers, where it may break off, or does not do as S3 does.
+"""Read responses of an S3 server that may break off or differ from what S3 sends.
 
-Gateways and caches leave out headers, ignore `Range`, or page without end: that is told, and
-never taken for content.
+Gateways and caches drop headers, ignore `Range`, or page forever. Such responses raise an error and
+are never used as content.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.storage.base import CHUNK_BYTES
 
 EMPTY_PAGES = 100
-"""Of a listing, one after another: with more it is taken to be without end."""
+"""Maximum number of consecutive empty pages of a listing. More count as endless."""
 
 
 def stream(
     get: Callable[..., Mapping[str, Any]], place: str, delays: Callable[[], Sequence[float]]
 ) -> Iterator[bytes]:
-    """The content of an object, in parts; where an answer breaks off, the rest is asked for.
+    """Yield the content of an object in parts. If a response breaks off, request the rest.
 
     Args:
-        get: asks for the object, with the request's further parameters.
-        delays: seconds to wait between requests that bring nothing.
+        get: requests the object; it takes further request parameters.
+        place: the object's address, for messages.
+        delays: seconds to wait between requests that make no progress.
 
     Raises:
-        StorageError: the server sends something else than the rest of the object.
+        StorageError: if the server sends anything other than the rest of the object.
     """
     from botocore.exceptions import HTTPClientError, IncompleteReadError
 
     answer = get()
     size, done, waits = answer.get("ContentLength"), 0, iter(delays())
-    # A server that gives no tag cannot be asked for the rest of the same content.
+    # Without a tag, a server cannot be asked for the rest of the same content.
     same = {"IfMatch": answer["ETag"]} if "ETag" in answer else {}
     while True:
         failure = None
         try:
-            # Botocore does not repeat a request whose answer breaks off in its body.
+            # Botocore does not retry a request if the response breaks off in its body.
             for part in answer["Body"].iter_chunks(CHUNK_BYTES):
                 done += len(part)
                 waits = iter(delays())
@@ -59,10 +60,10 @@ def stream(
 
 
 def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[str, Any]]:
-    """The entries of a listing.
+    """Return the entries of a listing.
 
     Raises:
-        StorageError: it has no end, or lacks what a listing has.
+        StorageError: if it never ends, or lacks required fields.
     """
     found: dict[str, Mapping[str, Any]] = {}
     empty = 0

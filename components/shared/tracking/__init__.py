@@ -1,4 +1,4 @@
-"""Telling MLflow what happens: a run for a pipeline run, a child for each attempt."""
+"""Report runs to MLflow: one MLflow run per pipeline run, one child run per attempt."""
 
 from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
 from steadytrain.components.shared.tracking.finish import finish_run, log_artifacts

@@ -1,8 +1,8 @@
-"""Batches for MLflow, one item of which must not hold up the others.
+"""Batches for MLflow, in which one bad item does not block the others.
 
-A store takes a batch or refuses it whole. What it refuses for good (a name that it
-does not take, a parameter that has another value there) is found by halves, and kept
-in a file; everything else is sent.
+A store accepts or rejects a batch as a unit. Items that it rejects permanently (an invalid name, a
+parameter that already has another value) are found by bisection and kept in a file. Everything else
+is sent.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, RunTag
 
 _MAY_YET_BE_TAKEN = {401, 403, 404, 408, 429}
-"""Answers of 400 to 499 that are no verdict on what was sent."""
+"""Status codes from 400 to 499 that say nothing about the items sent."""
 
 
 class Batches:
-    """Sends parameters, metrics and tags to an open store; raises what MLflow raises.
+    """Sends parameters, metrics and tags to an open store. Raises what MLflow raises.
 
-    file: JSON, an item a line, of what was refused for good, with the reason.
+    file: JSON, one item per line, with the permanently rejected items and the reasons.
     """
 
     def __init__(self, tracking: Tracking, workspace: Workspace, parent: str) -> None:
@@ -46,7 +46,7 @@ class Batches:
         metrics: Sequence[Metric] = (),
         tags: Sequence[RunTag] = (),
     ) -> None:
-        """Sends items to a run, whatever their number."""
+        """Send any number of items to a run."""
         kinds: list[tuple[str, Sequence[Any], int]] = [
             ("params", params, MAX_PARAMS_A_CALL),
             ("metrics", metrics, MAX_METRICS_A_CALL),
@@ -67,7 +67,8 @@ class Batches:
                 for half in in_parts(items, (len(items) + 1) // 2):
                     self._send(run_id, kind, half)
                 return
-            # A run that was deleted, or a store that takes nothing at all, is no verdict either.
+            # If the run was deleted or the store accepts nothing at all, the item is not at fault.
+            # Then this call fails too.
             self.client.log_batch(
                 run_id, tags=[mlflow.entities.RunTag("steadytrain.refused", str(self.file))]
             )

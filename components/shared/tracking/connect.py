@@ -1,4 +1,4 @@
-"""Reaching the tracking store: which one it is, and what to say where it does not answer."""
+"""Connect to the tracking store: choose it, check it, and explain failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from steadytrain.components.shared.tracking.store import ensure_store, sqlite_ur
 from steadytrain.components.shared.workspace import Workspace
 
 CHECK_SECONDS = 30.0
-"""Longest wait of the check, once a SQLite store is there."""
+"""Longest wait for the check, once a SQLite store exists."""
 
 _QUIET = {
     "GIT_PYTHON_REFRESH": "quiet",
@@ -40,8 +40,8 @@ _BRISK = {
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
 _PART = 3
-"""Characters of a password's shortest part that is looked for in what a driver says."""
-# How requests tells the root of a failed connection, at the end of a long line.
+"""Shortest part of a password that is redacted in a driver's message, in characters."""
+# requests puts the root cause of a failed connection at the end of a long line.
 _CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
 _REMEDY = (
     "start the server or mend its address (tracking.uri or MLFLOW_TRACKING_URI) and its "
@@ -56,7 +56,7 @@ _FILE_REMEDY = (
 
 @dataclass(frozen=True)
 class Tracking:
-    """An open tracking store: MLflow's client, and the experiment of the run."""
+    """An open tracking store: MLflow's client, and the run's experiment."""
 
     uri: str
     client: Any
@@ -64,20 +64,20 @@ class Tracking:
 
 
 def resolve_uri(config: RunConfig, workspace: Workspace) -> str:
-    """Address of the tracking store: configured, by environment, or SQLite in the output."""
+    """Return the store's address: configured, from the environment, or SQLite in the output."""
     stated = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
     return stated or sqlite_uri(workspace.tracking_store)
 
 
 def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
-    """Opens the run's store, and creates it and the experiment where there is none yet.
+    """Open the run's store. Create the store and the experiment if they do not exist.
 
-    A run given by MLFLOW_RUN_ID brings its own experiment.
+    If MLFLOW_RUN_ID is set, that run's experiment is used.
 
     Raises:
-        BadInput: MLFLOW_RUN_ID is no run of this store.
-        TrackingError: the store cannot be used.
-        StorageError: there is none, and it cannot be written.
+        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        TrackingError: if the store cannot be used.
+        StorageError: if it does not exist and cannot be written.
     """
     uri = resolve_uri(config, workspace)
     _make_ready(uri, workspace)
@@ -92,7 +92,7 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
 
 
 def _make_ready(uri: str, workspace: Workspace) -> None:
-    """Loads what a store needs, and makes a SQLite store that is not there yet."""
+    """Import what a store needs, and create a SQLite store if it does not exist."""
     if uri.startswith("sqlite") and find_spec("sqlalchemy") is None:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed, which "
@@ -108,11 +108,11 @@ def _make_ready(uri: str, workspace: Workspace) -> None:
 
 
 def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
-    """Points MLflow's own functions, in this process, at the run's store and experiment.
+    """Point MLflow's own functions in this process at the run's store and experiment.
 
     Raises:
-        BadInput: MLFLOW_RUN_ID is no run of this store.
-        TrackingError: the store cannot be used.
+        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        TrackingError: if the store cannot be used.
     """
     tracking = open_tracking(config, workspace)
     mlflow = import_mlflow()
@@ -124,14 +124,14 @@ def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
 
 
 def check_tracking(config: RunConfig, workspace: Workspace) -> None:
-    """Finds out within seconds, before anything costly, that tracking will work.
+    """Check within seconds, before anything expensive, that tracking works.
 
     Raises:
-        BadInput: MLFLOW_RUN_ID is no run of this store.
-        TrackingError: the store is down, hangs, refuses, or is something else.
+        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        TrackingError: if the store is down, hangs, rejects the request, or is not a tracking store.
     """
     uri = resolve_uri(config, workspace)
-    # However long that takes on this machine, it says nothing of a server.
+    # Not timed: how long this takes depends on this machine, not on a server.
     _make_ready(uri, workspace)
     with brisk():
         failure = within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
@@ -145,7 +145,7 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
 
 
 def import_mlflow() -> Any:
-    """MLflow without its chatter, its hints and its usage statistics."""
+    """Import MLflow without its log output, hints and usage statistics."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -157,7 +157,7 @@ def import_mlflow() -> Any:
 
 
 class _Brisk:
-    """How many threads want short time-outs now, and what that has added to the environment."""
+    """Number of threads that need short timeouts, and the variables set for them."""
 
     turn = threading.Lock()
     wanted = 0
@@ -166,10 +166,10 @@ class _Brisk:
 
 @contextlib.contextmanager
 def brisk() -> Iterator[None]:
-    """Short time-outs for MLflow's requests, where the environment does not set them.
+    """Use short timeouts for MLflow's requests, unless the environment sets them.
 
-    MLflow's own (120 s, 7 retries, and any wait that a server asks for) would
-    hold a run up for a quarter of an hour.
+    MLflow's defaults (120 s, 7 retries, and any wait that a server requests) would delay a run by
+    15 minutes.
     """
     with _Brisk.turn:
         if not _Brisk.wanted:
@@ -188,7 +188,7 @@ def brisk() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracking_errors(uri: str) -> Iterator[None]:
-    """Turns whatever MLflow raises (its own, requests', SQLAlchemy's) into one error."""
+    """Turn whatever MLflow raises (its own errors, requests', SQLAlchemy's) into TrackingError."""
     try:
         yield
     except SteadytrainError:
@@ -197,18 +197,18 @@ def tracking_errors(uri: str) -> Iterator[None]:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: {_reason(error, uri)}",
             remedy=_FILE_REMEDY if uri.startswith("sqlite") else _REMEDY,
-        ) from None  # what it came from may hold the address, password and all
+        ) from None  # the original error may contain the address with its password
 
 
 def shown(uri: str) -> str:
-    """An address as it may be printed: without user, password and query."""
+    """Return an address that is safe to print: without user, password and query."""
     login = login_of(uri)
-    # The login first: a password may have a ? or a #.
+    # Remove the login first: a password may contain ? or #.
     return re.split("[?#]", uri.replace(f"{login}@", "", 1) if login else uri)[0]
 
 
 def _reason(error: Exception, uri: str) -> str:
-    """One line; of a request that failed, only its cause."""
+    """Return the reason in one line. For a failed request, return only its cause."""
     text = str(error).replace(uri, shown(uri))
     for part in sorted(secrets_of_address(uri), key=len, reverse=True):
         text = text.replace(part, PLACEHOLDER) if len(part) >= _PART else text
@@ -222,7 +222,10 @@ def _reason(error: Exception, uri: str) -> str:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """MLflow writes what it is told into the environment, where it would pass for the user's."""
+    """Restore the environment afterwards.
+
+    MLflow writes its settings there, where they would look like the user's.
+    """
     names = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
     before = {name: os.environ.get(name) for name in names}
     try:
@@ -235,12 +238,15 @@ def _environment_kept() -> Iterator[None]:
 
 
 def _served(uri: str) -> bool:
-    """Whether a server is asked; else this process opens the database itself."""
+    """Return whether the address is a server. Otherwise this process opens the store itself."""
     return uri.startswith(("http://", "https://", "databricks"))
 
 
 def _is_database(uri: str) -> bool:
-    """Whether MLflow takes SQLAlchemy for it, which the light image lacks; a folder needs none."""
+    """Return whether MLflow needs SQLAlchemy for the address. Folders and servers do not need it.
+
+    The light image has no SQLAlchemy.
+    """
     return "://" in uri and not uri.startswith("file:") and not _served(uri)
 
 
@@ -264,13 +270,13 @@ def _given_run(client: Any, run_id: str, uri: str) -> Any:
 def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
-        # A server has its own place for artifacts; MLflow's default for a database
-        # is a folder below wherever the program happens to be started.
+        # A server has its own location for artifacts. For a database, MLflow's default is a folder
+        # below the current directory.
         place = None if _served(uri) else workspace.tracking_artifacts.as_uri()
         try:
             return str(client.create_experiment(name, artifact_location=place))
         except import_mlflow().MlflowException:
-            # Another run may have created it in between.
+            # Another run may have created it in the meantime.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -283,7 +289,7 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
 
 
 def within(seconds: float, work: Callable[[], object]) -> Exception | None:
-    """Does the work on a thread that can be left behind; gives back how it failed."""
+    """Do the work in a thread that can be abandoned. Return its error, TimeoutError, or None."""
     failures: list[Exception] = []
 
     def guarded() -> None:

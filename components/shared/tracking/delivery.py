@@ -1,7 +1,7 @@
-"""From the run's events to MLflow: a child run for each attempt, its metrics by step.
+"""Send the run's events to MLflow: a child run for each attempt, with its metrics by step.
 
-Everything can be sent twice: an attempt's run is remembered, and a metric
-carries its event's own time, by which it is known where it is there already.
+Everything can be sent twice. A note remembers an attempt's run, and a metric has its event's own
+time, which identifies it if the store already has it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _STATUS = {
 
 
 def wanted(event: Event) -> bool:
-    """Whether MLflow is told of such events."""
+    """Return whether such events go to MLflow."""
     return isinstance(event, _OURS)
 
 
 class Delivery:
-    """Sends the run's events to an open store. Every method raises TrackingError where it refuses.
+    """Sends the run's events to an open store. Methods raise TrackingError if the store fails.
 
-    After such an error begin with another one: what was sent last may have been taken.
+    After such an error, create a new Delivery: the store may have accepted the last batch.
     """
 
     def __init__(self, tracking: Tracking, workspace: Workspace, parent: str) -> None:
@@ -64,10 +64,10 @@ class Delivery:
         self._certain = False
 
     def catch_up(self, *, give_up: Callable[[], bool] = lambda: False) -> int:
-        """Sends what MLflow lacks, batch by batch; `give_up` is asked before each.
+        """Send what MLflow lacks, batch by batch. Stop if `give_up` returns true before a batch.
 
         Returns:
-            How many events that were.
+            The number of events sent.
         """
         told = 0
         while not give_up():
@@ -87,7 +87,7 @@ class Delivery:
                 self._send_attempt(attempt, list(group))
 
     def end_open_attempts(self) -> None:
-        """Ends the runs of attempts whose supervisor could not say how they ended."""
+        """End the MLflow runs of attempts whose supervisor could not report how they ended."""
         with tracking_errors(self.tracking.uri):
             for path in sorted(self._notes().glob("attempt-*")):
                 run_id = path.read_text()
@@ -95,7 +95,7 @@ class Delivery:
                     self.client.set_terminated(run_id, "KILLED")
 
     def _notes(self) -> Path:
-        """The folder of the notes for this MLflow run, whose id a server has given."""
+        """Return the folder of this MLflow run's notes. Its name is an id that a server chose."""
         return below(self.workspace.tracking, self.parent, origin="MLflow run")
 
     def _send_attempt(self, attempt: int, events: Sequence[_AttemptEvent]) -> None:
@@ -120,7 +120,7 @@ class Delivery:
                 self._end(run_id, event)
 
     def _lacking(self, run_id: str, metrics: Sequence[Metric]) -> list[Metric]:
-        """Those that the store does not have; not every store knows a point that comes twice."""
+        """Return the metrics that the store lacks. Not every store detects duplicate points."""
         known = {
             (point.key, point.timestamp, point.step)
             for name in {metric.key for metric in metrics}
@@ -181,7 +181,7 @@ def _params(event: Event) -> Iterator[tuple[str, str]]:
 
 
 def _filled(event: Event) -> Iterator[tuple[str, str]]:
-    """What the run's own parameters leave out, since its configuration does."""
+    """Yield parameters that the configuration leaves open and training decides."""
     if isinstance(event, TrainingStarted):
         for item in (Decision(**told) for told in event.recipe):
             if item.field == "training.learning_rate" and not item.yours:
@@ -197,6 +197,9 @@ def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
     yield "grad_norm", event.grad_norm
     yield "tokens_per_second", event.tokens_per_second
     yield "padding", event.padding
+    yield "data_wait", event.data_wait
+    if event.communication_wait is not None:
+        yield "communication_wait", event.communication_wait
     yield "memory_used", event.memory_used
     yield "gpu_memory_used", event.gpu_memory_used
     yield "epoch", event.epoch

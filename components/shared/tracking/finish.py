@@ -1,4 +1,4 @@
-"""What a run leaves with MLflow at its end. Nothing here can fail a run that did its work."""
+"""What a run sends to MLflow at its end. Nothing here can fail a successful run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
 
 FINISH_SECONDS = 300.0
-"""Longest wait for the store at a run's end."""
+"""Longest wait for the store at the end of a run."""
 
 
 def finish_run(
@@ -35,14 +35,18 @@ def finish_run(
     spent: Mapping[str, float] = MappingProxyType({}),
     moment: float = 0.0,
 ) -> bool:
-    """Ends the run, after sending what training could not.
+    """End the run in MLflow, after sending what training could not send.
 
     Args:
-        spent: what training took, by the metric's name.
-        moment: when that was so, in seconds; sent again, they are the same points.
+        config: the run's configuration.
+        workspace: the run's workspace.
+        ok: whether the run succeeded.
+        spent: the resources that training used, by metric name.
+        moment: the time of these values in seconds. If they are sent twice, the same time makes
+            them the same points.
 
     Returns:
-        Whether the store took it; where not, a warning is among the run's events.
+        Whether the store accepted everything. If not, the run's events contain a warning.
     """
 
     def finish(tracking: Tracking, run_id: str) -> None:
@@ -58,10 +62,10 @@ def finish_run(
 
 
 def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
-    """Stores configuration, data card, training's record and report with the run, as there are.
+    """Upload the configuration, data card, training record and report that exist.
 
     Returns:
-        Whether the store took them; where not, a warning is among the run's events.
+        Whether the store accepted them. If not, the run's events contain a warning.
     """
 
     def log(tracking: Tracking, run_id: str) -> None:
@@ -79,7 +83,7 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
             work(tracking, run_id)
 
     with brisk():
-        # A store that sends a byte now and then outlasts every limit of a single request.
+        # A store that sends a byte now and then never hits the timeout of a single request.
         failure = within(FINISH_SECONDS, tell)
     if failure is None:
         return True
@@ -94,14 +98,18 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
 
 
 def _log_results(batches: Batches, run_id: str, workspace: Workspace) -> None:
-    """The test side's metrics, on the run itself, where a list of runs shows them."""
+    """Log the metrics of the test side on the run itself, so that lists of runs show them."""
     path = workspace.record("evaluate")
     if not path.is_file():
         return
     record = EvaluationRecord.load(path)
     values = {f"test_{name}": interval.value for name, interval in record.metrics.items()}
     values |= {f"baseline_{name}": number for name, number in record.baselines.items()}
-    # The record's own time: sent again, they are the same points.
+    for name, score in record.tasks.items():
+        values[name] = score.value
+        if score.stderr is not None:
+            values[f"{name}_stderr"] = score.stderr
+    # Use the record's own time: if sent twice, they are the same points.
     _log_metrics(batches, run_id, values, path.stat().st_mtime)
 
 
@@ -114,7 +122,7 @@ def _log_metrics(batches: Batches, run_id: str, values: Mapping[str, float], mom
 
 
 def _artifacts(workspace: Workspace) -> Iterator[tuple[Path, str]]:
-    """Files and the folders of the run's artifacts that they belong in."""
+    """Yield files, each with its folder in the run's artifacts."""
     candidates = [
         (workspace.config, "configuration"),
         (workspace.record("train"), "training"),

@@ -1,4 +1,4 @@
-"""Where people find in MLflow what a run has there, for the artifacts of a pipeline."""
+"""Links to a run's pages in MLflow, for the artifacts of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 def run_links(config: RunConfig, workspace: Workspace) -> dict[str, str]:
-    """`mlflow_run_id`, and `mlflow_run`, its page, where the store is a server.
+    """Return `mlflow_run_id` and, if the store is a server, the run's page as `mlflow_run`.
 
     Raises:
-        TrackingError: the store cannot be used.
+        TrackingError: if the store cannot be used.
     """
     run_id = recall(workspace, RUN)
     server = _server(config, workspace)
@@ -35,12 +35,12 @@ def run_links(config: RunConfig, workspace: Workspace) -> dict[str, str]:
 def version_link(
     config: RunConfig, workspace: Workspace, name: str, version: str
 ) -> dict[str, str]:
-    """`mlflow_version`, the page of a model's version, where the store is a server."""
+    """Return the page of a model version as `mlflow_version`, if the store is a server."""
     server = _server(config, workspace)
     return {"mlflow_version": f"{server}/#/models/{name}/versions/{version}"} if server else {}
 
 
 def _server(config: RunConfig, workspace: Workspace) -> str:
-    """Its address without credentials; "" for a file."""
+    """Return the server's address without credentials; "" for a file."""
     uri = shown(resolve_uri(config, workspace))
     return uri.rstrip("/") if uri.startswith(("http://", "https://")) else ""

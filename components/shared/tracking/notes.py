@@ -1,4 +1,4 @@
-"""What tracking remembers in the run's folder, and how it speaks up."""
+"""Notes that tracking keeps in the run's folder, and its warnings."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ RUN = "run"
 """The id of the MLflow run."""
 
 TURN_SECONDS = 30.0
-"""Longest wait for another process of this run that tells MLflow something."""
+"""Longest wait for another process of this run that is sending to MLflow."""
 
 _IDENTITY = "identity"
 _FORM = re.compile("[0-9a-f]{32}")
 
 
 def attempt_note(parent: str, attempt: int) -> str:
-    """Where the id of an attempt's MLflow run is kept."""
+    """Return the name of the note with the id of an attempt's MLflow run."""
     return f"{parent}/attempt-{attempt}"
 
 
 def identity(workspace: Workspace) -> str:
-    """What tells this run from others of its name, in other folders."""
+    """Return an id that distinguishes this run from runs with the same name in other folders."""
     LocalStorage(workspace.tracking).write(_IDENTITY, uuid.uuid4().hex.encode(), if_absent=True)
     if not _FORM.fullmatch(recall(workspace, _IDENTITY)):
-        # What is damaged may be equal in other runs, whose runs in MLflow would pass for ours.
+        # A damaged identity may be the same in other runs, and their MLflow runs would look like
+        # ours.
         remember(workspace, _IDENTITY, uuid.uuid4().hex)
     return recall(workspace, _IDENTITY)
 
 
 def remember(workspace: Workspace, name: str, text: str) -> None:
-    """Keeps a small fact."""
+    """Save a note."""
     LocalStorage(workspace.tracking).write(name, text.encode())
 
 
 def recall(workspace: Workspace, name: str) -> str:
-    """What was kept; "" where there is nothing, or nothing that can be read."""
+    """Return a note's text; "" if it does not exist or cannot be read."""
     try:
         return LocalStorage(workspace.tracking).read(name).decode()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -52,10 +53,10 @@ def recall(workspace: Workspace, name: str) -> str:
 
 @contextlib.contextmanager
 def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
-    """One process, or thread, at a time does this for the run.
+    """Let only one process or thread at a time do something for the run.
 
     Raises:
-        TrackingError: another does it for longer than TURN_SECONDS.
+        TrackingError: if another one takes longer than TURN_SECONDS.
     """
     try:
         with lease(str(workspace.tracking), what, wait_seconds=TURN_SECONDS):
@@ -69,7 +70,7 @@ def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
 
 
 def warn(workspace: Workspace, message: str) -> None:
-    """Says something among the run's events."""
+    """Add a warning to the run's events."""
     stream = workspace.stream("tracking")
     stream.emit(Warned(stage="tracking", message=message))
     stream.close()

@@ -1,4 +1,4 @@
-"""The MLflow run of a pipeline run, and what it is described with."""
+"""The MLflow run of a pipeline run, and its description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from steadytrain.components.shared.tracking.values import MAX_PARAMS_A_CALL, fla
 from steadytrain.components.shared.workspace import Workspace
 
 MARK = "steadytrain.mark"
-"""Tag by which a run is found again: the workspace's identity, and the note that remembers it."""
+"""Tag that finds a run in a search: the workspace's identity and the note's name."""
 
 
 def parent_run(
@@ -35,17 +35,19 @@ def parent_run(
     workspace: Workspace,
     tags: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The id of the MLflow run of this pipeline run, which is open afterwards.
+    """Return the id of this pipeline run's MLflow run, and mark that run as running.
 
-    It is MLFLOW_RUN_ID where that is set, else the one that the workspace
-    remembers, else a new one. Safe to call from every step.
+    If MLFLOW_RUN_ID is set, use that run. Otherwise use the run in the workspace's note, or create
+    a new one. Every step can call this safely.
 
     Args:
-        tags: beside those that it has of every run.
+        config: the run's configuration.
+        workspace: the run's workspace.
+        tags: additional tags.
 
     Raises:
-        BadInput: MLFLOW_RUN_ID is no run of this store.
-        TrackingError: the store cannot be used.
+        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        TrackingError: if the store cannot be used.
     """
     with brisk():
         tracking = open_tracking(config, workspace)
@@ -58,7 +60,7 @@ def parent_run(
 
 
 def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) -> str:
-    """`parent_run` in a store that is open already; a run that has ended stays so."""
+    """Do the same as `parent_run` in an open store, but leave a finished run finished."""
     given = os.environ.get("MLFLOW_RUN_ID")
     with tracking_errors(tracking.uri):
         if given:
@@ -66,7 +68,7 @@ def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) ->
             remember(workspace, RUN, run_id)
         else:
             run_id = settled_run(tracking, workspace, RUN, run_name=config.run_id)
-        # MLflow's store fails where two processes write the same new parameter.
+        # MLflow's store fails if two processes write the same new parameter.
         with exclusive(workspace, "describing"):
             _describe(tracking.client, run_id, config)
     return run_id
@@ -81,14 +83,18 @@ def settled_run(
     start_time: int | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> str:
-    """The one MLflow run that is remembered by a note; a new one where there is none.
+    """Return the MLflow run that a note names, or create a new one.
 
-    A new one carries a mark by which it is found again where the answer to its
-    creation was lost, or who created it died before it wrote the note.
+    A new run gets a mark. The mark finds the run again if the response to its creation was lost, or
+    if the process that created it died before it wrote the note.
 
     Args:
-        start_time: milliseconds since the epoch, of a new one.
-        tags: of a new one.
+        tracking: the open store.
+        workspace: the run's workspace.
+        note: the note's name.
+        run_name: name of a new run.
+        start_time: start of a new run, in milliseconds since the epoch.
+        tags: tags of a new run.
     """
     with exclusive(workspace, "creating"):
         remembered = recall(workspace, note)
@@ -100,7 +106,7 @@ def settled_run(
             created = tracking.client.create_run(
                 tracking.experiment_id, start_time, {MARK: mark, **(tags or {})}, run_name
             )
-            # MLflow asks again by itself where it gets no answer: there may be two now.
+            # Without a response, MLflow retries by itself, so there may be two runs now.
             found = _marked(tracking, f"= '{mark}'") or [created]
         run_id, *doubles = sorted(str(run.info.run_id) for run in found)
         for double in doubles:
@@ -110,7 +116,7 @@ def settled_run(
 
 
 def delete_doubles(tracking: Tracking, workspace: Workspace) -> None:
-    """Deletes runs that the store created long after nobody waited for them any more."""
+    """Delete duplicate runs that the store created after the client had given up."""
     with exclusive(workspace, "creating"):
         for run in _marked(tracking, f"LIKE '{identity(workspace)}/%'"):
             note = run.data.tags[MARK].partition("/")[2]
@@ -143,13 +149,13 @@ def _is_active(tracking: Tracking, run_id: str) -> bool:
 
 
 def _describe(client: Any, run_id: str, config: RunConfig) -> None:
-    """Parameters and tags. MLflow never changes a parameter, so only new ones are sent."""
+    """Write parameters and tags. MLflow never changes a parameter, so only new ones are sent."""
     from mlflow.entities import Param, RunTag
 
     run = client.get_run(run_id)
     content = config.model_dump(mode="json")
     if config.training.learning_rate is None:
-        # Training tells the one that it takes.
+        # Training reports the learning rate that it derives.
         del content["training"]["learning_rate"]
     params = [Param(name, text) for name, text in flatten(content) if name not in run.data.params]
     for part in in_parts(params, MAX_PARAMS_A_CALL):

@@ -1,8 +1,8 @@
-"""MLflow as a sink of the event stream: never slow, never in the way.
+"""MLflow as a sink of the event stream. It never slows down or blocks training.
 
-A thread reads the run's events from their files, as far as MLflow lacks them,
-and sends them in batches. So nothing waits in memory, and nothing is lost with
-this process: the next sink, or the run's end, goes on where this one stopped.
+A thread reads the events that MLflow lacks from the run's files and sends them in batches. So
+nothing waits in memory, and nothing is lost if this process dies. The next sink, or the end of the
+run, continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS = 2.0, 60.0
 
 
 class MlflowSink:
-    """Sends training's events to MLflow, with those that an earlier sink could not send.
+    """Sends training events to MLflow, including those that an earlier sink could not send.
 
     Args:
-        batch_seconds: how long events are gathered before they are sent.
-        close_seconds: longest wait for the rest in `close`.
+        config: the run's configuration.
+        workspace: the run's workspace.
+        batch_seconds: how long to collect events before sending them.
+        close_seconds: how long `close` waits for the remaining events.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class MlflowSink:
         self._thread.start()
 
     def emit(self, event: Event) -> None:
-        """Nothing: the thread finds the event in its file."""
+        """Do nothing: the thread reads the event from its file."""
 
     def close(self) -> None:
-        """Sends what is left, for at most `close_seconds`, less where MLflow did not answer."""
+        """Send the remaining events within `close_seconds`, or less if MLflow did not respond."""
         self._closing.set()
         limit = self.close_seconds
         if self._refused:
@@ -71,7 +73,7 @@ class MlflowSink:
             self._send()
 
     def _send(self) -> None:
-        """Sends what MLflow lacks; where it refuses, the next try comes later, and then later."""
+        """Send what MLflow lacks. After an error, wait before the next try, longer each time."""
         try:
             if self._delivery is None:
                 self._delivery = self._open()

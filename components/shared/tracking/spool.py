@@ -1,8 +1,8 @@
-"""What of a run's events MLflow has not been told yet.
+"""The events of a run that MLflow does not have yet.
 
-The events files are the spool. How far each of them has been told is written
-down when MLflow has taken a batch, so that whoever goes on, this supervisor or
-the next, begins there: a batch is told again only where its answer was lost.
+The event files are the spool. When MLflow has accepted a batch, the offset in each file is saved.
+This supervisor, or the next, continues from there. A batch is sent twice only if its response was
+lost.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from steadytrain.components.shared.workspace import Workspace
 
 _OFFSETS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 BATCH_EVENTS = 1000
-"""Events held in memory at a time, however many wait."""
+"""Maximum number of events in memory, however many wait."""
 
 
 class Spool:
-    """The events of a run that one MLflow run (`parent`) lacks."""
+    """The events that one MLflow run (`parent`) lacks."""
 
     def __init__(self, workspace: Workspace, parent: str) -> None:
         self.workspace, self.note = workspace, f"{parent}/told"
 
     @contextlib.contextmanager
     def batch(self, wanted: Callable[[Event], bool]) -> Iterator[list[Event]]:
-        """The next wanted events, at most BATCH_EVENTS, in the order of their times.
+        """Yield the next wanted events, at most BATCH_EVENTS, ordered by time.
 
-        They count as told where the block ends without an error. One process,
-        or thread, is in the block at a time.
+        They count as sent if the block ends without an error. Only one process or thread is in the
+        block at a time.
 
         Raises:
-            TrackingError: another stays in the block for long.
+            TrackingError: if another one stays in the block for too long.
         """
         with exclusive(self.workspace, "telling"):
             told = self._told()
@@ -53,7 +53,7 @@ class Spool:
                 remember(self.workspace, self.note, json.dumps(offsets))
 
     def _told(self) -> dict[str, int]:
-        """How far each file was told; from the beginning again where the note is damaged."""
+        """Return the sent offset of each file. If the note is damaged, start from the beginning."""
         try:
             return _OFFSETS.validate_json(recall(self.workspace, self.note) or "{}")
         except ValueError:

@@ -1,7 +1,7 @@
-"""The SQLite store in a run's output: made whole or not at all, by one process.
+"""The SQLite store in a run's output, created atomically by one process.
 
-MLflow itself makes it in place, by some sixty migrations that take seconds to minutes. Cut
-short they leave a file that neither MLflow nor a later run can use or finish.
+MLflow itself creates it in place, with about sixty migrations that take seconds to minutes. If they
+are interrupted, they leave a file that neither MLflow nor a later run can use or finish.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
 
 QUIET_SECONDS = 10.0
-"""A store that nobody has written for so long is not being made by an MLflow beside us."""
+"""If nothing wrote to a store for this long, no other MLflow is creating it."""
 _BUSY_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 
 
 def sqlite_uri(path: Path) -> str:
-    """The address of a SQLite file; `?` and `%` in its path would mean something else."""
+    """Return the address of a SQLite file. `?` and `%` in its path are encoded."""
     encoded = str(path).replace("%", "%25").replace("?", "%3F")
-    # Without the driver's name, MLflow also makes a folder of the encoded name.
+    # Without the driver's name, MLflow also creates a folder with the encoded name.
     return f"sqlite:///{path}" if encoded == str(path) else f"sqlite+pysqlite:///{encoded}"
 
 
 def ensure_store(uri: str, workspace: Workspace) -> None:
-    """Makes the SQLite store of an address, where it is one that is not there yet.
+    """Create the SQLite store of an address if it does not exist.
 
-    One that was begun and never finished holds nothing: it is set aside, and a warning is among
-    the run's events. Any other file is left as it is.
+    An unfinished store contains nothing: it is moved aside, with a warning in the run's events. Any
+    other file is left unchanged.
 
     Raises:
-        TrackingError: another process has been making it for WAIT_SECONDS.
-        StorageError: it cannot be written.
-        sqlite3.Error: what lies there is no store, or cannot be read.
+        TrackingError: if another process has been creating it for WAIT_SECONDS.
+        StorageError: if it cannot be written.
+        sqlite3.Error: if the existing file is not a store or cannot be read.
     """
     path = _file(uri)
     if path is None or _finished(path):
@@ -64,7 +64,7 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
 
 
 def _file(uri: str) -> Path | None:
-    """The file that an address of SQLite's names; None where it names none."""
+    """Return the file that a SQLite address names; None if it names none."""
     if not uri.startswith("sqlite"):
         return None
     from sqlalchemy.engine import make_url
@@ -76,22 +76,22 @@ def _file(uri: str) -> Path | None:
 
 
 def _finished(path: Path) -> bool:
-    """Whether a store was made to its end: the last thing that MLflow does is an experiment."""
+    """Return whether a store is complete. The last thing that MLflow creates is an experiment."""
     if not path.exists():
         return False
-    # Not read-only: what a kill has left of a transaction is taken back by who opens it.
+    # Not read-only: opening the file rolls back a transaction that a killed process left.
     address = f"{path.as_uri()}?mode=rw"
     with contextlib.closing(sqlite3.connect(address, _BUSY_SECONDS, uri=True)) as store:
         rows = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables = {name for (name,) in rows}
         if "experiments" not in tables:
-            # With other tables it is another program's, which MLflow will say.
+            # With other tables, it belongs to another program. MLflow will report that.
             return bool(tables)
         return store.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is not None
 
 
 def _finished_by_another(path: Path) -> bool:
-    """Waits for an MLflow that makes the store in place, as `mlflow ui` does, if there is one."""
+    """Wait for an MLflow that may be creating the store in place, as `mlflow ui` does."""
     changed, since = 0, time.monotonic()
     while not _finished(path):
         now, found = time.monotonic(), path.stat().st_mtime_ns
@@ -104,14 +104,16 @@ def _finished_by_another(path: Path) -> bool:
 
 
 def _new_store(artifacts: Path) -> bytes:
-    """The content of a store without runs, made in memory: on a disk each migration waits for it.
+    """Return the content of a store without runs.
+
+    It is created in memory, because on disk each migration waits for the disk.
 
     Args:
-        artifacts: where its default experiment is to keep files.
+        artifacts: where its default experiment stores files.
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    # Named, so that a second connection sees it; it lasts as long as this one is open.
+    # The name gives a second connection access. The database lasts as long as this connection.
     name = f"file:{uuid.uuid4().hex}?mode=memory&cache=shared"
     with contextlib.closing(sqlite3.connect(name, uri=True)) as memory:
         made = SqlAlchemyStore(f"sqlite:///{name}&uri=true", artifacts.as_uri())

@@ -1,4 +1,4 @@
-"""Names and values as MLflow takes them; one too long is refused with its whole batch."""
+"""Names and values as MLflow accepts them. If one is too long, it rejects the complete batch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 def key(name: str) -> str:
-    """A name that MLflow takes as the key of a parameter or a metric."""
+    """Return a name that MLflow accepts as the key of a parameter or metric."""
     return re.sub(r"[^\w\-./: ]", "_", name)[:MAX_KEY]
 
 
 def value(content: object) -> str:
-    """A parameter's or a tag's text: secrets replaced, cut to MLflow's limit."""
+    """Return the text of a parameter or tag: without secrets, and cut to MLflow's limit."""
     text = redact(str(content))
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
 
 
 def flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested plain data as pairs of dotted key and text."""
+    """Yield nested plain data as pairs of dotted key and text."""
     if isinstance(content, dict) and content:
         for name, inner in content.items():
             yield from flatten(inner, f"{prefix}.{name}" if prefix else str(name))
@@ -37,6 +37,6 @@ def flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Slices of at most `size` items."""
+    """Yield slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

@@ -1,4 +1,4 @@
-"""How a classifier does on the test side, and what always naming the commonest label does."""
+"""Score a classifier on the test side, and a baseline that predicts the most common label."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ import torch
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.scoring.shards import read_batches
-from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+from steadytrain.components.tasks.scoring.table import (
+    longest,
+    pad,
+    padding_id,
+    read_batches,
+    score_table,
+)
 
 _RECORDS_AT_ONCE = 2048
 
@@ -27,17 +32,17 @@ def score_classification(
     batch_size: int,
     max_length: int,
 ) -> pa.Table:
-    """Scores each record.
+    """Score each record.
 
     Args:
         components: "model" and "tokenizer".
         records: `id`, `text` and `label`.
         labels: classes, in the order of the model's outputs.
-        batch_size: texts a forward pass.
-        max_length: tokens that are read of a text.
+        batch_size: texts per forward pass.
+        max_length: maximum tokens per text; longer texts are truncated.
 
     Returns:
-        The columns of `Task.score`; `bytes` is 0, since no text is predicted.
+        The columns of `Task.score`. `bytes` is 0, because no text is predicted.
     """
     model, tokenizer = components["model"], components["tokenizer"]
     model.eval()
@@ -63,7 +68,7 @@ def score_classification(
 
 
 def classification_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
-    """What always predicting the training side's commonest label reaches on the records.
+    """Score always predicting the most common label of the training side.
 
     Returns:
         `accuracy`.
@@ -72,14 +77,14 @@ def classification_baselines(data: DataRecord, records: pa.Table) -> dict[str, f
     for batch in read_batches(data, "train", ["label"]):
         counts += np.bincount(batch.column("label").to_numpy(), minlength=len(counts))
     truth = label_indices(records, data.labels)
-    return {"accuracy": float((truth == counts.argmax()).mean())} if len(truth) else {}
+    return {"accuracy": float((truth == np.argmax(counts)).mean())} if len(truth) else {}
 
 
 def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The class of each record.
+    """Return the class of each record.
 
     Raises:
-        DataError: a label that the model does not have.
+        DataError: the model does not have one of the labels.
     """
     known = {label: index for index, label in enumerate(labels)}
     found: list[Any] = records.column("label").to_pylist()
@@ -95,7 +100,7 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
 def _log_chances(
     model: torch.nn.Module, tokenizer: Any, texts: list[str], batch_size: int, length: int
 ) -> npt.NDArray[np.float64]:
-    """Logarithms of the probabilities (texts, classes), in the order of the texts."""
+    """Return the log-probabilities (texts, classes), in the order of the texts."""
     encoded = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
     order = sorted(range(len(texts)), key=lambda index: len(encoded[index]), reverse=True)
     parts = [

@@ -1,9 +1,8 @@
-"""How likely a language model finds the test side, and what a unigram model does.
+"""Score a language model on the test side, and a unigram baseline.
 
-Only the text is scored: the end token that encoding appends is the product's
-own, and costs a model nothing. So the summed loss of two models with different
-tokenizers is over identical bytes, and can be compared byte by byte. What a
-tokenizer loses of the text is added at 8 bits a byte (see lost_text.py).
+Only the text is scored. The end token that encoding appends is steadytrain's own and adds no loss.
+Therefore the summed losses of two models with different tokenizers cover identical bytes and are
+comparable per byte. Text that a tokenizer loses is added at 8 bits per byte (see lost_text.py).
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
-from steadytrain.components.shared.encoding import (
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.encoding.tokens import (
     Encoded,
     encode_record,
     encode_texts,
@@ -27,32 +28,35 @@ from steadytrain.components.shared.encoding import (
     scored_bytes,
     windows,
 )
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.scoring.lost_text import lost_nats
-from steadytrain.components.tasks.scoring.shards import read_batches
-from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+from steadytrain.components.tasks.scoring.table import (
+    longest,
+    pad,
+    padding_id,
+    read_batches,
+    score_table,
+)
 
-_RECORDS_AT_ONCE = 512  # encoded and sorted by length together; keeps memory flat
+_RECORDS_AT_ONCE = 512  # encoded and sorted by length together; limits memory
 
 
 def score_language(
     components: Components, records: pa.Table, *, batch_size: int, max_length: int
 ) -> pa.Table:
-    """Scores each record: every token of its text once, given those before it.
+    """Score each record: every token of its text once, given the tokens before it.
 
-    The loss of a text that its tokens do not tell whole has the price of the rest in it.
+    If the tokens lose part of a text, its loss includes the cost of that part.
 
-    A text longer than the model's context is cut into windows that share one token.
+    A text longer than the model's context is split into windows that share one token.
 
     Args:
         components: "model" and "tokenizer".
-        records: `id`, and `text` or `messages`; of a chat, what the assistant says is scored.
-        batch_size: windows a forward pass.
-        max_length: tokens of a window.
+        records: `id`, and `text` or `messages`. In a chat, only what the assistant says is scored.
+        batch_size: windows per forward pass.
+        max_length: tokens per window.
 
     Returns:
-        The columns of `Task.score`, without those of classes.
+        The columns of `Task.score`, without the classification columns.
     """
     model, tokenizer = components["model"], components["tokenizer"]
     model.eval()
@@ -69,12 +73,12 @@ def score_language(
 
 
 def language_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
-    """What predicting each token by its frequency alone reaches on the records.
+    """Score predicting each token by its frequency alone.
 
-    Frequencies are those of the training side's targets, with add-one smoothing.
+    The frequencies are those of the training side's targets, with add-one smoothing.
 
     Returns:
-        `loss` (nats a token of the run's tokenizer), `perplexity` and `bits_per_byte`.
+        `loss` (nats per token of the run's tokenizer), `perplexity` and `bits_per_byte`.
     """
     tokenizer = load_tokenizer(data.path(data.tokenizer))
     counts = _token_counts(data, len(tokenizer)) + 1.0
@@ -104,7 +108,7 @@ def _blocks(records: pa.Table) -> Iterator[list[dict[str, Any]]]:
 
 
 def scored_documents(tokenizer: Any, block: Sequence[Mapping[str, Any]]) -> list[Encoded]:
-    """The documents with targets on what is scored only."""
+    """Encode the documents, with targets only on the scored text."""
     if all(record.get("messages") is None for record in block):
         encoded = encode_texts(tokenizer, [record["text"] for record in block])
         return [Encoded(item.input_ids, [*item.targets[:-1], 0]) for item in encoded]
@@ -120,7 +124,7 @@ def _lost(
 
 
 def _without_turn_ends(encoded: Encoded, special: set[int]) -> Encoded:
-    """Takes the special token that ends a turn (or a text) from the targets."""
+    """Remove the special token that ends a turn (or a text) from the targets."""
     following = [*encoded.targets[1:], 0]
     targets = [
         0 if target and not after and token in special else target
@@ -132,7 +136,7 @@ def _without_turn_ends(encoded: Encoded, special: set[int]) -> Encoded:
 def _losses(
     model: torch.nn.Module, documents: Sequence[Encoded], *, batch_size: int, length: int, fill: int
 ) -> list[float]:
-    """Summed loss of each document in nats, from windows batched by like length."""
+    """Return the summed loss of each document in nats, from windows batched by similar length."""
     pieces = [
         (index, window)
         for index, document in enumerate(documents)

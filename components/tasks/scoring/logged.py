@@ -1,4 +1,4 @@
-"""Transformers models in MLflow: logged so that pyfunc serves them, and read back whole."""
+"""Transformers models in MLflow: logged so that pyfunc can serve them, and loaded in full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
 
 _EXAMPLE_CHARACTERS = 200
-_LONGEST = 1_000_000  # a tokenizer that knows of no limit says 10^30, which it cannot take itself
+_LONGEST = 1_000_000  # a tokenizer without a limit returns 10^30, which it does not accept itself
 _NEEDED = ("torch", "transformers", "safetensors", "accelerate")
 
 
@@ -31,12 +31,12 @@ def log_transformers_model(
     metadata: dict[str, str],
     task: str,
 ) -> str:
-    """Logs an exported model to the active MLflow run: flavours transformers and pyfunc.
+    """Log an exported model to the active MLflow run, with the transformers and pyfunc flavors.
 
     Args:
-        components: "model" and "tokenizer", as they are read from an exported folder.
-        records: whence the input example is taken.
-        task: of Transformers' pipelines, text-generation or text-classification.
+        components: "model" and "tokenizer", as loaded from an exported folder.
+        records: source of the input example.
+        task: a Transformers pipeline, text-generation or text-classification.
 
     Returns:
         The model's URI.
@@ -54,7 +54,7 @@ def log_transformers_model(
             input_example=[_example(records)],
             metadata=metadata,
             model_config=_settings(task, length),
-            # Stated, since MLflow would find them out by loading the model in another process.
+            # List these explicitly: MLflow would load the model in another process to find them.
             pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
         )
     return str(logged.model_uri)
@@ -62,13 +62,14 @@ def log_transformers_model(
 
 @contextlib.contextmanager
 def fetched_model(model_uri: str) -> Iterator[tuple[Path, Path]]:
-    """The folders of the model and the tokenizer of a logged or registered model.
+    """Yield the folders of the model and tokenizer of a logged or registered model.
 
-    MLflow only fetches the files. Its own `load_model` would import what the files name: code
-    beside the model (always with trust_remote_code), the flavor's code paths, a loader module.
+    This only uses MLflow to download the files. MLflow's own `load_model` would import whatever the
+    files name: code next to the model (always with trust_remote_code), the flavor's code paths, a
+    loader module.
 
     Raises:
-        BadInput: it was not logged by `log_transformers_model`.
+        BadInput: the model was not logged by `log_transformers_model`.
     """
     import mlflow
 
@@ -86,7 +87,7 @@ def fetched_model(model_uri: str) -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """MLflow warns that no hub has a card and a licence for a model that was trained here."""
+    """Silence MLflow's warning that no hub has a card and license for a newly trained model."""
     logger = logging.getLogger("mlflow.transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -109,14 +110,14 @@ def _signature(task: str) -> Any:
 
 
 def _settings(task: str, length: int) -> dict[str, Any]:
-    """How the pipeline is called when the model is served."""
+    """Return the arguments for the pipeline when the model is served."""
     if task == "text-generation":
         return {"max_new_tokens": 64}
     return {"truncation": True, "max_length": length}
 
 
 def _example(records: pa.Table) -> str:
-    """The beginning of a record, of its first message where it is a chat."""
+    """Return the beginning of a record, or of its first message if it is a chat."""
     first = records.slice(0, 1).to_pylist()[0]
     if first.get("messages") is not None:
         messages = first["messages"]

@@ -1,9 +1,9 @@
 """What a tokenizer loses of a text, and what that costs a model.
 
 Unknown tokens, and normalizers that drop or change characters, make a text easier to predict by
-telling less of it. Without a price, a model that knows one word and "unknown" would win every
-comparison in bits per byte. So each byte that the tokens do not tell costs 8 bits: what it takes
-to send it as it is.
+discarding information. Without a cost for that, a model that knows one word and "unknown" would win
+every comparison in bits per byte. Therefore each byte that is missing from the tokens costs 8 bits,
+the cost of sending it as is.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from steadytrain.components.shared.encoding import Encoded, scored_text
+from steadytrain.components.tasks.encoding.tokens import Encoded, scored_text
 
 NATS_A_BYTE = math.log(256)
 
 
 def lost_nats(tokenizer: Any, record: Mapping[str, Any], encoded: Encoded) -> float:
-    """The price of what a record's scored tokens do not tell of its text; 0 for most tokenizers.
+    """Return the cost of the text that a record's scored tokens lose. It is 0 for most tokenizers.
 
-    Characters are counted, not aligned: a lower bound, in time linear in the text.
+    Characters are counted, not aligned. That gives a lower bound in time linear in the text.
     """
     text = scored_text(record)
     pairs = zip(encoded.input_ids, encoded.targets, strict=True)

@@ -1,12 +1,15 @@
-"""The table of scores that `Task.score` documents, and its reading of the raw records."""
+"""The table of scores that `Task.score` documents, and helpers to read and batch records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import torch
+
+from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.records import DataRecord, Side
 
 _TYPES: dict[str, Any] = {
     "id": pa.string(),
@@ -22,11 +25,11 @@ _TYPES: dict[str, Any] = {
 
 
 def score_table(records: pa.Table, values: Mapping[str, Any]) -> pa.Table:
-    """The scores of records, in their order.
+    """Return the scores of records, in their order.
 
     Args:
-        values: the columns beside `id`, `group` and `slice`, which the records bring;
-            those of classes only where there are classes.
+        values: the columns other than `id`, `group` and `slice`, which come from the records.
+            Include the classification columns only for classification.
     """
     absent = pa.nulls(records.num_rows, pa.string())
     columns: dict[str, Any] = {
@@ -46,13 +49,13 @@ def _column(values: Any, kind: Any) -> Any:
 
 
 def longest(model: torch.nn.Module, wanted: int) -> int:
-    """Tokens of a forward pass: `wanted`, or fewer where the model has fewer positions."""
+    """Return the tokens per forward pass: `wanted`, or fewer if the model has fewer positions."""
     positions = getattr(model.config, "max_position_embeddings", None)
     return min(wanted, positions) if isinstance(positions, int) and positions > 0 else wanted
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token rows of unequal length as `input_ids` and `attention_mask`, padded on the right."""
+    """Return token rows as `input_ids` and `attention_mask`, padded on the right."""
     width = max(map(len, rows))
     ids = torch.full((len(rows), width), fill)
     mask = torch.zeros((len(rows), width), dtype=torch.int64)
@@ -63,6 +66,17 @@ def pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.T
 
 
 def padding_id(tokenizer: Any) -> int:
-    """The padding token; any will do where there is none, since padding is not looked at."""
+    """Return the padding token. If there is none, any token works, because padding is masked."""
     padding: int | None = tokenizer.pad_token_id
     return (tokenizer.eos_token_id or 0) if padding is None else padding
+
+
+def read_batches(data: DataRecord, side: Side, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield a side's Arrow record batches, memory-mapped, with only the given columns.
+
+    Raises:
+        DataError: a shard is corrupted.
+    """
+    for shard in data.sides[side].shards:
+        for stored in open_batches(data.path(shard)):
+            yield stored.checked().select(list(columns))

@@ -1,1 +1,1 @@
-"""The program, one a node, that runs the ranks of an attempt and tells how they fare."""
+"""The agent: a program that runs an attempt's ranks, one agent per node, and reports on them."""

@@ -1,10 +1,10 @@
 """An agent: `python -m steadytrain.components.train.agent --ranks N FOLDER COMMAND...`.
 
-Runs the ranks of an attempt on this node, one agent a node. What it is asked it reads in the
-attempt's folder (or hears as SIGTERM), what it has to tell it writes there; it
-knows its supervisor by the lease alone.
+Runs the ranks of an attempt on this node, one agent per node. It reads requests from the attempt's
+folder (or receives SIGTERM), and writes its reports there. It knows its supervisor only through the
+lease.
 
-Exit status: 0 when the ranks ended well, 143 when they left on SIGTERM, 1 otherwise.
+Exit status: 0 if the ranks succeeded, 143 if they left on SIGTERM, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.hang import HangWatch
@@ -33,13 +33,13 @@ from steadytrain.components.train.attempt import (
 )
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.lease import Renewal
-from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
+from steadytrain.components.train.signals import StopRequest, stop_requests
 
 _POLL_SECONDS = 0.1
 
 
 class Agent:
-    """Follows the ranks of one attempt on one node until all are down."""
+    """Follows the ranks of one attempt on one node until all of them are down."""
 
     def __init__(self, folder: AttemptFolder, share: Share) -> None:
         spec = AttemptSpec.load(folder.spec)
@@ -53,7 +53,7 @@ class Agent:
         self.asked: float | None = None
 
     def run(self, program: Sequence[str], threads: int | None) -> int:
-        """Starts the ranks and returns this program's exit status when they are down."""
+        """Start the ranks. Return this program's exit status once all of them are down."""
         self.node.path.mkdir(parents=True, exist_ok=True)
         heartbeat, kills = Heartbeat(self.node.heartbeat), oom_kills()
         with (
@@ -80,14 +80,14 @@ class Agent:
             ranks.leave(0)
 
     def _grace(self, request: StopRequest) -> float | None:
-        """Seconds that the ranks have to leave; None where nobody asked for that."""
+        """Return the seconds that the ranks have to leave; None if nobody asked them to."""
         graces = []
         if request.outcome is not None:
             graces.append(0.0 if request.urgent else self.recovery.stop_grace_seconds)
         if self.folder.leave.is_file():
             graces.append(float(self.folder.leave.read_text()))
         if self.lease.lapsed():
-            # The other half of the lease's time; then another supervisor may begin.
+            # The ranks use the other half of the lease time; then another supervisor may start.
             graces.append(min(self.recovery.stop_grace_seconds, self.recovery.lease_seconds / 2))
         return min(graces, default=None)
 
@@ -114,7 +114,7 @@ def _status(exits: Mapping[int, int]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs an agent; returns its exit status."""
+    """Run an agent. Return its exit status."""
     parser = argparse.ArgumentParser(prog="agent", description="Runs the ranks of an attempt.")
     parser.add_argument("folder", type=Path, help="the attempt's folder")
     parser.add_argument("--ranks", type=int, required=True, help="how many, on each node")
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _told(variable: str, otherwise: int) -> int:
-    """What an operator that starts several nodes has told each of them."""
+    """Return a number that an operator sets on each node when it starts several nodes."""
     return int(os.environ.get(variable, otherwise))
 
 

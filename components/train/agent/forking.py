@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported everything already.
+"""Fork processes from one that has already imported everything.
 
-A fork takes milliseconds where a new process imports torch and Transformers for many
-seconds; the memory of what is imported is shared until it is written to.
+A fork takes milliseconds; a new process spends many seconds on importing torch and Transformers.
+Forks share the memory of the imported modules until someone writes to it.
 """
 
 from __future__ import annotations
@@ -26,32 +26,49 @@ _possible = False
 
 
 def possible() -> bool:
-    """Whether this process descends from one that was prepared, so that a fork will do."""
+    """Return whether this process descends from a prepared one, so that a fork is good enough."""
     return _possible
 
 
 def prepare(modules: Iterable[str]) -> None:
-    """Imports what those that are forked will need; to be called once, before the first fork."""
+    """Import the modules that forked processes need. Call this once, before the first fork."""
     for module in modules:
         importlib.import_module(module)
-    # What the collector never looks at is never written to, and so stays shared.
-    gc.freeze()
     global _possible
-    obstacles = list(_obstacles())
-    _possible = not obstacles
-    for obstacle in obstacles:
-        print(f"ranks are started anew instead of forked: {obstacle}", file=sys.stderr)
-    # They are told to leave by themselves, and are not to do what their parent would do then.
+    _possible = freeze("ranks")
+    # Forks are asked to stop individually, and must not run their parent's handlers.
     os.register_at_fork(after_in_child=_forget_signals)
 
 
-class Forked:
-    """A forked process, told of as subprocess.Popen does.
+def freeze(what: str) -> bool:
+    """Keep this process's memory shared with its forks. Call this after all imports.
 
     Args:
-        main: returns its exit status.
-        environment: its own, whole.
-        log: file that its output is appended to; None: where its parent's goes.
+        what: what will be forked, as a plural noun.
+
+    Returns:
+        Whether a fork is as good as a new process. If not, the reason is printed.
+    """
+    # Memory that the garbage collector never touches is never written to, and stays shared.
+    gc.freeze()
+    found = list(_obstacles())
+    for obstacle in found:
+        start_anew(what, obstacle)
+    return not found
+
+
+def start_anew(what: str, reason: object) -> None:
+    """Report why processes are not forked."""
+    print(f"{what} are started anew instead of forked: {reason}", file=sys.stderr)
+
+
+class Forked:
+    """A forked process with an interface like subprocess.Popen.
+
+    Args:
+        main: runs in the fork; returns the exit status.
+        environment: the fork's complete environment.
+        log: file to append the fork's output to. None means the parent's output.
     """
 
     def __init__(
@@ -66,16 +83,16 @@ class Forked:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit status (negative: a signal), or None while it runs."""
+        """Return the exit status (negative: a signal), or None while the process runs."""
         return self._process.exitcode
 
     def wait(self) -> None:
-        """Returns when it has ended."""
+        """Wait until the process has ended."""
         self._process.join()
 
 
 def write_to(log: Path) -> None:
-    """Appends what this process prints to a file."""
+    """Redirect this process's output to the end of a file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
@@ -96,18 +113,18 @@ def _forget_signals() -> None:
 
 
 def _obstacles() -> Iterator[str]:
-    """Why a fork would not be as good as a new process."""
+    """Yield the reasons why a fork of this process would not be as good as a new process."""
     if sys.platform != "linux":
         yield f"libraries of {sys.platform} do not bear it"
     elif (threads := len(psutil.Process().threads())) > 1:
-        # A lock that one of them holds would be held in the fork for ever.
+        # A lock held by one of these threads would stay locked in the fork forever.
         yield f"what is imported has begun {threads - 1} other threads"
     if _cuda_initialized():
         yield "what is imported has initialized CUDA"
 
 
 def _cuda_initialized() -> bool:
-    """Whether anything here has called cuInit: CUDA cannot be used in a fork after that."""
+    """Return whether anything in this process called cuInit: after that, CUDA fails in a fork."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

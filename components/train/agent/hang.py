@@ -1,4 +1,4 @@
-"""Ranks that make no progress: found by their heartbeats, reported with their stacks."""
+"""Use heartbeats to find ranks that make no progress, and report them with their stacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat, Pu
 
 @dataclass(frozen=True)
 class Standing:
-    """How a rank stands. process: None where it has not begun to live, or is gone."""
+    """State of a rank.
+
+    beat: its last heartbeat; None before the first one.
+    silence: seconds since the last sign of progress.
+    limit: seconds of silence after which the rank counts as hung.
+    process: None if the rank has not started, or has ended.
+    """
 
     beat: Beat | None
     silence: float
@@ -36,14 +42,14 @@ class Standing:
 
 
 class HangWatch:
-    """Looks at the heartbeats of the ranks of this node."""
+    """Watches the heartbeats of this node's ranks."""
 
     def __init__(self, folder: AttemptFolder, share: Share, recovery: RecoveryConfig) -> None:
         self.folder, self.share, self.recovery = folder, share, recovery
         self.pulses = {rank: Pulse() for rank in share.ranks}
 
     def look(self) -> bool:
-        """Whether a rank hangs. Where one does, stacks and a report are in the folder."""
+        """Return whether a rank hangs. If so, write stacks and an error report to the folder."""
         standings = {rank: self._standing(rank, pulse) for rank, pulse in self.pulses.items()}
         if not any(standing.hangs for standing in standings.values()):
             return False
@@ -54,13 +60,13 @@ class HangWatch:
         beat, recovery = Beat.read(self.folder.heartbeat(rank)), self.recovery
         process = _process(beat) if beat else None
         if beat is not None and process is None:
-            return Standing(beat, 0.0, recovery.hang_timeout_seconds, None)  # it has ended
+            return Standing(beat, 0.0, recovery.hang_timeout_seconds, None)  # the rank has ended
         stepping = beat is not None and beat.phase not in (STARTING, FINISHING)
         limit = recovery.hang_timeout_seconds if stepping else recovery.start_timeout_seconds
         return Standing(beat, pulse.silence(beat), limit, process)
 
     def _report(self, standings: dict[int, Standing]) -> None:
-        """Others wait for the one that hangs: a stopped one is it, or the longest silent."""
+        """Report a stopped rank, or else the longest silent one; the others only wait for it."""
         told = "; ".join(f"rank {rank} {standing}" for rank, standing in standings.items())
         rank = max(standings, key=lambda rank: _guilt(standings[rank]))
         processes = {

@@ -1,4 +1,4 @@
-"""This machine's memory: what there is of it, and whether it has run out."""
+"""This machine's memory: how much there is, and whether it ran out."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _COUNTERS = ("memory.oom_control", "memory.events")
 
 
 def host_memory(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int:
-    """Bytes that processes here may have: the machine's, or what their control group may."""
+    """Return the bytes available to processes here: all memory, or the cgroup's lower limit."""
     files = _files(_LIMITS, mount, membership)
     limits = [path.read_text().strip() for path in files if path.is_file()]
     all_of_it = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # Without a limit version 2 says "max", and version 1 a very large number.
+    # Without a limit, cgroup v2 has "max", and v1 has a very large number.
     return min([all_of_it, *(int(limit) for limit in limits if limit.isdecimal())])
 
 
 def oom_kills(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int:
-    """Processes of this control group that the kernel has killed so far for want of memory.
+    """Return how many processes of this cgroup the kernel's OOM killer has killed so far.
 
-    0 where there is no control group that counts them (version 2, or 1 since Linux 4.13).
+    Return 0 if no cgroup counts them. cgroup v2 does, and v1 does since Linux 4.13.
     """
     for path in _files(_COUNTERS, mount, membership):
         if path.is_file():
@@ -35,7 +35,7 @@ def oom_kills(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> int:
 
 
 def _files(names: tuple[str, ...], mount: Path, membership: Path) -> list[Path]:
-    """Where these may be; a container sees its own group as the root of the mount."""
+    """Return where these files may be. A container sees its own cgroup as the mount's root."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

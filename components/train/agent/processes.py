@@ -1,4 +1,4 @@
-"""The processes of an attempt: found by what they inherit, ended for good."""
+"""Find the processes of an attempt by what they inherit, and end all of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Protocol
 import psutil
 
 MARK = "STEADYTRAIN_ATTEMPT"
-"""Variable that whatever an attempt starts inherits, orphans too; its value is the folder.
+"""Environment variable that all of an attempt's processes inherit, including orphans.
 
-A forked process has the variables of the program that it was forked from, as far as others can
-see. It is known by its output, which goes to the log of a rank or an agent in the folder.
+Its value is the folder. Seen from outside, a forked process keeps the environment of the program it
+was forked from. It is recognized by its output, which goes to the log of a rank or an agent in the
+folder.
 """
 _LOG = re.compile(r".*/(?:rank-\d+\.log|node-\d+/log)")
-"""As `attempt.py` names them. Any other file may be where a user's shell writes."""
+"""Log names, as in `attempt.py`. Any other file may be the output of a user's own shell."""
 
 
 class Process(Protocol):
-    """One that this process has started."""
+    """A process that this process started."""
 
     @property
     def pid(self) -> int: ...
@@ -33,15 +34,19 @@ class Process(Protocol):
     def wait(self) -> object: ...
 
 
-def end_processes(folder: Path, root: int | None = None) -> None:
-    """Kills what belongs to an attempt's folder, or one below it, and the tree of `root`."""
-    while remaining := processes_of(folder, root):
+def end_processes(folder: Path, root: int | None = None, *, spared: int | None = None) -> None:
+    """Kill all processes of an attempt's folder or of a folder inside it, and the tree of `root`.
+
+    Args:
+        spared: ID of a process to leave alone.
+    """
+    while remaining := [item for item in processes_of(folder, root) if item.pid != spared]:
         kill(remaining)
         time.sleep(0.02)
 
 
 def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
-    """Live processes of an attempt's folder, or one below it, and the tree of `root`.
+    """Return the live processes of a folder or of one inside it, and the tree of `root`.
 
     This process itself is never among them.
     """
@@ -55,19 +60,19 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
 
 
 def unreaped(process: Process) -> int | None:
-    """A child's process id while it cannot be another's; None once it has been waited for."""
+    """Return a child's process ID while no other process can have it; None once it was reaped."""
     return process.pid if process.poll() is None else None
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to each; those that are gone are passed over."""
+    """Send SIGKILL to each process. Skip those that have ended."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process still runs; one that only waits to be reaped does not."""
+    """Return whether a process is still running. A zombie is not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""Becomes a rank: `python -m ...agent.rank FOLDER COMMAND...`.
+"""Turn this process into a rank: `python -m ...agent.rank FOLDER COMMAND...`.
 
-Its output goes to the attempt's folder, and it dies with whoever started it:
-a launcher killed without warning leaves no rank behind.
+Its output goes to the attempt's folder. It dies with its parent, so a launcher that is killed
+without warning leaves no rank behind.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.attempt import AttemptFolder
 
 
 def main(folder: str, *command: str) -> int:
-    """Redirects the output, then turns this process into `command`."""
+    """Redirect the output, then turn this process into `command`."""
     die_with_parent()
     forking.write_to(AttemptFolder(Path(folder)).log(int(os.environ.get("RANK", "0"))))
     if not forking.possible() or command[0] != sys.executable:
@@ -28,7 +28,7 @@ def main(folder: str, *command: str) -> int:
 
 
 def _run(program: Sequence[str]) -> int:
-    """Does what Python does with these arguments, with what is imported already."""
+    """Do what Python does with these arguments, but use the modules that are already imported."""
     is_module = program[0] == "-m"
     sys.argv = list(program[1:] if is_module else program)
     try:
@@ -37,7 +37,7 @@ def _run(program: Sequence[str]) -> int:
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except Exception as error:
-        # Here, or it is in the log of whoever has forked this process.
+        # Print it here. Otherwise it would end up in the log of the process that forked this one.
         print(traceback_of(error), end="", file=sys.stderr)
         return 1
     return 0

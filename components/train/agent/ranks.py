@@ -1,4 +1,4 @@
-"""The ranks on this node: plain Python where there is one in all, else torchrun."""
+"""The ranks on this node: plain Python if the attempt has only one, torchrun otherwise."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from steadytrain.components.train.agent.processes import (
 from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0
-"""Time for the other ranks to follow one that is down; torchrun alone would wait for 30 s."""
+"""How long the other ranks may outlive one that is down; torchrun alone would wait for 30 s."""
 
-# A program that is itself a rank of something must not pass that on.
+# A program that is itself a rank must not pass these variables on.
 _OTHERS_RANK = (
     "RANK",
     "LOCAL_RANK",
@@ -46,9 +46,11 @@ _AGENT = "steadytrain.components.train.agent"
 
 @dataclass(frozen=True)
 class Share:
-    """This node's part of the ranks.
+    """This node's share of the ranks.
 
-    node: its number, from 0. nodes: of the attempt. count: ranks of each node.
+    node: this node's number, from 0.
+    nodes: number of nodes of the attempt.
+    count: number of ranks on each node.
     """
 
     node: int
@@ -61,16 +63,16 @@ class Share:
 
     @property
     def alone(self) -> bool:
-        """Whether the attempt has one rank, so that there is nobody to meet."""
+        """Whether the attempt has only one rank, with no others to connect to."""
         return self.nodes * self.count == 1
 
 
 class Ranks:
-    """The processes of the ranks of a node.
+    """The processes of a node's ranks.
 
     Args:
-        process: the rank itself, or torchrun where there are several.
-        folder: of the node.
+        process: the rank itself if the attempt has only one, torchrun otherwise.
+        folder: the node's folder.
     """
 
     def __init__(self, process: Process, folder: Path, share: Share) -> None:
@@ -78,7 +80,7 @@ class Ranks:
         self._deadline = self._others_deadline = float("inf")
 
     def down(self) -> bool:
-        """Whether all are down; those that outstay their time are killed here."""
+        """Return whether all ranks are down. Kill those that exceed their time."""
         if time.monotonic() >= self._deadline:
             self.kill()
         elif self.share.count > 1:
@@ -86,25 +88,28 @@ class Ranks:
         return self.process.poll() is not None
 
     def leave(self, grace_seconds: float) -> None:
-        """Asks every rank to leave; returns at once. Again with a shorter grace, it shortens it."""
+        """Ask every rank to leave, and return immediately.
+
+        A second call with a shorter grace period shortens the deadline.
+        """
         self._deadline = min(self._deadline, time.monotonic() + grace_seconds)
         for rank in self._present():
             with contextlib.suppress(psutil.NoSuchProcess):
                 rank.send_signal(signal.SIGTERM)
 
     def exits(self) -> Mapping[int, int]:
-        """Exit status by rank (negative: a signal), the earliest failure first."""
+        """Return the exit status by rank (negative: a signal), the earliest failure first."""
         if self.share.alone:
             return {0: self._status()}
         try:
             content = json.loads(_torchrun_exits(self.folder).read_bytes())
         except FileNotFoundError:
-            # torchrun itself was killed, or ended well.
+            # torchrun itself was killed, or succeeded.
             return dict.fromkeys(self.share.ranks, self._status())
         return {int(rank): status for rank, status in content.items()}
 
     def kill(self) -> None:
-        """Ends every process of the node but this one, those that left its tree too."""
+        """Kill every process of the node but this one, including any that left its process tree."""
         end_processes(self.folder, root=unreaped(self.process))
         self.process.wait()
 
@@ -114,25 +119,26 @@ class Ranks:
         return status
 
     def _end_stragglers(self) -> None:
-        """Kills ranks that outlive another one; torchrun stays, to tell who was the first."""
+        """Kill ranks that outlive another one. Keep torchrun: it reports which one failed first."""
         remaining = [rank for rank in self._started() if alive(rank)]
         if len(remaining) in (0, self.share.count):
             self._others_deadline = float("inf")
             return
-        # One is down, or not there yet, which takes no time: one may be down unseen.
+        # One rank is down or not started yet. Both count as down: starting takes no time, and a
+        # rank may die before it is ever seen alive.
         now = time.monotonic()
         self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
         if now >= self._others_deadline:
             kill(remaining)
 
     def _present(self) -> list[psutil.Process]:
-        """The ranks; torchrun itself where it has not started them yet."""
+        """Return the ranks, or torchrun itself if it has not started them yet."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return self._started() or [psutil.Process(self.process.pid)]
         return []
 
     def _started(self) -> list[psutil.Process]:
-        """What torchrun has started."""
+        """Return the processes that torchrun has started."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if not self.share.alone:
                 return psutil.Process(self.process.pid).children()
@@ -143,13 +149,13 @@ class Ranks:
 def started(
     folder: AttemptFolder, program: Sequence[str], share: Share, *, threads: int | None
 ) -> Iterator[Ranks]:
-    """Starts `program FOLDER` once for each rank of this node.
+    """Start `program FOLDER` once for each rank of this node.
 
-    However the context is left, no process of the node is left behind but this one.
-    Several nodes meet at PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads.
+    On exit from the context, for any reason, every process of the node except this one is gone.
+    With several nodes, the ranks meet at PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads.
 
     Args:
-        threads: of each rank; None: the cores over the ranks.
+        threads: threads of each rank. None means the number of cores divided by the ranks.
     """
     node = folder.node(share.node).path
     process = _start(folder, program, share, _environment(node, share, threads))
@@ -189,7 +195,7 @@ def _environment(node: Path, share: Share, threads: int | None) -> dict[str, str
 
 
 def threads_of_each(ranks: int, threads: int | None) -> int:
-    """Threads of each rank of a node: as stated, or the cores over the ranks."""
+    """Return the threads of each rank of a node: `threads`, or the cores divided by the ranks."""
     return threads or max(1, len(os.sched_getaffinity(0)) // ranks)
 
 

@@ -1,7 +1,6 @@
-"""Where the threads of a rank stand: asked by a signal that is answered in C.
+"""Stacks of a rank's threads, requested by a signal that is handled in C.
 
-So the answer comes even from a rank whose interpreter is held by a call that
-does not return.
+Even a rank whose interpreter is blocked in a call that never returns can answer.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def answer_to_signal(path: Path) -> None:
-    """From now on this process adds the stacks of all its threads to a file when it is asked."""
-    # Without a buffer and never closed: the handler writes to the descriptor.
+    """From now on, append the stacks of all threads to a file when the signal arrives."""
+    # Unbuffered and never closed: the handler writes directly to the descriptor.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
 
 
 def save_stacks(folder: AttemptFolder, processes: Mapping[int, psutil.Process]) -> None:
-    """Has ranks write their stacks, and waits for them a few seconds.
+    """Make ranks write their stacks, and wait a few seconds for them.
 
-    A stopped process is let go on, since it can answer only then: end it afterwards.
+    A stopped process is resumed, since it cannot answer otherwise. End it afterwards.
 
     Args:
-        processes: by rank, those that answer to the signal.
+        processes: processes that handle the signal, by rank.
     """
     sizes = {}
     for rank, process in processes.items():
@@ -55,7 +54,7 @@ def save_stacks(folder: AttemptFolder, processes: Mapping[int, psutil.Process]) 
 
 
 def state(process: psutil.Process) -> str:
-    """What the kernel says that a process does."""
+    """Return what a process is doing, according to the kernel."""
     try:
         waits = Path(f"/proc/{process.pid}/wchan").read_text().strip("0\n")
         status = str(process.status())
@@ -65,7 +64,7 @@ def state(process: psutil.Process) -> str:
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether a process was stopped, by SIGSTOP or a debugger."""
+    """Return whether a process is stopped, by SIGSTOP or a debugger."""
     try:
         return process.status() in _STOPPED
     except psutil.NoSuchProcess:
@@ -73,6 +72,6 @@ def is_stopped(process: psutil.Process) -> bool:
 
 
 def _written(path: Path, size: int) -> bool:
-    """Whether a file has grown beyond a size and then come to rest."""
+    """Return whether a file has grown beyond `size` and is no longer changing."""
     found = path.stat()
     return found.st_size > size and time.time() - found.st_mtime > _QUIET_SECONDS

@@ -1,4 +1,4 @@
-"""torchrun that tells how each rank ended: `python -m ...agent.torchrun EXITS OPTION...`."""
+"""torchrun that reports how each rank ended: `python -m ...agent.torchrun EXITS OPTION...`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import logging
 import sys
 from pathlib import Path
 
-from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.lifeline import die_with_parent
 
 
 def main(exits: str, *options: str) -> int:
-    """Runs torchrun; where ranks fail, writes {rank: exit status}, the earliest first."""
+    """Run torchrun. If ranks fail, write {rank: exit status}, the earliest failure first."""
     die_with_parent()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    # It would log its own traceback of a rank's end, and import torch's compiler for that.
+    # torchrun would log its own traceback when a rank fails, and import torch's compiler for it.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         torchrun(list(options))

@@ -1,4 +1,4 @@
-"""Checkpoints: all that exact resume needs, whole or not at all, verified before use."""
+"""Checkpoints: everything exact resume needs, saved completely or not at all, and verified."""
 
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, CheckpointDamaged
 from steadytrain.components.train.checkpoint.lineage import Lineage

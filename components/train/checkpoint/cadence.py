@@ -1,34 +1,38 @@
-"""How often a checkpoint pays: each costs time, and so does each step that is lost without one.
+"""How often to save a checkpoint, and which ones to keep.
 
-The interval sqrt(2 * cost * mean time between failures) makes the sum of both
-smallest: J. W. Young, "A first order approximation to the optimum checkpoint
-interval", CACM 17 (1974); refined by J. T. Daly, FGCS 22 (2006).
+Each checkpoint costs time, and so does each step that is lost without one. The interval sqrt(2 *
+cost * mean time between failures) minimizes the sum of both: J. W. Young, "A first order
+approximation to the optimum checkpoint interval", CACM 17 (1974); refined by J. T. Daly, FGCS 22
+(2006).
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 FIRST_SECONDS: Final = 60.0
-"""Until the first checkpoint, which nobody has timed yet."""
+"""Interval before the first checkpoint, whose cost is not known yet."""
 
 
 def expected_between_failures(prior_seconds: float, run_seconds: float, failures: int) -> float:
-    """Mean seconds between failures: the prior counts as one failure seen in that time.
+    """Return the mean seconds between failures. The prior counts as one failure in that time.
 
     Args:
-        run_seconds: that attempts have taken so far; failures: that ended them.
+        run_seconds: total duration of the attempts so far.
+        failures: number of attempts that a failure ended.
     """
     return (prior_seconds + run_seconds) / (1 + failures)
 
 
 class Cadence:
-    """Tells when the next checkpoint is due, by what the ones before it have cost.
+    """Decides when the next checkpoint is due, based on what the previous ones cost.
 
     Args:
-        cost: blocking and writing seconds of an earlier attempt's last checkpoint.
+        cost: (blocking, writing) seconds of an earlier attempt's last checkpoint.
     """
 
     def __init__(
@@ -41,11 +45,11 @@ class Cadence:
         self.began()
 
     def began(self) -> None:
-        """A checkpoint of the present step is under way, or training begins there."""
+        """Restart the interval. Call it when training or the save of a checkpoint starts."""
         self._last = time.monotonic()
 
     def measured(self, blocking_seconds: float, writing_seconds: float) -> None:
-        """Takes in what a checkpoint has cost; no interval is shorter than a write."""
+        """Update the interval from a checkpoint's cost. It is never shorter than a write."""
         best = math.sqrt(2 * blocking_seconds * self.between_failures)
         self.interval = max(best, writing_seconds)
 
@@ -53,3 +57,24 @@ class Cadence:
     def due(self) -> bool:
         """Whether the interval is over."""
         return time.monotonic() - self._last >= self.interval
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Keeps the newest `newest` checkpoints, the best one, and those at multiples of `every`."""
+
+    newest: int
+    every: int | None = None
+
+    def superfluous(self, steps: Sequence[int], *, best: int) -> list[int]:
+        """Return those of `steps` that can be removed.
+
+        Args:
+            best: step of the best model so far; 0 if there is none.
+        """
+        recent = set(sorted(steps)[-self.newest :])
+        return [
+            step
+            for step in sorted(steps)
+            if step not in recent and step != best and not (self.every and step % self.every == 0)
+        ]

@@ -1,4 +1,4 @@
-"""One checkpoint, in a folder or on S3: whether it is whole, and what it holds."""
+"""One checkpoint, in a folder or on S3: checks that it is complete, and reads it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from steadytrain.components.train.checkpoint.manifest import (
     FILE_NAME,
     FIRST_MANIFEST,
     READABLE,
+    FileEntry,
     Manifest,
     Slice,
     TensorEntry,
@@ -36,16 +37,16 @@ PREFIX = "step-"
 
 
 def is_of_a_step(folder: str) -> bool:
-    """Whether a folder's name is that of a checkpoint; others are none of ours."""
+    """Return whether a folder name is a checkpoint's. Other folders are not ours."""
     return re.fullmatch(rf"{PREFIX}[0-9]{{8,}}", folder) is not None
 
 
 class CheckpointDamaged(SteadytrainError):
-    """A checkpoint is not what was written; the message names the file."""
+    """A checkpoint differs from what was written. The message names the file."""
 
 
 def of_another_model(name: str) -> CheckpointDamaged:
-    """Where a tensor's name or size is not the model's."""
+    """Return the error for a tensor whose name or size differs from the model's."""
     return CheckpointDamaged(
         f"the checkpoint is of another model: {name} differs",
         remedy="give the run another name, or take its old configuration",
@@ -54,14 +55,14 @@ def of_another_model(name: str) -> CheckpointDamaged:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint by its address, whether it is there or not. As a string: the address."""
+    """A checkpoint by its address, whether or not it exists. As a string: the address."""
 
     address: str
     storage: Storage = field(compare=False, repr=False)
 
     @classmethod
     def at(cls, address: str | Path) -> Self:
-        """The checkpoint at a folder or s3://bucket/prefix, which ends in step-<n>."""
+        """Return the checkpoint at a folder or s3://bucket/prefix. The address ends in step-<n>."""
         storage = open_storage(str(address))
         return cls(storage.uri, storage)
 
@@ -77,25 +78,25 @@ class Checkpoint:
         return self.address
 
     def is_committed(self) -> bool:
-        """Whether it was written to its end."""
+        """Return whether the checkpoint was written completely."""
         return self.storage.exists(COMMIT)
 
     @cached_property
     def label(self) -> str:
-        """Its name and which commit it is; another one of the same step has another label.
+        """The checkpoint's name and commit digest, which changes if the step is committed again.
 
         Raises:
-            CheckpointDamaged: it is not committed.
+            CheckpointDamaged: the checkpoint is not committed.
         """
         return f"{self.name} {hashlib.sha256(self._read(COMMIT)).hexdigest()[:12]}"
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest that was committed.
+        """The committed manifest.
 
         Raises:
-            CheckpointDamaged: it is another one, or of another checkpoint.
-            BadInput: another version of steadytrain wrote it.
+            CheckpointDamaged: the manifest is not the committed one, or is of another checkpoint.
+            BadInput: another version of steadytrain wrote the checkpoint.
         """
         try:
             digest, _, rest = self._read(COMMIT).decode().partition("  ")
@@ -109,7 +110,7 @@ class Checkpoint:
         content = self._read(name)
         if hashlib.sha256(content).hexdigest() != digest:
             raise self._damaged(name, "its digest is not the committed one")
-        # Only what has the right digest can be taken at its word.
+        # Trust the content only after its digest was checked.
         version = json.loads(content).get("schema_version")
         if version not in READABLE:
             raise BadInput(
@@ -125,12 +126,25 @@ class Checkpoint:
             raise self._damaged(name, f"is of step {manifest.step}")
         return manifest
 
-    def verify(self) -> Manifest:
-        """The manifest, after every file was found as it was written.
+    def look(self) -> None:
+        """Find files that are missing or truncated, without reading their content.
 
         Raises:
-            CheckpointDamaged: a file is missing, or has another size or content.
-            BadInput: another version of steadytrain wrote it.
+            CheckpointDamaged: a file is missing, or its size is wrong.
+            BadInput: another version of steadytrain wrote the checkpoint.
+        """
+        manifest, sizes = self.manifest, self.storage.sizes()
+        for entry in manifest.files:
+            if entry.name not in sizes:
+                raise self._damaged(entry.name, "is missing")
+            self._check_size(entry, sizes[entry.name])
+
+    def verify(self) -> Manifest:
+        """Check that every file is unchanged since it was written, and return the manifest.
+
+        Raises:
+            CheckpointDamaged: a file is missing, or its size or content is wrong.
+            BadInput: another version of steadytrain wrote the checkpoint.
         """
         for entry in self.manifest.files:
             for _ in self._verified(entry.name):
@@ -138,10 +152,10 @@ class Checkpoint:
         return self.manifest
 
     def tensors(self, part: str) -> dict[str, torch.Tensor]:
-        """The whole tensors of a part ("model", "optimizer") by name, on the CPU.
+        """Return the full tensors of a part ("model", "optimizer") by name, on the CPU.
 
         Raises:
-            CheckpointDamaged: a file is not as it was written.
+            CheckpointDamaged: a file differs from what was written.
         """
         import torch
 
@@ -155,19 +169,19 @@ class Checkpoint:
         return found
 
     def has(self, part: str) -> bool:
-        """Whether it holds anything of a part: an optimizer that made no step has no state."""
+        """Return whether a part has content. An optimizer that has made no step has no state."""
         return bool(self._entries(part))
 
     def copy_into(self, part: str, regions: Regions) -> None:
-        """Copies what it holds of a part to where a rank has its own stretch of it.
+        """Copy a part's content to the regions of its tensors that a rank holds.
 
-        Files that hold nothing of it are not read; of the others one at a time is in memory.
+        Skip files with none of these elements. Read the others one at a time, to save memory.
 
         Args:
-            regions: by the tensors' names; those of a rank that holds nothing of a tensor lack.
+            regions: by tensor name. A rank leaves out tensors of which it holds nothing.
 
         Raises:
-            CheckpointDamaged: a file is not as it was written, or a tensor is of another size.
+            CheckpointDamaged: a file differs from what was written, or a tensor has another size.
         """
         from steadytrain.components.train.checkpoint.region import begin_of
         from steadytrain.components.train.checkpoint.tensor_file import decode
@@ -186,12 +200,12 @@ class Checkpoint:
                 regions[name].fill(held[entry.name], begin_of(piece, entry))
 
     def state(self) -> dict[str, Any]:
-        """What all ranks shared, as it was given."""
+        """Return the state that all ranks shared, as it was passed to the save."""
         content: dict[str, Any] = json.loads(self._content(self.manifest.state))
         return content
 
     def rank_state(self, rank: int) -> dict[str, Any] | None:
-        """What one rank alone knew; None where there were fewer ranks."""
+        """Return the state of one rank only; None if the checkpoint was written by fewer ranks."""
         if rank >= self.manifest.world_size:
             return None
         record: dict[str, Any] = json.loads(self._content(self.manifest.ranks[rank]))
@@ -199,7 +213,7 @@ class Checkpoint:
         return state
 
     def _entries(self, part: str) -> dict[str, TensorEntry]:
-        """The tensors of a part, by their names within it."""
+        """Return the tensors of a part, by their names within it."""
         prefix = f"{part}/"
         return {
             item.name.removeprefix(prefix): item
@@ -214,7 +228,7 @@ class Checkpoint:
         return content
 
     def _verified(self, name: str) -> Iterator[bytes]:
-        """The file's content; raises at its end where it is not what was written."""
+        """Yield the file's content. Raise at the end if it differs from what was written."""
         entry = next((entry for entry in self.manifest.files if entry.name == name), None)
         if entry is None:
             raise self._damaged(name, "is not in the manifest's list of files")
@@ -223,10 +237,13 @@ class Checkpoint:
             sha.update(part)
             size += len(part)
             yield part
-        if size != entry.bytes:
-            raise self._damaged(name, f"has {size} bytes, {entry.bytes} were written")
+        self._check_size(entry, size)
         if sha.hexdigest() != entry.digest:
             raise self._damaged(name, "has another content than was written (SHA-256)")
+
+    def _check_size(self, entry: FileEntry, size: int) -> None:
+        if size != entry.bytes:
+            raise self._damaged(entry.name, f"has {size} bytes, {entry.bytes} were written")
 
     def _read(self, name: str) -> bytes:
         return b"".join(self._stream(name))

@@ -1,12 +1,11 @@
-"""Which committed checkpoints of a run count, by the supervisor under which they were committed.
+"""Decide which committed checkpoints of a run count, by the supervisor they were committed under.
 
-A rank looks at the lease right before it commits. Between the look and the write it
-may be stopped for long, or the request may lie about in a network, and another
-supervisor have the run meanwhile. So the reader decides: a checkpoint bears the
-generation of the lease that it was written under, and who takes a run over writes
-into the ledger which checkpoints there are. From then on those count, and those of
-the new generation. A COMMIT of an older one that appears later is never used: it is
-named and set aside like a damaged checkpoint.
+A rank checks the lease right before it commits. Between the check and the write, it may be
+suspended for a long time, or the request may be delayed in the network, and another supervisor may
+take over the run. So the reader decides. Each checkpoint records the generation of the lease that
+it was written under. A supervisor that takes over a run writes into the ledger which checkpoints
+exist. From then on, only those and the new generation's own checkpoints count. A COMMIT of an older
+generation that appears later is never used: it is reported and set aside like a damaged checkpoint.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, Check
 
 @dataclass(frozen=True)
 class Lineage:
-    """What counts now.
+    """Which checkpoints count now.
 
-    generation: of the supervisor that has the run.
-    found: labels of the checkpoints that there were when it took the run over; None: not
-        told, and all count.
+    generation: generation of the supervisor that holds the run.
+    found: labels of the checkpoints that existed when it took over the run. None means unknown, and
+        all checkpoints count.
     """
 
     generation: int = 0
@@ -32,19 +31,19 @@ class Lineage:
 
     @classmethod
     def of(cls, supervisor: SupervisorStarted | None) -> Lineage:
-        """As the last supervisor in the ledger found it."""
+        """Return the lineage that the last supervisor in the ledger recorded."""
         return cls(supervisor.generation, supervisor.checkpoints) if supervisor else cls()
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Refuses a checkpoint that does not count.
+        """Reject a checkpoint that does not count.
 
         Raises:
-            CheckpointDamaged: it was committed too late, or cannot be read.
+            CheckpointDamaged: the checkpoint was committed too late, or cannot be read.
         """
         if self.found is None or checkpoint.label in self.found:
             return
         generation = checkpoint.manifest.generation
-        # Whoever was succeeded without knowing it must not set aside what is newer.
+        # A supervisor that was replaced without noticing must not set aside newer checkpoints.
         if generation < self.generation:
             raise CheckpointDamaged(
                 f"checkpoint {checkpoint} was committed by generation {generation} of the run's "

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder holds. Nothing here reads or writes.
+"""The content of a checkpoint's folder. Nothing in this module reads or writes files.
 
 step-<n>/
   <save>-rank-<r>.<part>.safetensors
@@ -6,12 +6,12 @@ step-<n>/
   <save>-rank-<r>.json  RankRecord: those slices, their files, the rank's own state
   <save>-state.json     what all ranks share: schedule, scores, position
   <save>-manifest.json  Manifest: all tensors, and size and SHA-256 of each file
-  COMMIT                digest and name of the manifest; written last, only where absent
-  DAMAGED               instead of COMMIT: what was found to be wrong
+  COMMIT                digest and name of the manifest; written last, only if absent
+  DAMAGED               replaces COMMIT: what was found to be wrong
 
-A tensor is named and placed as in the whole model, never as one strategy lays
-it out, so that another strategy or world size can read it. `<save>` is drawn
-anew by each attempt: what a killed one left is never taken for a part of another.
+A tensor's name and position are those in the full model, regardless of a strategy's layout, so
+another strategy or world size can read it. Each attempt picks a new random `<save>`, so the files
+of a killed attempt are never mistaken for parts of another one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field
 COMMIT, DAMAGED = "COMMIT", "DAMAGED"
 SCHEMA_VERSION: Final = 3
 READABLE: Final = (2, SCHEMA_VERSION)
-"""Versions that can be read; in 2 no checkpoint bore a generation."""
+"""Versions that can be read. In version 2, checkpoints had no generation."""
 FIRST_MANIFEST = "manifest.json"
-"""Name of the manifest in schema version 1, whose COMMIT held a digest only."""
+"""Name of the manifest in schema version 1, where COMMIT contained only a digest."""
 
 
 FILE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 FileName = Annotated[str, Field(pattern=FILE_NAME)]
-"""A file of the checkpoint's own folder, never a path."""
+"""A file in the checkpoint's own folder, never a path."""
 
 
 class _Plain(BaseModel):
@@ -38,7 +38,7 @@ class _Plain(BaseModel):
 
 
 class Slice(_Plain):
-    """A part of a tensor: in `file`, beginning at `offsets`, of `shape`."""
+    """Part of a tensor: in `file`, starting at `offsets` of the tensor, with shape `shape`."""
 
     file: FileName
     offsets: list[int]
@@ -46,7 +46,7 @@ class Slice(_Plain):
 
 
 class TensorEntry(_Plain):
-    """A whole tensor, named `<part>/<name>`, and the slices that make it up."""
+    """A full tensor, named `<part>/<name>`, and its slices."""
 
     name: str
     dtype: str
@@ -63,10 +63,10 @@ class FileEntry(_Plain):
 
 
 class RankRecord(_Plain):
-    """What one rank has written, every byte of it synced before this record.
+    """What one rank has written. All of it was synced to disk before this record.
 
-    tensors: with the rank's own slices only.
-    state: what no other rank knows, as plain JSON data: its random numbers.
+    tensors: contain only the rank's own slices.
+    state: what no other rank knows, as plain JSON data: the state of its random generators.
     """
 
     rank: int
@@ -76,12 +76,12 @@ class RankRecord(_Plain):
 
 
 class Manifest(_Plain):
-    """All of a checkpoint but the manifest and the commit themselves.
+    """Everything in a checkpoint except the manifest and the commit themselves.
 
     name: of the manifest's own file.
-    generation: of the supervisor that it was written for; 0 without one.
+    generation: of the supervisor that it was written for; 0 without a supervisor.
     state: name of the file with what all ranks share.
-    ranks: names of the files with the ranks' records, in the order of the ranks.
+    ranks: names of the files with the ranks' records, in rank order.
     """
 
     schema_version: Literal[2, 3] = SCHEMA_VERSION
@@ -96,17 +96,17 @@ class Manifest(_Plain):
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """Total size of all files."""
         return sum(entry.bytes for entry in self.files)
 
     @property
     def names(self) -> set[str]:
-        """All that lies in the folder."""
+        """Names of everything in the folder."""
         return {COMMIT, self.name, *(entry.name for entry in self.files)}
 
 
 def merged(records: list[RankRecord]) -> list[TensorEntry]:
-    """The whole tensors, from what each rank has of them."""
+    """Merge the ranks' slices into full tensors."""
     found: dict[str, TensorEntry] = {}
     for entry in (entry for record in records for entry in record.tensors):
         before = found.get(entry.name)

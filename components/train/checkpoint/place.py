@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are, by its configuration."""
+"""Locate a run's checkpoints from its configuration."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.lineage import Lineage
-from steadytrain.components.train.checkpoint.retention import Retention
 from steadytrain.components.train.checkpoint.store import CheckpointStore
 
 
 def checkpoints_of(config: RunConfig) -> str:
-    """The address: a folder, or s3://bucket/prefix."""
+    """Return the address of a run's checkpoints: a folder, or s3://bucket/prefix."""
     place = config.recovery.checkpoints
     if place is None:
         return str(Workspace.of(config).checkpoints)
@@ -24,7 +24,7 @@ def open_store(
     fence: Callable[[], None] = lambda: None,
     lineage: Lineage = Lineage(),  # noqa: B008  immutable
 ) -> CheckpointStore:
-    """The store of a run's checkpoints.
+    """Open the store of a run's checkpoints.
 
     Args:
         fence, lineage: as for `CheckpointStore`.

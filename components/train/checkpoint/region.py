@@ -1,4 +1,4 @@
-"""A stretch of a tensor that a rank holds, and what a checkpoint has of it."""
+"""A contiguous range of a tensor's elements on one rank, and copying a checkpoint into it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from steadytrain.components.train.checkpoint.manifest import Slice, TensorEntry
 
 @dataclass(frozen=True)
 class Region:
-    """Elements of a tensor, counted one row behind another, and where they are in memory.
+    """A range of a tensor's elements, in row-major order, and their place in memory.
 
-    values: one-dimensional; what is written to it is written to the model.
-    start: of the first of them in the whole tensor. size: elements of the whole tensor.
+    values: one-dimensional view; writing to it changes the model.
+    start: index of the first element in the full tensor.
+    size: number of elements of the full tensor.
     """
 
     values: torch.Tensor
@@ -25,18 +26,18 @@ class Region:
 
     @torch.no_grad()
     def fill(self, held: torch.Tensor, begin: int) -> None:
-        """Takes what it has in common with other elements of the tensor, which begin there."""
+        """Copy the overlap with `held`, elements of the tensor from index `begin` on."""
         low, high = self.common(begin, held.numel())
         if low < high:
             part = held.reshape(-1)[low - begin : high - begin]
             self.values[low - self.start : high - self.start].copy_(part)
 
     def common(self, begin: int, count: int) -> tuple[int, int]:
-        """Where what it has in common with so many elements begins and ends."""
+        """Return start and end of the overlap with `count` elements from `begin` on."""
         return max(self.start, begin), min(self.start + self.values.numel(), begin + count)
 
     def needs(self, piece: Slice, entry: TensorEntry) -> bool:
-        """Whether a slice holds any of its elements."""
+        """Return whether a slice contains any of these elements."""
         low, high = self.common(begin_of(piece, entry), math.prod(piece.shape))
         return low < high
 
@@ -45,11 +46,11 @@ Regions = Mapping[str, Region]
 
 
 def whole(tensor: torch.Tensor) -> Region:
-    """All of a contiguous tensor."""
+    """Return a region of all elements of a contiguous tensor."""
     return Region(tensor.detach().view(-1), 0, tensor.numel())
 
 
 def begin_of(piece: Slice, entry: TensorEntry) -> int:
-    """Where a slice, which is of whole rows, begins in its tensor."""
+    """Return the index of a slice's first element in its tensor. A slice consists of full rows."""
     row = math.prod(entry.shape[1:])
     return piece.offsets[0] * row if piece.offsets else 0

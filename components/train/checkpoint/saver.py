@@ -1,8 +1,7 @@
-"""Saving while training goes on: a snapshot on the training thread, the rest behind its back.
+"""Save while training continues: the training thread takes a snapshot, a background thread writes.
 
-No thread but the training's own takes part in a collective. What the ranks must
-know of each other in the background they read from storage; what went wrong
-there they tell each other at their next step, so that all of them leave together.
+Only the training thread takes part in collectives. In the background, ranks learn about each other
+by reading storage. They share background failures at their next step, so all of them stop together.
 """
 
 from __future__ import annotations
@@ -36,10 +35,11 @@ Gather = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint is made of.
+    """The content of a checkpoint.
 
     parts: what this rank keeps of each part, on its device.
-    shared, own: plain JSON data, of all ranks and of this one.
+    shared: plain JSON data of all ranks.
+    own: plain JSON data of this rank.
     """
 
     parts: Mapping[str, Sequence[Piece]]
@@ -49,11 +49,11 @@ class State:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was committed.
+    """A committed checkpoint.
 
-    blocking_seconds: that training waited, for the snapshot and for the writer.
-    writing_seconds: from the snapshot to the commit.
-    waited_seconds: that training waited for the writer, up to the commit.
+    blocking_seconds: how long training waited, for the snapshot and for the writer.
+    writing_seconds: time from the snapshot to the commit.
+    waited_seconds: how long training waited for the writer, up to the commit.
     """
 
     checkpoint: Checkpoint
@@ -65,7 +65,7 @@ class Saved:
 
 @dataclass
 class _Save:
-    """A save under way on this rank; `commit` follows `written` and is rank 0's."""
+    """A save in progress on this rank. `commit` follows `written`, and only rank 0 commits."""
 
     step: int
     best_step: int
@@ -89,15 +89,15 @@ class _Save:
 
 
 class Saver:
-    """Saves checkpoints; there is one on each rank, and all are called at the same steps.
+    """Saves checkpoints. Each rank has one, and all ranks call it at the same steps.
 
     Args:
-        gather: the items of all ranks' lists, in one list, on each rank.
+        gather: concatenates the lists of all ranks, on each rank.
         on_saved: called on rank 0, from another thread, after a checkpoint is committed.
-        on_wait: called each second while training waits for a write.
-        on_warning: called on rank 0, from any thread, with what stops nothing.
-        snapshot: whether training goes on with a copy in host memory; otherwise nothing is
-            copied, and it waits until the tensors are written from where they are.
+        on_wait: called every second while training waits for a write.
+        on_warning: called on rank 0, from any thread, with problems that do not stop training.
+        snapshot: whether to copy the state to host memory and let training continue. Otherwise
+            nothing is copied, and training waits until the tensors are written from where they are.
     """
 
     def __init__(
@@ -125,21 +125,21 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether a write in the background has failed on this rank; `settle` raises it."""
+        """Whether a background write failed on this rank; `settle` raises the error."""
         return self._save is not None and self._save.failed
 
     def save(self, step: int, best_step: int, take: Callable[[], State]) -> None:
-        """Takes a snapshot and begins to write it; nothing where the step has its checkpoint.
+        """Take a snapshot and start writing it. Do nothing if the step already has a checkpoint.
 
-        Without snapshots it is committed when this returns.
+        Without snapshots, the checkpoint is committed when this returns.
 
         Args:
-            best_step: step of the best model so far; its checkpoint stays.
-            take: gives the state, where it is needed.
+            best_step: step of the best model so far, whose checkpoint is kept.
+            take: returns the state; only called if it is needed.
 
         Raises:
-            NonFiniteState, StorageError: the save before this one failed, on whichever rank;
-                without snapshots this one.
+            NonFiniteState, StorageError: the previous save failed on any rank; without snapshots,
+                also this one.
         """
         if step == self._last_step:
             return
@@ -151,7 +151,7 @@ class Saver:
         state = take()
         take_part = self.memory.take if self.snapshot else in_place
         snapshots = [take_part(part, pieces) for part, pieces in state.parts.items()]
-        # As text, since the training goes on changing the data.
+        # As text, because training keeps changing the data.
         shared, own = json.dumps(state.shared).encode(), json.loads(json.dumps(state.own))
         self._save = _Save(
             step, best_step, snapshots, shared, own, self._name, time.monotonic() - began
@@ -163,17 +163,17 @@ class Saver:
             self.settle()
 
     def settle(self) -> None:
-        """Waits for the write in flight; afterwards it is committed, as all ranks know.
+        """Wait for the current write. Afterwards it is committed, and all ranks know it.
 
         Raises:
-            NonFiniteState, StorageError: it failed, on whichever rank; all ranks raise.
+            NonFiniteState, StorageError: the write failed on any rank. All ranks raise it.
         """
         save = self._save
         if save is None:
             return
         save.waited_since = time.monotonic()
         try:
-            # In two turns: rank 0 must not wait for what another rank failed to write.
+            # Two rounds, so rank 0 does not wait for a file that another rank failed to write.
             self._agree(save.written)
             self._agree(save.commit)
         finally:
@@ -181,7 +181,7 @@ class Saver:
             self._save = None
 
     def abandon(self, seconds: float) -> None:
-        """Lets the write in flight end, where it does so in that time; the training has failed."""
+        """Give the current write up to `seconds` to finish, after training has failed."""
         save, end = self._save, time.monotonic() + seconds
         if save is None:
             return
@@ -200,7 +200,11 @@ class Saver:
             raise own or found[0]
 
     def _ended(self, future: Future[None]) -> BaseException | None:
-        """The future's exception, once it is done; after too long a time in silence."""
+        """Return the future's exception once it is done.
+
+        After OTHER_RANKS_SECONDS, stop calling `on_wait` but keep waiting, so the wait shows up as
+        a hang.
+        """
         end = time.monotonic() + OTHER_RANKS_SECONDS
         while True:
             try:
@@ -245,7 +249,10 @@ class Saver:
 
     @contextlib.contextmanager
     def _tidying(self) -> Iterator[None]:
-        """What cannot be removed takes room, and nothing else: the checkpoint is committed."""
+        """Turn a failed removal into a warning, because it only wastes space.
+
+        The checkpoint itself is committed.
+        """
         try:
             yield
         except StorageError as error:
@@ -259,7 +266,7 @@ class Saver:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """What can be handed to other ranks: the product's own errors, and the text of others."""
+    """Return an error that can be sent to other ranks: steadytrain's own, or the text of others."""
     if error is None or isinstance(error, SteadytrainError):
         return error
     return SteadytrainError(f"another rank failed to save: {type(error).__name__}: {error}")

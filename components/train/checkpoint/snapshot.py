@@ -1,8 +1,8 @@
 """This rank's slices of the training state, copied to host memory at one moment.
 
-The copy is all that the training thread waits for. The memory is page-locked
-where there is a GPU, and used again by the next snapshot. Where the host has none to
-spare there is no copy: then training waits until all is written.
+The training thread waits only for the copy. The memory is page-locked if there is a GPU, and the
+next snapshot reuses it. If the host has no memory to spare, there is no copy: training waits until
+everything is written.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer
-from steadytrain.components.train.loop.errors import NonFiniteState
+from steadytrain.components.train.errors import NonFiniteState
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a tensor: `values` lie at `offsets` in a whole of `shape`."""
+    """Some rows of a tensor: `values` start at `offsets` in the full tensor of shape `shape`."""
 
     name: str
     values: torch.Tensor
@@ -37,7 +37,7 @@ class Piece:
 class Snapshot:
     """Pieces of one part ("model", "optimizer"), in the order in which they are written.
 
-    memory: bytes where their values lie one behind another; None where they were not copied.
+    memory: the bytes of all values, stored contiguously. None if they were not copied.
     """
 
     part: str
@@ -49,17 +49,17 @@ class Snapshot:
         return sum(piece.bytes for piece in self.pieces)
 
     def content(self) -> Iterator[Buffer]:
-        """The bytes of all pieces, some megabytes at a time."""
+        """Yield the bytes of all pieces, a few megabytes at a time."""
         own = (_flat(piece.values) for piece in self.pieces)
         for flat in own if self.memory is None else [self.memory]:
             for start in range(0, len(flat), CHUNK_BYTES):
                 yield flat[start : start + CHUNK_BYTES].cpu().numpy().data
 
     def check(self, step: int) -> None:
-        """Refuses what no training can go on from.
+        """Reject a state that training cannot continue from.
 
         Raises:
-            NonFiniteState: a value is NaN or infinite; names the tensor.
+            NonFiniteState: a value is NaN or infinite. The error names the tensor.
         """
         for piece in self.pieces:
             if piece.values.is_floating_point() and not _finite(piece.values):
@@ -69,13 +69,13 @@ class Snapshot:
 def cut(
     tensors: Tensors, rank: int, world_size: int, *, on_first: Collection[str] = ()
 ) -> list[Piece]:
-    """A rank's share of tensors that all ranks hold alike.
+    """Return a rank's share of tensors that are identical on all ranks.
 
-    All rows of all tensors, one behind another, are cut into equal numbers of
-    bytes, at whole rows: each rank has one stretch, and no two have a row in common.
+    The rows of all tensors, one after another, are divided into equal numbers of bytes, at row
+    boundaries. Each rank gets one contiguous range, and ranges do not overlap.
 
     Args:
-        on_first: names of tensors that the ranks do not hold alike; rank 0's count.
+        on_first: names of tensors that differ between ranks; rank 0's are saved.
     """
     alike = {name: tensor for name, tensor in tensors.items() if name not in on_first}
     total = sum(tensor.numel() * tensor.element_size() for tensor in alike.values())
@@ -99,13 +99,13 @@ def cut(
 
 
 class HostMemory:
-    """Memory for the snapshots of one part after another, kept between saves."""
+    """Host memory for snapshots, by part, reused from save to save."""
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
     def take(self, part: str, pieces: Sequence[Piece]) -> Snapshot:
-        """Copies the pieces; what was taken of this part before is overwritten."""
+        """Copy the pieces. This overwrites the previous snapshot of the part."""
         ordered = _aligned(pieces)
         memory = self._memory(part, sum(piece.bytes for piece in ordered))
         copied, start = [], 0
@@ -128,12 +128,12 @@ class HostMemory:
 
 
 def in_place(part: str, pieces: Sequence[Piece]) -> Snapshot:
-    """Nothing is copied: the tensors must not change before they are written."""
+    """Return a snapshot without a copy. The tensors must not change until they are written."""
     return Snapshot(part, _aligned(pieces))
 
 
 def _aligned(pieces: Sequence[Piece]) -> list[Piece]:
-    """Wide types come first, so that every tensor is aligned without a gap."""
+    """Sort wide types first, so every tensor is aligned without gaps."""
     return sorted(pieces, key=lambda piece: (-piece.values.element_size(), piece.name))
 
 
@@ -142,13 +142,13 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
 
 
 def whole_piece(name: str, tensor: torch.Tensor) -> Piece:
-    """All of a tensor."""
+    """Return a piece with all of a tensor."""
     return Piece(name, tensor.detach(), [0] * tensor.dim(), list(tensor.shape))
 
 
 def _finite(values: torch.Tensor) -> bool:
     if not values.numel():
         return True
-    # Types of 8 bits have no minimum of their own.
+    # PyTorch has no aminmax for 8-bit types.
     wide = values.float() if values.element_size() == 1 else values
     return all(math.isfinite(float(end)) for end in torch.aminmax(wide))

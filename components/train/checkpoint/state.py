@@ -1,4 +1,4 @@
-"""Model and optimizer as named global tensors, and back."""
+"""Convert model and optimizer to named global tensors, and back."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 def model_tensors(model: torch.nn.Module) -> Tensors:
-    """Parameters, tied ones once, and the buffers that belong to the model's state.
+    """Return the parameters, tied ones once, and the persistent buffers.
 
-    Weights beside which adapters are trained stay those of the base model, and are left out.
+    If the model has adapters, frozen base weights are left out: they never change.
     """
     persistent = model.state_dict(keep_vars=True).keys()
     buffers = {name: item for name, item in model.named_buffers() if name in persistent}
@@ -28,10 +28,10 @@ def model_tensors(model: torch.nn.Module) -> Tensors:
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies tensors into a model that has the same names and sizes.
+    """Copy tensors into a model that has the same names and sizes.
 
     Raises:
-        CheckpointDamaged: they belong to another model.
+        CheckpointDamaged: the tensors belong to another model.
     """
     own = model_tensors(model)
     differing = {
@@ -42,12 +42,12 @@ def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
     if differing:
         raise of_another_model(min(differing))
     for name, tensor in own.items():
-        # Of DeepSpeed's flat shards they come without a shape.
+        # Tensors from DeepSpeed's flat shards have lost their shape.
         tensor.copy_(tensors[name].view(tensor.shape))
 
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Per-parameter state, named `<parameter>/<key>`; what is a Python number becomes a tensor."""
+    """Return the per-parameter state as `<parameter>/<key>`. Python numbers become tensors."""
     return {
         f"{name}/{key}": value if torch.is_tensor(value) else torch.tensor(value)
         for name, parameter in model.named_parameters()
@@ -56,7 +56,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def optimizer_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Settings of the parameter groups (learning rate and so on) as plain data."""
+    """Return the parameter groups' settings (learning rate and so on) as plain data."""
     return [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -69,7 +69,7 @@ def restore_optimizer(
     tensors: Mapping[str, torch.Tensor],
     settings: list[dict[str, Any]],
 ) -> None:
-    """Puts back what `optimizer_tensors` and `optimizer_settings` gave."""
+    """Restore the results of `optimizer_tensors` and `optimizer_settings`."""
     if hasattr(optimizer, "init_state"):
         _restore_8_bit(model, optimizer, tensors, settings)
         return
@@ -79,7 +79,7 @@ def restore_optimizer(
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")
         by_name.setdefault(name, {})[part] = _shaped(tensor, shapes.get(name))
-    # PyTorch's own load places each tensor on its parameter's device.
+    # PyTorch's own load puts each tensor on its parameter's device.
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         index: by_name[names[parameter]]
@@ -100,7 +100,7 @@ def _restore_8_bit(
     tensors: Mapping[str, torch.Tensor],
     settings: list[dict[str, Any]],
 ) -> None:
-    """Into memory that bitsandbytes allocates, which its own load would take from other pages."""
+    """Restore into memory that bitsandbytes allocates, since its own load bypasses paged memory."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer.check_overrides()
     optimizer.initialized = True
@@ -117,7 +117,7 @@ def _restore_8_bit(
 
 
 def _shaped(tensor: torch.Tensor, shape: torch.Size | None) -> torch.Tensor:
-    """As the parameter, where it has as many elements; the number of updates has one."""
+    """Return the tensor in its parameter's shape. The number of updates stays a scalar."""
     if shape is None or tensor.dim() == 0 or tensor.numel() != shape.numel():
         return tensor
     return tensor.view(shape)

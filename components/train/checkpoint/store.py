@@ -1,4 +1,4 @@
-"""The checkpoints of a run: finding, writing and keeping them, in a folder or on S3."""
+"""Find, write and retain a run's checkpoints, in a folder or on S3."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.checkpoint import (
     PREFIX,
     Checkpoint,
@@ -29,7 +30,6 @@ from steadytrain.components.train.checkpoint.manifest import (
     TensorEntry,
     merged,
 )
-from steadytrain.components.train.checkpoint.retention import Retention
 
 if TYPE_CHECKING:
     import torch
@@ -37,25 +37,37 @@ if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint.snapshot import Snapshot
 
 OTHER_RANKS_SECONDS = 900.0
-"""How long rank 0 waits for what the others write, once its own is written."""
+"""How long rank 0 waits for the other ranks' writes, once its own is done."""
 _POLL_SECONDS = (0.01, 1.0)
 _log = logging.getLogger(__name__)
 
 
-def newest(address: str | Path, lineage: Lineage = Lineage()) -> Checkpoint | None:  # noqa: B008
-    """The newest checkpoint that counts and is found whole, or None.
+def newest(
+    address: str | Path,
+    lineage: Lineage = Lineage(),  # noqa: B008  immutable
+    *,
+    read: bool = True,
+) -> Checkpoint | None:
+    """Return the newest checkpoint that counts and is intact, or None.
 
-    A damaged one, or one committed too late, is named in the log and set aside, so that it
-    never counts again.
+    A checkpoint that is damaged or was committed too late is reported in the log and set aside, so
+    it never counts again.
+
+    Args:
+        read: compare the digest of every file. Otherwise check only names and sizes, because
+            loading a checkpoint compares the digests of what it loads.
 
     Raises:
-        BadInput: another version of steadytrain wrote it.
-        StorageError: storage refused.
+        BadInput: another version of steadytrain wrote the checkpoint.
+        StorageError: storage failed.
     """
     for checkpoint in reversed(committed(address)):
         try:
             lineage.check(checkpoint)
-            checkpoint.verify()
+            if read:
+                checkpoint.verify()
+            else:
+                checkpoint.look()
         except CheckpointDamaged as error:
             _set_aside(checkpoint, error)
         else:
@@ -64,10 +76,10 @@ def newest(address: str | Path, lineage: Lineage = Lineage()) -> Checkpoint | No
 
 
 def survey(address: str | Path, lineage: Lineage) -> list[str]:
-    """Labels of all checkpoints that count, for the ledger of who takes the run over."""
+    """Return the labels of all checkpoints that count, for the ledger of a new supervisor."""
     labels = []
     for checkpoint in committed(address):
-        # Where it does not count, or cannot be read, that is told when a checkpoint is needed.
+        # If it does not count or cannot be read, this is reported when a checkpoint is needed.
         with contextlib.suppress(CheckpointDamaged):
             lineage.check(checkpoint)
             labels.append(checkpoint.label)
@@ -75,18 +87,18 @@ def survey(address: str | Path, lineage: Lineage) -> list[str]:
 
 
 def committed(address: str | Path) -> list[Checkpoint]:
-    """All committed checkpoints, the oldest first."""
+    """Return all committed checkpoints, the oldest first."""
     return _committed(open_storage(str(address)))
 
 
 class CheckpointStore:
-    """Writes the checkpoints of a run, each rank its own part of them.
+    """Writes the checkpoints of a run. Each rank writes its own part of them.
 
     Args:
-        keep: checkpoints that stay; a number: that many of the newest.
-        fence: called directly before a checkpoint is committed; raises where this
-            process may no longer write to the run.
-        lineage: whose checkpoints count, and the generation that new ones bear.
+        keep: which checkpoints to keep; a number keeps that many of the newest.
+        fence: called right before a checkpoint is committed; raises if this process may no longer
+            write to the run.
+        lineage: which checkpoints count, and the generation that new ones record.
     """
 
     def __init__(
@@ -106,10 +118,10 @@ class CheckpointStore:
         return _checkpoint(self.storage, f"{PREFIX}{step:08d}")
 
     def has(self, step: int) -> bool:
-        """Whether a step needs no save, as it has a checkpoint that counts.
+        """Return whether a step needs no save, because it has a checkpoint that counts.
 
-        One that does not count is set aside. Where it cannot be removed, there is no room for
-        another of its step: training goes on to the next.
+        A checkpoint that does not count is set aside. If it cannot be removed, this step cannot
+        have another one, and training moves on to the next.
         """
         checkpoint = self.path(step)
         if not checkpoint.is_committed():
@@ -121,19 +133,19 @@ class CheckpointStore:
         return True
 
     def load(self, step: int, part: str) -> dict[str, torch.Tensor]:
-        """The tensors of a part, of a checkpoint that counts.
+        """Return the tensors of a part, from a checkpoint that counts.
 
         Raises:
-            CheckpointDamaged: there is none, or it is not as it was written.
+            CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
         """
         self.lineage.check(self.path(step))
         return self.path(step).tensors(part)
 
     def load_into(self, step: int, module: torch.nn.Module) -> None:
-        """Puts the weights of a checkpoint that counts into a model that is whole.
+        """Load the weights of a checkpoint that counts into a full, unsharded model.
 
         Raises:
-            CheckpointDamaged: there is none, or it is not as it was written.
+            CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
         """
         from steadytrain.components.train.checkpoint.region import whole
         from steadytrain.components.train.checkpoint.state import model_tensors
@@ -150,15 +162,15 @@ class CheckpointStore:
         snapshots: Sequence[Snapshot],
         state: Mapping[str, Any],
     ) -> None:
-        """Writes what this rank keeps of a checkpoint.
+        """Write this rank's part of a checkpoint.
 
         Args:
-            save: name that no other attempt to save has.
-            state: plain JSON data that this rank alone knows.
+            save: name of this save; no other attempt uses it.
+            state: plain JSON data that only this rank knows.
 
         Raises:
             NonFiniteState: a value is NaN or infinite.
-            StorageError: it could not be written; the checkpoints before it are untouched.
+            StorageError: the part could not be written. Earlier checkpoints are not affected.
         """
         from steadytrain.components.train.checkpoint.tensor_file import Digested, encode, entries
 
@@ -173,7 +185,7 @@ class CheckpointStore:
             try:
                 storage.write_stream(name, content, size=snapshot.bytes)
             except StorageError:
-                # A full disk gets back what there is.
+                # On a full disk, free what was already written.
                 with contextlib.suppress(StorageError):
                     for entry in files:
                         storage.delete(entry.name)
@@ -186,15 +198,15 @@ class CheckpointStore:
     def commit(
         self, step: int, save: str, world_size: int, state: bytes, *, given_up: Event
     ) -> Manifest:
-        """Makes a checkpoint of what the ranks have written, once all of them have.
+        """Commit the checkpoint once all ranks have written their parts.
 
         Args:
             state: JSON of what all ranks share.
-            given_up: set from elsewhere, it ends the wait for the other ranks.
+            given_up: set by another thread to end the wait for the other ranks.
 
         Raises:
-            StorageError: it could not be written, another process has committed this
-                step, or a rank is missing.
+            StorageError: it could not be written, another process committed this step, or a rank's
+                part is missing.
         """
         storage = self.path(step).storage
         contents = [
@@ -229,17 +241,17 @@ class CheckpointStore:
         return manifest
 
     def retain(self, kept: Manifest, best_step: int) -> None:
-        """Removes what the retention does not keep, and what killed saves have left.
+        """Remove what the retention does not keep, and leftovers of killed saves.
 
-        First it lists, then it looks at the lease, then it removes: where the run is still
-        this process's, whoever takes it over finds the checkpoint that was just committed,
+        The order is: list, check the lease, remove. If this process still holds the lease after the
+        listing, a supervisor that takes over later finds the checkpoint that was just committed,
         and nothing of its own is on the list.
 
         Args:
-            kept: of the checkpoint that was just committed; no other save is under way.
+            kept: manifest of the checkpoint that was just committed. No other save is in progress.
 
         Raises:
-            RunBusy: by the fence, where another supervisor has taken the run over.
+            RunBusy: from the fence, if another supervisor took over the run.
         """
         storage = self.path(kept.step).storage
         extra, left = set(storage.list()) - kept.names, self._left()
@@ -254,14 +266,14 @@ class CheckpointStore:
             self.storage.clear(folder)
 
     def begin(self) -> None:
-        """Removes what killed saves have left; no save is under way."""
+        """Remove leftovers of killed saves. No save is in progress."""
         left = self._left()
         self.fence()
         for folder in left:
             self.storage.clear(folder)
 
     def _left(self) -> list[str]:
-        """Folders without a commit, what was set aside left out."""
+        """Return the folders without a commit, except those that were set aside."""
         marks = [name.partition("/") for name in self.storage.list(PREFIX)]
         marked = {folder for folder, _, name in marks if name in (COMMIT, DAMAGED)}
         return [
@@ -271,7 +283,7 @@ class CheckpointStore:
         ]
 
     def _counts(self, checkpoint: Checkpoint) -> bool:
-        """Whether it was committed in time; read once, since nobody commits a step again."""
+        """Return whether a checkpoint counts. A yes is cached: a step is never committed twice."""
         if checkpoint.step not in self._counted:
             with contextlib.suppress(CheckpointDamaged):
                 self.lineage.check(checkpoint)
@@ -294,9 +306,10 @@ def _checkpoint(storage: Storage, name: str) -> Checkpoint:
 
 
 def _set_aside(checkpoint: Checkpoint, why: CheckpointDamaged) -> bool:
-    """Takes the commit away; False where storage lets nobody do so, and it has to be passed over.
+    """Replace the commit with a DAMAGED mark. Return False if storage does not allow it.
 
-    What breaks reads often breaks writes as well, and must not keep the run from an older one.
+    The checkpoint is then skipped. What breaks reads often breaks writes too, and must not keep the
+    run from using an older checkpoint.
     """
     _log.warning("%s", why)
     try:
@@ -317,7 +330,7 @@ def _entry(name: str, content: bytes) -> FileEntry:
 
 
 def _await(storage: Storage, name: str, given_up: Event) -> bytes:
-    """The content of an object that another rank writes."""
+    """Wait for an object that another rank writes, and return its content."""
     end, pause = time.monotonic() + OTHER_RANKS_SECONDS, _POLL_SECONDS[0]
     while True:
         try:

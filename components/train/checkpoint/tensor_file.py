@@ -1,7 +1,7 @@
-"""The safetensors format, written straight from a snapshot's memory and read from bytes in hand.
+"""Write safetensors files directly from a snapshot's memory, and read them from bytes.
 
-The library's own writer copies everything once more and leaves the digest to a
-second pass. Format: https://github.com/huggingface/safetensors#format
+The library's own writer makes another copy of everything, and needs a second pass for the digest.
+Format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LENGTH_BYTES = 8
 
 
 class Digested:
-    """Passes buffers on and takes their size and digest on the way."""
+    """Passes buffers through, and computes their size and digest on the way."""
 
     def __init__(self, parts: Iterable[Buffer]) -> None:
         self.parts, self.sha, self.bytes = parts, hashlib.sha256(), 0
@@ -47,12 +47,12 @@ class Digested:
             yield part
 
     def entry(self, name: str) -> FileEntry:
-        """Of the file `name` to which all of it was written."""
+        """Return the entry of the file `name` that the buffers were written to."""
         return FileEntry(name=name, bytes=self.bytes, digest=self.sha.hexdigest())
 
 
 def encode(snapshot: Snapshot) -> Iterator[Buffer]:
-    """The file's content, some megabytes at a time."""
+    """Yield the file's content, a few megabytes at a time."""
     header, start = {}, 0
     for piece in snapshot.pieces:
         header[_full_name(snapshot, piece.name)] = {
@@ -62,14 +62,14 @@ def encode(snapshot: Snapshot) -> Iterator[Buffer]:
         }
         start += piece.bytes
     text = json.dumps(header).encode()
-    # Padded, so that the tensors are aligned.
+    # Padding aligns the tensors.
     text += b" " * (-len(text) % _LENGTH_BYTES)
     yield len(text).to_bytes(_LENGTH_BYTES, "little") + text
     yield from snapshot.content()
 
 
 def entries(snapshot: Snapshot, file: str) -> list[TensorEntry]:
-    """Where the snapshot's pieces are, once they are in `file`."""
+    """Return where the snapshot's pieces are, once they are in `file`."""
     return [
         TensorEntry(
             name=_full_name(snapshot, piece.name),
@@ -82,7 +82,7 @@ def entries(snapshot: Snapshot, file: str) -> list[TensorEntry]:
 
 
 def decode(content: bytearray) -> dict[str, torch.Tensor]:
-    """The tensors of a file; they share memory with `content`."""
+    """Return the tensors of a file. They share memory with `content`."""
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     data = _LENGTH_BYTES + length
     dtypes = {short: getattr(torch, name) for name, short in _NAMES.items()}
@@ -102,7 +102,7 @@ def decode(content: bytearray) -> dict[str, torch.Tensor]:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """PyTorch's name, such as "float32"."""
+    """Return PyTorch's name of the dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -1,4 +1,4 @@
-"""An attempt as its supervisor sees it: by the attempt's folder, wherever its agents run."""
+"""An attempt as its supervisor sees it: through its folder, wherever its agents run."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from steadytrain.components.train.attempt import (
     NodeFolder,
     RankError,
 )
+from steadytrain.components.train.failures import CRASHES
 from steadytrain.components.train.heartbeat import Beat, Pulse
-from steadytrain.components.train.recovery.failures import CRASHES
-from steadytrain.components.train.recovery.output import Output, tail
+from steadytrain.components.train.output import Output, tail
 
 _SLACK_SECONDS = 10.0
-"""What an agent may take beyond the grace to end its ranks and tell of it."""
+"""How long an agent may need beyond the grace period to end its ranks and report it."""
 
 
 @dataclass(frozen=True)
 class Gone:
     """An agent that has ended.
 
-    status: its exit status (negative: a signal); None where nobody here knows it.
+    status: its exit status (negative: a signal); None if it is unknown here.
     """
 
     status: int | None = None
 
 
 class AgentAttempt:
-    """The ranks of an attempt, through their agents.
+    """The ranks of an attempt, seen through their agents.
 
-    Where the ranks of one node are down and have not ended well, those of the others are
-    given a few seconds to follow, since none of them can go on alone.
+    If the ranks of one node have failed, the other nodes' ranks get a few seconds to exit, because
+    none of them can continue alone.
 
     Args:
-        gone: how the agent of a node has ended, as far as is known; None: it has not. All else
-            is in the folder.
-        begun: whether what is to run a node's agent is there.
-        pending_seconds: how long that may take; an agent then has the time of a start
-            (recovery.start_timeout_seconds) for its first sign of life.
-        nodes: how many there are, with an agent each.
+        gone: how a node's agent ended, as far as is known; None if it has not. Everything else is
+            in the folder.
+        begun: whether the process or pod of a node's agent has started.
+        pending_seconds: how long that may take. After that, an agent has
+            recovery.start_timeout_seconds for its first sign of life.
+        nodes: number of nodes, each with one agent.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class AgentAttempt:
         self._deadline = self._others_deadline = float("inf")
 
     def poll(self) -> bool:
-        """Whether all ranks are down, or their agent is lost: then the folder says so."""
+        """Return whether all ranks have exited or their agent is lost; the folder says which."""
         overdue = time.monotonic() >= self._deadline
         down = [node.down(overdue=overdue) for node in self._nodes]
         if not all(down) and any(node.failed for node in self._nodes):
@@ -85,17 +85,17 @@ class AgentAttempt:
         return all(down)
 
     def stop(self, grace_seconds: float) -> None:
-        """Asks every rank to leave (SIGTERM, then SIGKILL); returns at once.
+        """Ask every rank to exit (SIGTERM, then SIGKILL); return at once.
 
-        Called again with a shorter grace, it shortens the first.
+        A later call with a shorter grace period shortens the first one.
         """
         LocalStorage(self.folder.path).write(self.folder.leave.name, str(grace_seconds).encode())
         self._deadline = min(self._deadline, time.monotonic() + grace_seconds + _SLACK_SECONDS)
 
     def exits(self) -> Mapping[int, int]:
-        """Exit status by rank (negative: a signal), the earliest failure first.
+        """Return the exit status by rank (negative: a signal), the earliest failure first.
 
-        Ranks that ended well may be missing, and those whose agent was lost are.
+        Successful ranks may be missing; ranks whose agent was lost are missing.
         """
         told = [node.exits for node in self._nodes if node.exits is not None]
         told.sort(key=lambda exits: exits.time)
@@ -110,7 +110,7 @@ class AgentAttempt:
 
 
 class _Node:
-    """One agent. Without a sign of life for the time of a lease it is lost."""
+    """One node's agent. It counts as lost after a lease period without a sign of life."""
 
     def __init__(
         self,
@@ -132,14 +132,14 @@ class _Node:
         return self.lost or (self.exits is not None and any(self.exits.statuses.values()))
 
     def down(self, *, overdue: bool) -> bool:
-        """Whether its ranks are down, or it is lost.
+        """Return whether the ranks of this node have exited, or the node is lost.
 
         Args:
-            overdue: whether the time is up in which it had to take them down.
+            overdue: whether the time for ending the ranks is up.
         """
         if self.lost or self.exits is not None:
             return True
-        # In this order: an agent writes down the exits before it goes.
+        # In this order, because an agent writes the exits before it ends.
         gone = self.gone()
         if self.folder.exits.is_file():
             self.exits = Exits.load(self.folder.exits)
@@ -169,7 +169,7 @@ class _Node:
         )
 
     def _end(self, gone: Gone) -> tuple[str, str, str]:
-        """Class of error, words, and traceback for an agent that has ended without a word."""
+        """Return the error class, message and traceback of an agent that ended without a report."""
         output, status = Output.of(tail(self.folder.log)), gone.status
         uncaught = status == 1 or (status is None and not output.after.strip())
         if output.traceback and uncaught:
@@ -183,7 +183,7 @@ class _Node:
     def _lose(self, kind: str, what: str, traceback: str = "", *, still_since: float = 0.0) -> None:
         self.lost = True
         if self.folder.error.is_file():
-            return  # the launcher, or the agent, knew more
+            return  # the launcher or the agent knew more
         RankError(
             rank=0,
             time=time.time(),

@@ -1,4 +1,4 @@
-"""What the supervisor asks of a launcher, on this machine or elsewhere."""
+"""The interface between the supervisor and a launcher, local or remote."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class RunningAttempt(Protocol):
     """The ranks of one attempt."""
 
     def poll(self) -> bool:
-        """Whether all are down, or lost for good; the attempt's folder then says why."""
+        """Return whether all ranks have exited or are lost; then the attempt's folder says why."""
 
     def stop(self, grace_seconds: float) -> None:
-        """Asks every rank to leave (SIGTERM, and SIGKILL after the grace); returns at once.
+        """Ask every rank to exit (SIGTERM, then SIGKILL after the grace period); return at once.
 
-        Called again with a shorter grace, it shortens the first.
+        A later call with a shorter grace period shortens the first one.
         """
 
     def exits(self) -> Mapping[int, int]:
-        """Exit status by rank (negative: a signal), the earliest failure first.
+        """Return the exit status by rank (negative: a signal), the earliest failure first.
 
-        Ranks that ended well may be missing; empty where nobody is left to tell.
+        Successful ranks may be missing. Empty if nothing is left to report.
         """
 
 
@@ -33,18 +33,18 @@ class Launcher(Protocol):
 
     @property
     def world_size(self) -> int:
-        """Ranks that each attempt has."""
+        """The number of ranks in each attempt."""
 
     @property
     def device(self) -> str:
-        """What they compute on: the name of a GPU, or "cpu"."""
+        """The device that they compute on: the name of a GPU, or "cpu"."""
 
     @property
     def host_memory(self) -> int:
-        """Bytes of a node's own memory that its ranks may have."""
+        """Bytes of host memory that the ranks of one node may use."""
 
     def start(self, folder: AttemptFolder) -> AbstractContextManager[RunningAttempt]:
-        """Starts the ranks on what the attempt's folder specifies.
+        """Start the ranks specified in the attempt's folder.
 
-        However the context is left, no process of the attempt is left behind.
+        However the context exits, no process of the attempt remains.
         """

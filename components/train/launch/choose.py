@@ -1,4 +1,4 @@
-"""Where a run's ranks are started: on this machine, or in pods of a cluster."""
+"""Where a run's ranks start: on this machine, or in pods on a cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from steadytrain.components.train.launch.process import ProcessLauncher
 
 @contextlib.contextmanager
 def launcher_for(config: RunConfig) -> Iterator[Launcher]:
-    """The launcher that `compute.launcher` names, or that the surroundings suggest.
+    """Return the launcher that `compute.launcher` names, or that fits the environment.
 
     Raises:
-        BadInput: several nodes, and nothing here that has them; or no image or volume for pods.
+        BadInput: several nodes, but no cluster here; or no image or volume for pods.
         Unreachable: the cluster's API server does not answer.
-        Refused: this pod's service account may not look at its own pod.
+        Refused: this pod's service account may not read its own pod.
     """
     compute = config.compute
     here = compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name())
@@ -42,6 +42,6 @@ def launcher_for(config: RunConfig) -> Iterator[Launcher]:
 
 
 def _in_pods(config: RunConfig, cluster: Cluster) -> PodsLauncher | None:
-    """None where the cluster has no jobs that train."""
+    """Return None if the cluster has no kind of training job."""
     job = offered(cluster, config.compute.launcher)
     return PodsLauncher(config, cluster, job) if job else None

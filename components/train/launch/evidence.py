@@ -1,4 +1,4 @@
-"""From what the cluster says of a pod to what the taxonomy knows: pure functions."""
+"""Maps what the cluster reports about a pod to the failure taxonomy: pure functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from steadytrain.components.shared.cluster import Manifest
-from steadytrain.components.train.recovery.failures import CRASHES
+from steadytrain.components.train.failures import CRASHES
 
 PULL_SECONDS = 120.0
-"""For a registry that does not answer to do so; what it denies is told at once."""
+"""How long to wait for an unresponsive registry; a denial counts at once."""
 
 _DENIED = re.compile(
     r"not found|manifest unknown|unauthori[sz]ed|denied|forbidden|authentication required"
@@ -27,7 +27,7 @@ _WRONG = {
     "CreateContainerError",
     "RunContainerError",
 }
-"""Reasons for which a container waits that do not go by themselves."""
+"""Reasons for a waiting container that don't resolve by themselves."""
 _NO_IMAGE = (
     "set compute.pods.image to one that the nodes can pull, or give the train step's pod the "
     "registry's pull secret"
@@ -41,22 +41,23 @@ _DISK_REMEDY = (
 _OWN_DISK = re.compile(
     r"EmptyDir volume .* exceeds the limit|ephemeral(?: local)? storage .*limit", re.IGNORECASE
 )
-"""What the kubelet says of a pod that has written more than it may; a new one would do so too."""
+"""The kubelet's messages for a pod that exceeded its disk limit; a new pod would do so too."""
 _KILLED = (137, 143)
-"""Exit status after SIGKILL and SIGTERM."""
+"""Exit statuses after SIGKILL and SIGTERM."""
 _CRASHED = {128 + number for number in CRASHES}
 _NOT_CREATED = {"FailedCreate", "FailedCreatePod"}
-"""As the job controller of Kubernetes says it, and the training operator."""
+"""Event reasons of the Kubernetes job controller and of the training operator."""
 _OVER_QUOTA = re.compile(r"exceeded quota", re.IGNORECASE)
 _FORBIDDEN = re.compile(r"is forbidden|denied the request|admission webhook|is invalid")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why a node is lost, or will never come: as a rank's error names it.
+    """Why a node is lost or will never start, as in a rank's error.
 
-    kind: as in the taxonomy (recovery/failures.py). time: Unix seconds.
-    remedy: where it is not that of every failure of the kind.
+    kind: as in the taxonomy (train/failures.py).
+    time: Unix seconds.
+    remedy: if it differs from the usual fix for the kind.
     """
 
     kind: str
@@ -66,14 +67,15 @@ class Evidence:
 
     @property
     def text(self) -> str:
-        """As the product's errors are told (shared/errors.py)."""
+        """The message and fix, formatted like this package's errors (shared/errors.py)."""
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
 
 
 def lost(pod: Manifest) -> Evidence | None:
-    """Why a pod has ended, or is about to; None while it runs or waits, and where it ended well.
+    """Return why a pod ended or is about to; None while it runs or waits, or if it succeeded.
 
-    That its node was taken away comes first: what its containers did then is an echo of it.
+    Exceeded memory and disk limits come first, then a node that was taken away: how the containers
+    ended is only a consequence of that.
     """
     name, status = pod["metadata"]["name"], pod["status"]
     ended = _terminated(pod)
@@ -99,10 +101,10 @@ def lost(pod: Manifest) -> Evidence | None:
 
 
 def hopeless(pod: Manifest, waited: float) -> Evidence | None:
-    """Why a pod that waits will not start.
+    """Return why a waiting pod will never start.
 
     Args:
-        waited: seconds since it was asked for.
+        waited: seconds since it was requested.
     """
     for container in pod["status"].get("containerStatuses", []):
         waiting = container["state"].get("waiting", {})
@@ -117,7 +119,7 @@ def hopeless(pod: Manifest, waited: float) -> Evidence | None:
 
 
 def why_pending(pod: Manifest) -> str:
-    """What a pod waits for, in the cluster's own words; "" where it says nothing yet."""
+    """Return what a pod is waiting for, in the cluster's words; "" if it does not say yet."""
     for condition in pod["status"].get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return f"{condition.get('reason')}: {condition.get('message')}"
@@ -129,7 +131,7 @@ def why_pending(pod: Manifest) -> str:
 
 
 def refused(events: Sequence[Manifest]) -> Evidence | None:
-    """Why no pod can be made: what admission says of it, where that will not change."""
+    """Return why no pod can be created, if admission rejects it permanently."""
     for message in _failed_to_create(events):
         if _FORBIDDEN.search(message) and not _OVER_QUOTA.search(message):
             return Evidence("BadPod", message, time.time(), _WRONG_POD)
@@ -137,20 +139,20 @@ def refused(events: Sequence[Manifest]) -> Evidence | None:
 
 
 def why_absent(events: Sequence[Manifest]) -> str:
-    """Why no pod has been made so far; "" where nobody says."""
+    """Return why no pod has been created so far; "" if nothing reports a reason."""
     return next(_failed_to_create(events), "") or next(
         (f"{item['reason']}: {item['message']}" for item in _warnings(events)), ""
     )
 
 
 def is_waiting(pod: Manifest) -> bool:
-    """Whether its container has not begun to run."""
+    """Return whether its container has not started."""
     containers = pod["status"].get("containerStatuses", [])
     return not any({"running", "terminated"} & item["state"].keys() for item in containers)
 
 
 def node_of(pod: Manifest) -> int:
-    """Which node of the attempt a pod is, as Trainer's jobs tell it, or the training operator's."""
+    """Return a pod's node number, from the labels of Trainer's jobs or of the training operator."""
     metadata = pod["metadata"]
     index = metadata.get("annotations", {}).get("batch.kubernetes.io/job-completion-index")
     if index is not None:
@@ -163,7 +165,7 @@ def _wrote_too_much(message: str) -> bool:
 
 
 def _taken(status: Manifest) -> tuple[str, str] | None:
-    """Whether a pod was taken from its node, kind and words."""
+    """Return the kind and a description if a pod was taken from its node."""
     reason, message = status.get("reason", ""), status.get("message", "")
     if reason == "Evicted":
         memory = "emptydir" in message.lower() and "shared-memory" in message
@@ -193,7 +195,7 @@ def _kind_of_end(ended: Manifest) -> str:
         return "BadPod"
     if ended["exitCode"] in _CRASHED:
         return "Crashed"
-    # Killed from outside; nothing tells by whom.
+    # Killed from outside; the killer is unknown.
     return "NodeLost" if ended["exitCode"] in _KILLED else "AgentEnded"
 
 
@@ -223,7 +225,7 @@ def _failed_to_create(events: Sequence[Manifest]) -> Iterator[str]:
 
 
 def _warnings(events: Sequence[Manifest]) -> Iterator[Manifest]:
-    """The newest first."""
+    """Return warnings, newest first."""
     warnings = [item for item in events if item.get("type") == "Warning"]
     newest = sorted(warnings, key=lambda item: str(item.get("lastTimestamp")), reverse=True)
     return iter(newest)

@@ -1,4 +1,4 @@
-"""Follows a job's pods beside the training: what the cluster knows, into the attempt's folder."""
+"""Watches a job's pods and writes what the cluster reports to the attempt's folder."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from steadytrain.components.train.launch.removal import remove_jobs
 
 LOOK_SECONDS = 1.5
 _REMOVAL_SECONDS = 20.0
-"""For controllers to remove what was deleted just now."""
+"""Time for controllers to remove what was just deleted."""
 _TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
-"""Kinds of evidence that are no news where a node's agent has told how its ranks ended."""
+"""Kinds of evidence to ignore if a node's agent reported how its ranks ended."""
 
 
 class JobFollower(threading.Thread):
-    """Makes a job and looks after its pods until it is told to end.
+    """Creates a job and watches its pods until it is asked to end.
 
-    The attempt's folder tells what the ranks do, so a training that runs needs no API
-    server: while there is none, nothing is concluded, and a server that denies what it allowed
-    before is given time to recover.
+    The attempt's folder shows what the ranks do, so a training run needs no API server while it
+    runs. While the server is unreachable, nothing is concluded. A server that denies what it
+    allowed before gets time to recover.
 
     Args:
-        tell: gets a line for people, when what the pods wait for changes.
+        tell: receives a line for people when what the pods wait for changes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class JobFollower(threading.Thread):
         super().__init__(name=f"job-{job.name}", daemon=True)
         self.cluster, self.job, self.folder, self.tell = cluster, job, folder, tell
         self.gone: set[int] = set()
-        """Nodes that are lost, have ended or will not come."""
+        """Nodes that are lost, have ended, or will never start."""
         self.started: set[int] = set()
         self.ending = threading.Event()
         self._seen: dict[int, Manifest] = {}
@@ -80,7 +80,7 @@ class JobFollower(threading.Thread):
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
             self._lose_all(Evidence(kind, error.message, time.time(), error.remedy))
         except Exception as error:
-            # Nobody would look any more, and a pod that never comes be waited for for ever.
+            # Otherwise nothing would watch the pods, and a missing pod would be waited for forever.
             self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
 
     def _look_if_possible(self) -> None:
@@ -92,11 +92,11 @@ class JobFollower(threading.Thread):
                 raise
 
     def make(self) -> None:
-        """Makes the job, as soon as the cluster can."""
+        """Create the job as soon as the cluster can."""
         patiently(self._create, wait=self._pause)
 
     def look(self) -> None:
-        """One look at the pods, and what follows from it."""
+        """Check the pods once and act on what is found."""
         found = sorted(self.cluster.list(POD, self.job.labels), key=_born)
         pods = {node_of(pod): pod for pod in found if self._is_ours(pod)}
         for node in self._nodes():
@@ -120,7 +120,7 @@ class JobFollower(threading.Thread):
             self.started.add(node)
 
     def _wait_with(self, node: int, pod: Manifest) -> None:
-        """For a pod that has not begun to run."""
+        """Handle a pod that has not started."""
         waited, told = time.monotonic() - self._since, why_pending(pod)
         self._report(told)
         if why := hopeless(pod, waited):
@@ -130,7 +130,7 @@ class JobFollower(threading.Thread):
             self._lose(node, self._late(f"pod {pod['metadata']['name']}", told))
 
     def _wait_for(self, node: int) -> None:
-        """For a pod that has not been made."""
+        """Handle a pod that has not been created."""
         waited = time.monotonic() - self._since
         if waited < 2 * LOOK_SECONDS:
             return
@@ -160,7 +160,7 @@ class JobFollower(threading.Thread):
         )
 
     def _lose(self, node: int, why: Evidence) -> None:
-        """Leaves the reason in the folder, unless the node's agent has told one itself."""
+        """Write the reason to the folder, unless the node's agent already reported one."""
         if node in self.gone:
             return
         place = self.folder.node(node)
@@ -182,12 +182,12 @@ class JobFollower(threading.Thread):
             self._lose(node, why)
 
     def _create(self) -> None:
-        """Makes the job, and what belongs to it; what an earlier call made, whose answer was lost,
-        is ours.
+        """Create the job and its objects.
 
-        What an earlier supervisor has left is removed first. Its pods are not waited for, which
-        on a dead node would take for ever: their agents have given up by its lease, and what
-        they wrote later than this one took over counts no more.
+        If the reply to an earlier call was lost, what it created is adopted. Objects of an earlier
+        supervisor are removed first. Their pods are not waited for, because that would take forever
+        on a dead node. Their agents gave up when that supervisor's lease expired, and anything that
+        they wrote after this one took over is ignored.
         """
         if not self._cleared:
             remove_jobs(
@@ -210,14 +210,14 @@ class JobFollower(threading.Thread):
             if error.reason == "AlreadyExists":
                 self._recognise(kind, manifest, error)
             elif f'"{self.job.name}" not found' in error.message:
-                # Trainer's webhook does not know the runtime that was made just now: its cache
-                # lags, by up to a minute after the API server was away (58 s measured).
+                # Trainer's webhook does not know the new runtime yet: its cache lags, by up to a
+                # minute after the API server was away (58 s measured).
                 raise Unreachable(error.message, remedy=error.remedy) from error
             else:
                 raise
 
     def _recognise(self, kind: Kind, manifest: Manifest, error: Refused) -> None:
-        """Raises where what is there already is not ours."""
+        """Raise if an existing object belongs to another run."""
         there = self.cluster.get(kind, self.job.name)
         if there and not _is_same(there, manifest):
             raise Refused(
@@ -256,7 +256,7 @@ def _uid(pod: Manifest) -> str:
 
 
 def _is_same(there: Manifest, mine: Manifest) -> bool:
-    """Whether an object is of the same attempt of the same supervisor."""
+    """Return whether two objects belong to the same attempt of the same supervisor."""
     held, meant = there["metadata"], mine["metadata"]
     return bool(
         held.get("annotations", {}).get(FOLDER) == meant["annotations"][FOLDER]

@@ -1,4 +1,4 @@
-"""An attempt as a job of a cluster: what its pods have, whichever controller makes them."""
+"""An attempt as a job on a cluster: what its pods contain, whichever controller creates them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steadytrain.components.train.launch.naming import FOLDER
 from steadytrain.components.train.launch.own_pod import OwnPod
 
 SLACK_SECONDS = 15
-"""What a node's agent may take beyond the ranks' grace, before the kubelet kills it."""
+"""How long a node's agent may need beyond the ranks' grace period before the kubelet kills it."""
 
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -33,18 +33,18 @@ _SHARED_MEMORY, _TEMPORARY = "steadytrain-shared-memory", "steadytrain-tmp"
 
 @dataclass(frozen=True)
 class Job:
-    """What one attempt is on a cluster.
+    """The objects of one attempt on a cluster.
 
     folder: of the attempt, as its pods see it.
-    on_demand: whether its pods do without nodes that may be taken away.
-    command: of each pod; who it is it learns from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and
-        PET_MASTER_PORT, which the controller sets or the job itself.
+    on_demand: whether its pods avoid preemptible nodes.
+    command: of each pod. It reads its identity from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and
+        PET_MASTER_PORT, which the controller or the job sets.
     """
 
     kinds: ClassVar[tuple[Kind, ...]]
-    """What is made for an attempt; the job itself first."""
+    """The objects created for an attempt; the job itself first."""
     container: ClassVar[str]
-    """Name by which the controller knows the container that trains."""
+    """The name by which the controller finds the training container."""
 
     name: str
     folder: str
@@ -64,17 +64,17 @@ class Job:
         return self.compute.pods
 
     def manifests(self) -> Sequence[tuple[Kind, Manifest]]:
-        """What is to be made, in that order; the job itself last."""
+        """Return the objects to create, in order; the job itself last."""
         raise NotImplementedError
 
     def sources(self) -> Sequence[str]:
-        """Names of objects whose events tell why there are no pods."""
+        """Return the names of objects whose events explain missing pods."""
         raise NotImplementedError
 
     def _object(self, kind: Kind, spec: Manifest) -> Manifest:
         metadata = {
             "name": self.name,
-            # Ours last, so that no label of the user's hides one of them.
+            # Ours last, so that no user-defined label hides one of them.
             "labels": self.pods.labels | self.labels,
             "annotations": self._marks,
             "ownerReferences": self.own.owners,
@@ -94,7 +94,7 @@ class Job:
         pods = self.pods
         spot = SpotConfig() if self.on_demand else pods.spot
         spec: Manifest = {
-            # A kubelet that restarts one rank alone leaves the others waiting for it.
+            # If a kubelet restarted a single rank, the other ranks would wait for it forever.
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": math.ceil(self.recovery.stop_grace_seconds)
             + SLACK_SECONDS,
@@ -131,7 +131,7 @@ class Job:
             "name": self.container,
             "image": self.image,
             "imagePullPolicy": "IfNotPresent",
-            # Without a word of its own its last lines say why it ended.
+            # Without a termination message, the last log lines say why it ended.
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "securityContext": _RESTRICTED,
             "env": self._variables(),
@@ -144,22 +144,23 @@ class Job:
         }
 
     def _variables(self) -> list[Manifest]:
-        # The root is read-only, and libraries keep what they make below a home.
+        # The root file system is read-only, and libraries write below the home directory.
         home = {"HOME": {"name": "HOME", "value": "/tmp"}}
         return [*(home | {item["name"]: item for item in self.own.env}).values()]
 
     @property
     def _resources(self) -> Manifest:
-        """Memory and GPUs are limited to what is requested, so that no neighbour's need evicts.
+        """Requests and limits. Memory and GPUs are limited to the requested amount.
 
-        Cores are not: a limit would slow a start that has the node to itself.
+        This way, a neighbor's demand can't evict the pod. Cores have no limit: it would slow down
+        the start on an otherwise idle node.
         """
         pods, gpus = self.pods, self.compute.gpus_of_a_node
         reserved = {"memory": pods.memory}
         if gpus:
             reserved[pods.gpu_resource] = str(gpus)
-        # A bound, and nothing that a node must have free: without a request of its own the
-        # limit would be requested.
+        # Limit disk use without reserving it: without an explicit request, the limit would be
+        # requested.
         disk = {"ephemeral-storage": pods.temporary_storage}
         no_disk = {"ephemeral-storage": "0"}
         return {"requests": {"cpu": pods.cpu, **reserved, **no_disk}, "limits": reserved | disk}

@@ -1,4 +1,4 @@
-"""Which kind of job an attempt is: as the configuration says, or as the cluster has it."""
+"""Which kind of job an attempt is: as configured, or as the cluster offers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from steadytrain.components.train.launch.pytorchjob import PyTorchJob
 from steadytrain.components.train.launch.trainjob import TrainJob
 
 JOBS: dict[str, type[Job]] = {"trainjob": TrainJob, "pytorchjob": PyTorchJob}
-"""By `compute.launcher`; the first that a cluster offers is taken."""
+"""By `compute.launcher`; "auto" uses the first one that the cluster offers."""
 
 
 def offered(cluster: Cluster, asked: str) -> type[Job] | None:
-    """The kind that is asked for by name, or for "auto" one that there is; else None."""
+    """Return the requested kind, or for "auto" the first one that the cluster offers; else None."""
     if asked != "auto":
         return JOBS.get(asked)
     return next((job for job in JOBS.values() if cluster.offers(job.kinds[0])), None)

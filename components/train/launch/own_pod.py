@@ -1,31 +1,33 @@
-"""What the pod of the train step has, and those that train shall have too."""
+"""What the training pods inherit from the step's own pod, and whether that pod must end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from steadytrain.components.shared.cluster import POD, Cluster, Manifest, own_pod_name
+from steadytrain.components.shared.cluster import POD, Cluster, Kind, Manifest, own_pod_name
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.train.launch.naming import PIPELINE_RUN
 
+WORKFLOW: Final = Kind("Workflow", "workflows", "argoproj.io", "v1alpha1")
 _SHARED = ("persistentVolumeClaim", "nfs", "csi", "secret", "configMap")
-"""Volumes that others can mount; an emptyDir or a token is of one pod alone."""
+"""Volumes that other pods can mount; an emptyDir or a token belongs to a single pod."""
 _NOT_SHARED_PREFIXES = ("KFP_", "ARGO_", "PET_", "KUBERNETES_")
 _IDENTITY = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
 _PASSED_ON = (PIPELINE_RUN,)
 _MAIN = "main"
-"""The container of Argo's that runs the step."""
+"""The container in which Argo runs the step."""
 
 
 @dataclass(frozen=True)
 class OwnPod:
-    """What is taken over, as in a pod's specification; empty outside of a cluster.
+    """The inherited parts of a pod's specification; empty outside of a cluster.
 
-    owners: the workflow that a pipeline's step belongs to. A job of the run's then goes when
-        the workflow is deleted, and stays when only this pod is lost.
-    env, env_from: secrets among them only by reference.
-    identity: as whom files are written.
+    owners: the workflow that a pipeline's step belongs to. The run's jobs are deleted with the
+        workflow, but stay if only this pod is lost.
+    env, env_from: contain secrets only by reference.
+    identity: the user and groups that files are written as.
     """
 
     image: str = ""
@@ -40,7 +42,7 @@ class OwnPod:
 
     @classmethod
     def of(cls, pod: Manifest) -> OwnPod:
-        """From the pod as the API server tells it."""
+        """Read it from the pod, as the API server returns it."""
         spec, metadata = pod["spec"], pod["metadata"]
         main = _main(spec["containers"])
         shared = {item["name"]: item for item in spec.get("volumes", []) if _is_shared(item)}
@@ -61,7 +63,7 @@ class OwnPod:
 
 
 def own_pod(cluster: Cluster) -> OwnPod:
-    """What this process's pod has."""
+    """Return what this process's pod has."""
     name = own_pod_name()
     pod = cluster.get(POD, name) if name else None
     return OwnPod.of(pod) if pod else OwnPod()
@@ -76,7 +78,7 @@ def _is_shared(volume: Manifest) -> bool:
 
 
 def _owner(reference: Manifest) -> Manifest:
-    """The same owner; a job is not one that it waits for or is driven by."""
+    """Return the same owner, without `controller` and `blockOwnerDeletion`."""
     kept = ("apiVersion", "kind", "name", "uid")
     return {name: reference[name] for name in kept}
 
@@ -89,5 +91,26 @@ def _is_passed_on(variable: Manifest) -> bool:
 def _identity(spec: Manifest, main: Manifest) -> Mapping[str, Any]:
     contexts = spec.get("securityContext", {}), main.get("securityContext", {})
     told = {name: context[name] for context in contexts for name in _IDENTITY if name in context}
-    # Restricted namespaces refuse root, whoever this pod is.
+    # Restricted namespaces reject root, whatever this pod runs as.
     return {name: value for name, value in told.items() if value != 0}
+
+
+def is_terminated(cluster: Cluster) -> bool:
+    """Return whether KFP or Argo is ending this pod's workflow, or it is being deleted.
+
+    KFP terminates by setting a deadline of 0 s. The run state that it sets is overwritten by the
+    next report of the workflow, which is still running its exit handler.
+
+    Raises:
+        Unreachable: the API server does not answer.
+        Refused: this pod's service account may not read its workflow.
+    """
+    owners = patiently(lambda: own_pod(cluster)).owners
+    name = next((item["name"] for item in owners if item["kind"] == WORKFLOW.name), "")
+    if not name:
+        return False
+    workflow = patiently(lambda: cluster.get(WORKFLOW, name))
+    if workflow is None or workflow["metadata"].get("deletionTimestamp"):
+        return True
+    spec = workflow["spec"]
+    return spec.get("activeDeadlineSeconds") == 0 or bool(spec.get("shutdown"))

@@ -1,4 +1,4 @@
-"""Attempts in pods of a cluster: an agent a pod, a pod a node."""
+"""Attempts in the pods of a cluster: one agent per pod, one pod per node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.agent import AgentAttempt, Gone
 from steadytrain.components.train.launch.follow import JobFollower
@@ -21,18 +22,17 @@ from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import own_pod
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.launch.removal import remove_jobs
-from steadytrain.components.train.plan.device import CPU
 
 _AGENT = "steadytrain.components.train.agent"
 _GPU_LABEL = "nvidia.com/gpu.product"
 
 
 class PodsLauncher:
-    """Starts each attempt as a job of its own.
+    """Starts each attempt as a separate job.
 
     Args:
-        job: of which kind.
-        program: command of a rank; the attempt's folder is added to it.
+        job: the kind of job.
+        program: command of a rank; the attempt's folder is appended to it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PodsLauncher:
 
     @property
     def device(self) -> str:
-        """Of a GPU on another machine the label by which a node is chosen tells the most."""
+        """The GPU's name. For a remote GPU, the node selector's label is the best source."""
         compute = self.config.compute
         if not compute.gpus_of_a_node:
             return CPU
@@ -63,7 +63,7 @@ class PodsLauncher:
 
     @property
     def host_memory(self) -> int:
-        """The limit of a pod."""
+        """The memory limit of a pod."""
         from kubernetes.utils import parse_quantity
 
         return int(parse_quantity(self.config.compute.pods.memory))
@@ -83,19 +83,19 @@ class PodsLauncher:
         try:
             yield attempt
             if any(attempt.exits().values()) or not attempt.exits():
-                # Why they were asked to leave, the cluster may know better than they do.
+                # The cluster may know better than the ranks why they were asked to exit.
                 with contextlib.suppress(Unreachable, Refused):
                     follower.look()
         finally:
             follower.ending.set()
-            # It may be about to make the job; what is made after the removal would stay.
+            # It may be about to create the job, which would then outlive the removal.
             follower.join()
             self._remove(folder)
             attempt.relay_log()
             stream.close()
 
     def _remove(self, folder: AttemptFolder) -> None:
-        """Agents that still run end at once; then the job goes, with all it has."""
+        """End running agents at once, then delete the job and everything it owns."""
         with contextlib.suppress(StorageError):
             LocalStorage(folder.path).write(folder.leave.name, b"0")
         seconds = self.config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
@@ -110,7 +110,7 @@ class PodsLauncher:
         except (Unreachable, Refused) as error:
             left = [str(error)]
         if left:
-            # Its agents end by the lease; the exit handler, or the next attempt, removes it.
+            # Its agents end with the lease; the exit handler or the next attempt removes it.
             print(f"not removed within {seconds:g} s: {', '.join(left)}", file=sys.stderr)
 
     def _job(self, folder: AttemptFolder) -> Job:
@@ -127,7 +127,7 @@ class PodsLauncher:
         )
 
     def _check(self) -> None:
-        """Refuses what could only fail once machines were there."""
+        """Reject what could otherwise fail only after machines are allocated."""
         pods, output = self.config.compute.pods, Workspace.of(self.config).output
         if not (pods.image or self.own.image):
             raise BadInput(
@@ -155,12 +155,13 @@ def agent_command(
     *,
     python: str = sys.executable,
 ) -> list[str]:
-    """What each pod of an attempt runs.
+    """Return the command that each pod of an attempt runs.
 
     Args:
-        folder: of the attempt. program: command of a rank; the folder is added to it.
+        folder: of the attempt.
+        program: command of a rank; the folder is appended to it.
     """
-    # A pod sees all cores of its node, and shares them with others.
+    # A pod sees all cores of its node, but shares them with other pods.
     share = int(compute.pods.cores) // compute.nproc_per_node
     threads = compute.threads_per_rank or max(1, share)
     options = [f"--ranks={compute.nproc_per_node}", f"--threads={threads}"]
@@ -168,7 +169,7 @@ def agent_command(
 
 
 class JobAttempt(AgentAttempt):
-    """The ranks of an attempt in pods; rank 0's log goes to this process's output."""
+    """The ranks of an attempt in pods; rank 0's log is copied to this process's output."""
 
     def __init__(self, folder: AttemptFolder, follower: JobFollower) -> None:
         super().__init__(
@@ -191,7 +192,7 @@ class JobAttempt(AgentAttempt):
         super().stop(grace_seconds)
 
     def relay_log(self) -> None:
-        """What rank 0 has written since the last call."""
+        """Print what rank 0 has written since the last call."""
         with contextlib.suppress(FileNotFoundError), self.folder.log(0).open("rb") as handle:
             handle.seek(self._log_offset)
             new = handle.read()
@@ -201,6 +202,6 @@ class JobAttempt(AgentAttempt):
                 sys.stdout.flush()
 
     def _gone(self, node: int) -> Gone | None:
-        """One that has not begun when all are asked to leave need not be waited for."""
+        """Return how a node's agent ended. After a stop request, one that never started counts."""
         never = self._asked and node not in self.follower.started
         return Gone() if never or node in self.follower.gone else None

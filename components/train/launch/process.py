@@ -15,12 +15,12 @@ from typing import Self
 import psutil
 
 from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.sizing.device import device_name
 from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.agent import AgentAttempt, Gone
-from steadytrain.components.train.plan.device import device_name
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
 RANK_IMPORTS = (
@@ -29,20 +29,20 @@ RANK_IMPORTS = (
     "steadytrain.components.tasks.fused_head",
     "steadytrain.components.train.loop.training",
     "torch.distributed.run",
-    # Nearly all that one model imports, the others import too.
+    # Almost everything that one model imports is also imported by the others.
     "transformers.models.llama.modeling_llama",
 )
 _TEMPLATE = "steadytrain.components.train.agent.template"
 
 
 class ProcessLauncher:
-    """Starts an agent for the ranks of this machine, from a template that stays for the next.
+    """Starts an agent for the ranks of this machine, from a template that is kept for the next one.
 
-    Used as a context, at whose end the template goes too.
+    Use it as a context manager; the template ends with the context.
 
     Args:
-        program: command of a rank; the attempt's folder is added to it.
-        imports: modules that the template imports ahead.
+        program: command of a rank; the attempt's folder is appended to it.
+        imports: modules that the template imports in advance.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class ProcessLauncher:
 
     def _variables(self) -> dict[str, str]:
         threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
-        # Libraries read them when they are imported. The last two would begin threads there and
-        # then, and a process that has several cannot be forked.
+        # Libraries read these when they are imported. The last two keep them from starting threads:
+        # a process with several threads can't be forked.
         own = {
             "OMP_NUM_THREADS": str(threads),
             "OPENBLAS_NUM_THREADS": "1",
@@ -102,7 +102,7 @@ class ProcessLauncher:
 
     def _arguments(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank
-        # Stated, since this process may be on a node of something else itself.
+        # Explicit, because this process may itself be on a node of another job.
         options = [f"--ranks={self.world_size}", "--nodes=1", "--node=0"]
         if threads:
             options.append(f"--threads={threads}")
@@ -110,15 +110,15 @@ class ProcessLauncher:
 
 
 class Template:
-    """The program that agents are forked from, and the agent that it was asked for last.
+    """The program that agents are forked from, and the most recently requested agent.
 
     Args:
-        log: file for what it has to say, as when an import fails.
+        log: file for its output, such as a failed import.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         with log.open("ab") as errors:
-            # A session of its own: Ctrl-C on the terminal reaches the supervisor alone.
+            # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
             self._process = subprocess.Popen(
                 command,
                 bufsize=0,
@@ -135,44 +135,44 @@ class Template:
         return self._process.poll() is None
 
     def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Asks for an agent; returns at once, though it may still be importing."""
+        """Request an agent; return at once, though the template may still be importing."""
         self._agent = None
         request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
         assert self._process.stdin is not None
-        # Where it has died meanwhile, so has the agent, which is seen when one looks.
+        # If the template died meanwhile, so did the agent; `agent_gone` notices that.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
     def agent_gone(self) -> Gone | None:
-        """How the agent has ended, or that it will never be there; None: neither."""
+        """Return how the agent ended, or that it will never start; None if neither."""
         agent = self._answer()
         if agent is not None:
-            # It dies with the template, whose status is the only one known here.
+            # The agent dies with the template, whose status is the only one known here.
             return None if alive(agent) else Gone(self._process.poll())
         status = self._process.poll()
         return None if status is None else Gone(status)
 
     def end_agent(self, folder: Path) -> None:
-        """Leaves no process of an attempt's folder behind."""
+        """End every process that belongs to an attempt's folder."""
         agent = self._answer()
         if agent is None:
-            # It may be about to fork.
+            # The template may be about to fork.
             self.kill()
         end_processes(folder, root=agent.pid if agent and alive(agent) else None)
 
     def kill(self) -> None:
-        """Ends it; an agent dies with it."""
+        """End the template; an agent dies with it."""
         self._process.kill()
         self._process.communicate()
 
     def _answer(self) -> psutil.Process | None:
-        """The agent, where it has been forked by now."""
+        """Return the agent, if it has been forked."""
         output = self._process.stdout
         assert output is not None
         if self._agent is None and select.select([output], [], [], 0)[0]:
             line = output.readline()
-            # Libraries that are not Python's may print while they are imported.
+            # Native libraries may print while they are imported.
             if line.strip().isdigit():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._agent = psutil.Process(int(line))

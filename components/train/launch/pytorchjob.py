@@ -1,4 +1,4 @@
-"""An attempt as the training operator takes it, which came before Trainer v2: a PyTorchJob."""
+"""An attempt for the training operator, the predecessor of Trainer v2: a PyTorchJob."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PYTORCH_JOB: Final = Kind("PyTorchJob", "pytorchjobs", "kubeflow.org", "v1")
 
 
 _PORT: Final = 23456
-"""The one that the operator's services name where a pod names none."""
+"""The port that the operator's services use if a pod names none."""
 _INDEX: Final = "training.kubeflow.org/replica-index"
 
 
 class PyTorchJob(Job):
-    """A PyTorchJob of workers alone, the first of which is node 0.
+    """A PyTorchJob with workers only; the first one is node 0.
 
-    Where there is a master, the operator puts a container before each worker's own, with an
-    image of its choice and without what restricted namespaces ask of a container (1.9.3,
-    pkg/controller.v1/pytorch/initcontainer.go); no worker would come there. Without one it tells
-    the pods only PET_NNODES; the rest they learn here.
+    If there is a master, the operator adds an init container to each worker. That container uses an
+    image of the operator's choice and does not meet the rules of restricted namespaces (1.9.3,
+    pkg/controller.v1/pytorch/initcontainer.go), so no worker would start there. Without a master,
+    the operator sets only PET_NNODES in the pods; the other variables are set here.
     """
 
     kinds = (PYTORCH_JOB,)

@@ -1,8 +1,8 @@
-"""Removing what a run has on a cluster, whoever left it there.
+"""Removes a run's objects from a cluster, whichever process created them.
 
-Not in the foreground: a TrainJob that waits there for what it owns sees its JobSet go
-and, its controller being as it is (Trainer 2.0), makes another, whose pods begin to train;
-and where its runtime goes first, a webhook refuses the update that would let it end.
+It does not use foreground deletion: a TrainJob that waits for its dependents sees its JobSet
+disappear, and its controller (Trainer 2.0) then creates another one, whose pods start to train.
+If the runtime goes first, a webhook rejects the update that would let the TrainJob end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.kinds import offered
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, is_of, run_labels
-from steadytrain.components.train.launch.termination import is_terminated
+from steadytrain.components.train.launch.own_pod import is_terminated
 from steadytrain.components.train.lease import held
 
 _LOOK_SECONDS = 0.3
@@ -45,23 +45,24 @@ def remove_jobs(
     labels: Mapping[str, str] = MappingProxyType({}),
     wait: Callable[[float], object] = time.sleep,
 ) -> list[str]:
-    """Deletes every job of a run, and waits until they are gone.
+    """Delete every job of a run, and wait until they are gone.
 
-    Asked for first and waited for then: who has no time to wait has asked all the same.
+    Requests every deletion before it waits, so a caller without time to wait still deletes.
 
     Args:
-        attempts: the folder of the run's attempts, which tells it from another of its name.
-        kinds: what is made for an attempt.
-        pods: whether their pods are waited for too.
-        labels: that they bear besides.
-        seconds: to wait for their end at most; the API server's answer is waited for besides.
+        attempts: the folder of the run's attempts, which tells it apart from another run of the
+            same name.
+        kinds: the objects that an attempt creates.
+        pods: whether to wait for their pods too.
+        labels: further labels that they must have.
+        seconds: maximum wait for their end, not counting the API server's replies.
 
     Returns:
-        Names of what is still there when the time is up: what a dead kubelet holds on to, say.
+        Names of what remains when the time is up, for example objects held by a dead kubelet.
 
     Raises:
         Unreachable: the API server does not answer.
-        Refused: it forbids it.
+        Refused: the API server denies it.
     """
     asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
     borne = {**run_labels(run_id), **labels}
@@ -79,16 +80,16 @@ def remove_jobs(
 
 
 def remove_unfinished(config: RunConfig, job: str = "") -> list[str]:
-    """What the exit handler does: removes the jobs of a run whose train step was lost.
+    """Remove the jobs of a run whose train step was lost; called by the exit handler.
 
-    Where a supervisor still renews its lease after the time of one, it is at work, as when
-    the run was started again meanwhile; its job is then left alone.
+    If a supervisor still renews its lease after one lease period, the run is active, for example
+    because it was restarted meanwhile. Its job is then left alone.
 
     Args:
-        job: KFP's id of its run; where that was terminated, jobs that it has started go at once.
+        job: KFP's run id. If that run was terminated, the jobs that it started are removed at once.
 
     Returns:
-        What could not be removed, in words; a run that is not on a cluster has nothing.
+        What could not be removed, in words; empty if the run is not on a cluster.
     """
     workspace, lease = Workspace.of(config), config.recovery.lease_seconds
     if not own_pod_name():
@@ -114,7 +115,7 @@ def remove_unfinished(config: RunConfig, job: str = "") -> list[str]:
 
 
 def _surely_terminated(cluster: Cluster) -> bool:
-    """In doubt it is not, and jobs are removed when the lease has lapsed."""
+    """Return False if in doubt: jobs are then removed once the lease has expired."""
     try:
         return is_terminated(cluster)
     except (Unreachable, Refused):
@@ -122,7 +123,7 @@ def _surely_terminated(cluster: Cluster) -> bool:
 
 
 def _lapses(workspace: Workspace, seconds: float) -> bool:
-    """Whether nobody holds the run, or is heard of for the time of a lease."""
+    """Return whether the run's lease is free, or expires within one lease period."""
     deadline = time.monotonic() + seconds
     while held(LocalStorage(workspace.lease)):
         if time.monotonic() >= deadline:

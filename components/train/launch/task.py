@@ -1,4 +1,4 @@
-"""What the task of the train step carries in a pipeline, for the pods that train."""
+"""Applies settings of the train step's pipeline task to the training pods."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def with_task(config: RunConfig, task: dsl.TaskConfig | None) -> RunConfig:
-    """The configuration with what the pipeline's author has set on the task.
+    """Return the configuration with what the pipeline's author set on the task.
 
-    That is where pods may run, and their accelerators. Cores and memory of the task are those
-    of the step itself; volumes and variables are taken from its pod (`own_pod.py`), which has
-    them too. What the configuration says already stays as it is.
+    That is where pods may run, and their accelerators. The task's cores and memory are those of the
+    step itself. Volumes and variables come from the step's pod (`own_pod.py`), which has them too.
+    The task does not override values that the configuration sets.
 
     Args:
-        task: None outside of a server, which does not tell.
+        task: filled in by KFP; None in a local run.
     """
     if task is None:
         return config
@@ -36,7 +36,7 @@ def with_task(config: RunConfig, task: dsl.TaskConfig | None) -> RunConfig:
 
 
 def _accelerators(resources: dict[str, Any]) -> dict[str, Any]:
-    """Their number and name; an extended resource, unlike those of every node, has a domain."""
+    """Return number and resource name. Unlike `cpu`, an extended resource's name has a domain."""
     limits = resources.get("limits") or {}
     found = next((name for name in limits if "/" in name), None)
     return {"gpu_resource": found, "gpus": int(limits[found])} if found else {}

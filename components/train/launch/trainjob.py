@@ -1,7 +1,7 @@
-"""An attempt as Kubeflow Trainer takes it: a TrainJob, and the runtime that says what it cannot.
+"""An attempt for Kubeflow Trainer: a TrainJob, and a runtime for what a TrainJob can't express.
 
-A TrainJob of Trainer 2.0 has no pod template, so each attempt has a TrainingRuntime of
-its own beside it, made and removed with it: a controller's cache never has an older one.
+A TrainJob of Trainer 2.0 has no pod template, so each attempt has its own TrainingRuntime, created
+and deleted with it. A controller's cache can therefore never hold an outdated one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TrainJob(Job):
         return self._object(TRAIN_JOB, {"runtimeRef": runtime, "trainer": trainer})
 
     def _runtime(self) -> Manifest:
-        """One failure of any pod is the failure of all."""
+        """Build the runtime. The failure of any pod fails the attempt."""
         job = {
             "metadata": {"labels": _ANCESTOR},
             "spec": {"backoffLimit": 0, "template": self._pod_template()},

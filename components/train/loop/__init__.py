@@ -1,1 +1,1 @@
-"""What runs on each rank. Imported only where torch runs."""
+"""The code that runs on each rank. Import it only where torch is available."""

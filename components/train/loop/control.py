@@ -1,7 +1,7 @@
 """Requests to stop: signals to this process, and the attempt's stop file.
 
-A request is only noted. The ranks agree on it in a reduction that each step has
-anyway, so that all of them leave at the same step.
+A request is only recorded. The ranks agree on it in a reduction that each step performs anyway, so
+all of them stop at the same step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from steadytrain.components.shared.events.types import AttemptOutcome
 
 OUTCOMES: Final[tuple[AttemptOutcome, ...]] = ("preempted", "stopped", "pruned")
-"""What a request can ask for; where there are several, the first wins."""
+"""Outcomes that a request can ask for. With several requests, the first in this list wins."""
 
 _SIGNALS: dict[int, AttemptOutcome] = {signal.SIGTERM: "preempted", signal.SIGINT: "stopped"}
 
@@ -23,7 +23,7 @@ class StopRequests:
     """The requests that have reached this process.
 
     Args:
-        file: the attempt's stop file, for the one rank that looks at it.
+        file: the attempt's stop file, on the one rank that watches it; None on all others.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -31,12 +31,12 @@ class StopRequests:
         self.received: set[AttemptOutcome] = set()
 
     def listen(self) -> None:
-        """Takes SIGTERM as a preemption and SIGINT as a stop."""
+        """Treat SIGTERM as a preemption and SIGINT as a stop."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
 
     def flags(self) -> list[int]:
-        """1 for each of OUTCOMES that is asked for."""
+        """Return 1 for each of OUTCOMES that was requested, 0 for the others."""
         if self.file is not None and self.file.exists():
             self.received.add("pruned" if self.file.read_text().strip() == "pruned" else "stopped")
         return [int(outcome in self.received) for outcome in OUTCOMES]

@@ -1,4 +1,4 @@
-"""Prepared rows, and each rank's part of a global batch."""
+"""Prepared rows, and each rank's share of a global batch."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.tasks.base import Row
+from steadytrain.components.train.loop.mapped_column import MappedColumn
 
 
 class Rows(Sequence[Row]):
-    """Rows of memory-mapped Arrow files, by global index. Lists come as NumPy arrays.
+    """Rows of memory-mapped Arrow files, by global index. Lists are returned as NumPy arrays.
 
-    Each record batch is checked before its first row is given out.
+    Each record batch is checked before its first row is returned.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._stored = [stored for file in files for stored in open_batches(file)]
         self.batches = [stored.batch for stored in self._stored]
         self.ends = list(accumulate(batch.num_rows for batch in self.batches))
-        self._checked = [False] * len(self.batches)
+        self._columns: dict[int, dict[str, MappedColumn]] = {}
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -37,30 +36,31 @@ class Rows(Sequence[Row]):
             raise IndexError(index)
         number = bisect_right(self.ends, index)
         batch = self.batches[number]
-        if not self._checked[number]:
+        if number not in self._columns:
             self._stored[number].checked()
-            self._checked[number] = True
+            self._columns[number] = {
+                name: MappedColumn(batch.column(name)) for name in batch.schema.names
+            }
         inner = index - (self.ends[number] - batch.num_rows)
-        return {name: _value(batch.column(name)[inner]) for name in batch.schema.names}
+        return {name: column[inner] for name, column in self._columns[number].items()}
 
     def lengths(self, column: str) -> npt.NDArray[np.int32]:
-        """How long each row's list in a column is; what the lists hold is not read."""
+        """Return the length of each row's list in a column, without reading the lists' items."""
         lists = (batch.column(column) for batch in self.batches)
         return np.concatenate([np.from_dlpack(pc.list_value_length(item)) for item in lists])
 
     def check_used(self) -> None:
-        """Looks once more at what rows were taken from: it may have changed on the disk since.
+        """Check the used record batches again: they may have changed on disk since they were read.
 
         Raises:
-            DataError: it has.
+            DataError: a record batch changed.
         """
-        for stored, used in zip(self._stored, self._checked, strict=True):
-            if used:
-                stored.checked()
+        for number in sorted(self._columns):
+            self._stored[number].checked()
 
 
 def share(items: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
-    """A rank's contiguous share; sizes differ by one at most."""
+    """Return a rank's contiguous share. Sizes differ by at most one."""
     start, end = (len(items) * part // world_size for part in (rank, rank + 1))
     return items[start:end]
 
@@ -68,11 +68,11 @@ def share(items: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
 def micro_batches(
     rows: Sequence[Row], limit: int, cost: Callable[[Row], int] = lambda _: 1
 ) -> Iterator[list[Row]]:
-    """Cuts rows, in their order, into parts that cost at most `limit`.
+    """Split rows, in order, into parts that cost at most `limit`.
 
     Args:
-        cost: of a row: 1 counts rows, the task's `cost` tokens. A row that
-            alone is over the limit makes a part of its own.
+        cost: cost of a row. 1 counts rows; the task's `cost` counts tokens. A row that exceeds the
+            limit by itself gets its own part.
     """
     part: list[Row] = []
     spent = 0
@@ -84,14 +84,3 @@ def micro_batches(
         part.append(row)
     if part:
         yield part
-
-
-def _value(scalar: pa.Scalar[Any]) -> Any:
-    values = getattr(scalar, "values", None)
-    if values is None:
-        return scalar.as_py()
-    try:
-        # Arrow's own conversion imports pandas, a second of each rank's start.
-        return np.from_dlpack(values)
-    except pa.ArrowException:
-        return values.to_numpy(zero_copy_only=False)

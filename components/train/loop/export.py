@@ -1,4 +1,4 @@
-"""The model that leaves training, as a plain folder."""
+"""Export the trained model as a plain folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from steadytrain.components.tasks.base import Task
 def export_model(
     task: Task, module: torch.nn.Module, target: Path, fence: Callable[[], None] = lambda: None
 ) -> None:
-    """Writes the model to `target`, whole or not at all; an older one is replaced.
+    """Write the model to `target`, completely or not at all, replacing an older one.
 
     Args:
-        fence: called directly before it is; raises where this process may no longer do that.
+        fence: called right before the replacement; raises if this process may no longer do that.
 
     Raises:
-        StorageError: it could not be written.
+        StorageError: the model could not be written.
     """
     partial = target.with_name(f".partial-{target.name}")
     replaced = target.with_name(f".replaced-{target.name}")
@@ -48,9 +48,9 @@ def export_model(
 
 
 def merged(task: Task, module: torch.nn.Module, target: Path) -> torch.nn.Module:
-    """A model with its adapters added to the weights of its base, as the base has them.
+    """Return a model with its adapters merged into the base model's original weights.
 
-    By way of a folder beside `target`: in memory the base may be quantized.
+    Go through a folder next to `target`, because the base model may be quantized in memory.
 
     Raises:
         StorageError: the adapters could not be written.

@@ -1,7 +1,7 @@
-"""The time that rank 0 takes to export: it shows that it works, and the others wait for its word.
+"""During the export, rank 0 shows that it is working, and the other ranks wait for its result.
 
-They wait in no collective, whose time-out a long export would exceed, and which nothing of
-an export's length can set. Where rank 0 fails or dies its agent ends them.
+They don't wait in a collective: a long export would exceed its timeout, and the length of an export
+is not known in advance. If rank 0 fails or dies, its agent ends them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from steadytrain.components.train.heartbeat import EVERY_SECONDS
 
 _LOOK_SECONDS = 0.2
 _WORK_SECONDS = 0.001
-"""Processor time since the last beat from which a thread counts as working."""
+"""CPU seconds since the last beat from which a thread counts as working."""
 
 
 @contextlib.contextmanager
 def beating(beat: Callable[[], object]) -> Iterator[None]:
-    """Beats beside the calling thread as long as that one works, by its own processor time.
+    """Beat from a second thread while the calling thread is working, measured by its CPU time.
 
-    One that stands still, as in a write that never returns, falls silent.
+    If the calling thread hangs, for example in a write that never returns, the beats stop.
     """
     clock, ended = time.pthread_getcpuclockid(threading.get_ident()), threading.Event()
 
@@ -45,7 +45,7 @@ def beating(beat: Callable[[], object]) -> Iterator[None]:
 
 
 def wait_for_file(path: Path, beat: Callable[[], object]) -> None:
-    """Beats until a file is there."""
+    """Beat until a file exists."""
     while not path.exists():
         beat()
         time.sleep(_LOOK_SECONDS)

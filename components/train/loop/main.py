@@ -1,7 +1,7 @@
 """A rank: `python -m steadytrain.components.train.loop.main ATTEMPT_FOLDER`.
 
-Alone, or under torchrun. Exit status: 0 when the training ended or stopped as
-asked, 143 when it left on SIGTERM, 1 when it failed (rank-<r>.error.json says why).
+Runs alone or under torchrun. Exit status: 0 if training ended or stopped on request, 143 if it left
+on SIGTERM, 1 if it failed (rank-<r>.error.json has the reason).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.parent import die_with_parent
+from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (
@@ -26,9 +26,9 @@ from steadytrain.components.train.attempt import (
     AttemptSpec,
     RankError,
 )
+from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.heartbeat import FINISHING, Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.loop.errors import Diverged
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.events.types import AttemptOutcome
@@ -44,28 +44,32 @@ class Rank:
         self.requests = StopRequests(folder.stop if self.number == 0 else None)
         self.heartbeat = Heartbeat(folder.heartbeat(self.number))
         self.training: Training | None = None
+        self.compiled: Path | None = None
 
     def run(self) -> AttemptOutcome:
-        """Trains as the attempt's specification says; rank 0 writes the result."""
-        # Late, since torch takes seconds to import, in which a signal must not be lost.
+        """Train according to the attempt's specification. Rank 0 writes the result."""
+        # Import late: torch takes seconds to import, and no signal may be lost in that time.
         from steadytrain.components.shared.config import load
         from steadytrain.components.shared.records import DataRecord
         from steadytrain.components.shared.storage import LocalStorage
         from steadytrain.components.shared.workspace import Workspace
+        from steadytrain.components.sizing.recipe import learning_rate
         from steadytrain.components.train.checkpoint import Checkpoint, Lineage, open_store
         from steadytrain.components.train.checkpoint.cadence import Cadence
-        from steadytrain.components.train.lease import Row
+        from steadytrain.components.train.lease import Generations
+        from steadytrain.components.train.loop.compiled import keep_compiled
         from steadytrain.components.train.loop.export_wait import beating, wait_for_file
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
-        from steadytrain.components.train.plan.recipe import learning_rate
 
         spec = AttemptSpec.load(self.folder.spec)
         config = load(Path(spec.config))
         workspace = Workspace.of(config)
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
+        if config.training.torch_compile and keep_compiled(workspace.compiled):
+            self.compiled = workspace.compiled
         parts = set_up(
             config,
             DataRecord.load(Path(spec.data)),
@@ -79,7 +83,7 @@ class Rank:
         by_time = config.training.save_steps is None
         cadence = Cadence(spec.seconds_between_failures, spec.checkpoint_seconds)
         parts.heartbeat = self.heartbeat
-        fence = partial(Row(LocalStorage(workspace.lease)).fence, spec.generation)
+        fence = partial(Generations(LocalStorage(workspace.lease)).fence, spec.generation)
         self.training = Training(
             parts,
             open_store(config, fence, Lineage(spec.generation, spec.checkpoints)),
@@ -92,7 +96,7 @@ class Rank:
             self.training.resume(Checkpoint.at(spec.resume_from))
         rate = learning_rate(parts.recipe) * spec.learning_rate_scale
         if parts.scheduler.base_lrs[0] != rate:
-            # After the state is loaded, which has rates of its own.
+            # Set it after loading the state, which contains its own rates.
             set_rate(parts.scheduler, rate)
         outcome = self.training.run()
         beat = partial(parts.beat, FINISHING)
@@ -103,7 +107,7 @@ class Rank:
                 self._finish(self.training, outcome, workspace.model)
         else:
             wait_for_file(self.folder.result, beat)
-        # Together, since torchrun ends the others once one rank has left with a status.
+        # All ranks exit together: torchrun ends the others once one exits with a nonzero status.
         parts.accelerator.wait_for_everyone()
         parts.accelerator.end_training()
         return outcome
@@ -126,11 +130,11 @@ class Rank:
         training.reporter.close()
 
     def report(self, error: BaseException) -> None:
-        """Writes why this rank failed, and after which step."""
+        """Write why this rank failed, and after which step."""
         error = self._cause(error)
         step = self.training.progress.step if self.training else 0
         if isinstance(error, Diverged):
-            # Of a checkpoint it is found when training has gone on.
+            # A non-finite value in a checkpoint is found only after training has moved on.
             step = error.step - 1
         RankError(
             rank=self.number,
@@ -143,7 +147,11 @@ class Rank:
         ).save(self.folder.error(self.number))
 
     def _cause(self, error: BaseException) -> BaseException:
-        """The damage of the rows it has used, where that is what a task can have failed of."""
+        """Return the damage in the rows or the compiled code used, if it may explain the error."""
+        if self.compiled is not None:
+            from steadytrain.components.train.loop.compiled import without_damaged
+
+            error = without_damaged(error, self.compiled)
         damaged = isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, Diverged))
         if damaged and self.training:
             parts = self.training.parts
@@ -161,7 +169,7 @@ class Rank:
 
 
 def main(folder: str) -> int:
-    """Runs a rank; returns its exit status."""
+    """Run a rank. Return its exit status."""
     die_with_parent()
     place = AttemptFolder(Path(folder))
     answer_to_signal(place.stacks(int(os.environ.get("RANK", "0"))))
@@ -169,12 +177,13 @@ def main(folder: str) -> int:
     rank.requests.listen()
     try:
         outcome = rank.run()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A user's code may call sys.exit, which would look like a rank that has ended well.
         print(traceback_of(error), end="", file=sys.stderr)
         rank.report(error)
         return 1
-    # Python puts the default handler back while it ends, and torchrun passes SIGTERM on a
-    # second time: the rank would be seen to die of the signal instead of leaving by itself.
+    # Python restores the default handler while it exits, and torchrun forwards SIGTERM a second
+    # time. The rank would then appear to die of the signal instead of exiting on its own.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return PREEMPTED_EXIT if outcome == "preempted" else 0
 

@@ -1,20 +1,20 @@
-"""What this training needs of memory at the least."""
+"""The minimum memory that this training run needs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.loop.setup import Parts, precision
-from steadytrain.components.train.plan.memory import peak_memory
-from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.plan.shape import shape_of
 
 
 def least_memory(parts: Parts) -> int:
-    """Bytes of a rank with micro-batch 1 and activation checkpointing, by the formula.
+    """Return a rank's bytes with micro-batch 1 and activation checkpointing, by the formula.
 
-    0 where the formula does not know the model.
+    Return 0 if the formula does not know the model.
     """
     config: Any = getattr(parts.module, "config", None)
     if config is None:
@@ -29,10 +29,12 @@ def least_memory(parts: Parts) -> int:
         length=parts.sequence_length or shape.positions,
         precision=precision(parts.config),
         recompute=True,
-        masked=classes or parts.config.training.torch_compile,
+        masked=classes,
         accumulates=batch > 1,
         strategy="ddp" if parts.world_size > 1 else "single",
         ranks=parts.world_size,
+        adapter=parts.config.model.adapter,
+        optim=parts.config.training.optim,
         cuda=parts.accelerator.device.type == "cuda",
     )
     return peak_memory(shape, setting).total

@@ -1,12 +1,12 @@
-"""The order of training: which rows make up a global batch.
+"""The training order: which rows make up a global batch.
 
-It is an endless stream: one seeded permutation of all rows after another. Step s takes the rows
-at s * global batch and on, so that the step alone tells the position, no epoch's tail is dropped,
+The order is an endless stream of seeded permutations of all rows. Step s uses the rows that start
+at position s * global batch. So the step alone determines the position, no epoch's tail is dropped,
 and neither micro-batch nor world size changes which rows make up a global batch.
 
-Where rows are padded to the longest, those of a global batch are about equally long: within each
-pool of GROUPED_BATCHES global batches of the permutation, rows are sorted by length, as
-Transformers' `group_by_length` does, and the batches then come in an order of their own.
+If rows are padded to the longest one, the rows of a global batch have similar lengths. Within each
+pool of GROUPED_BATCHES global batches of the permutation, rows are sorted by length, as in
+Transformers' `group_by_length`, and then the batches are shuffled.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from steadytrain.components.tasks.base import Task
 from steadytrain.components.train.loop.data import Rows
 
 GROUPED_BATCHES = 50
-"""Of a pool, as in Transformers: little padding, and batches that still differ much."""
+"""Global batches per pool, as in Transformers: little padding, but batches still differ a lot."""
 
 
 def order_of(rows: Rows, task: Task, *, seed: int, batch: int) -> RowOrder:
-    """The order for a task.
+    """Return the order for a task.
 
     Args:
-        batch: rows of a global batch.
+        batch: rows in a global batch.
     """
-    # A task of a user's own may do without.
+    # A user-defined task may not have this attribute.
     column = getattr(task, "padded", "")
     return RowOrder(len(rows), seed, rows.lengths(column) if column else None, batch)
 
 
 class RowOrder:
-    """The same for equal seeds, numbers of rows, lengths and global batches.
+    """The row order. It depends only on the seed, the number of rows, the lengths, and the batch.
 
     Args:
-        lengths: of the rows, where those of about equal length are to come together.
-        batch: rows of a global batch.
+        lengths: row lengths, to group rows of similar length; None to leave them ungrouped.
+        batch: rows in a global batch.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RowOrder:
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
 
     def take(self, position: int, count: int) -> list[int]:
-        """Indices of `count` rows of the stream from `position` on."""
+        """Return the indices of `count` rows of the stream, starting at `position`."""
         return [self._at(place) for place in range(position, position + count)]
 
     def _at(self, place: int) -> int:
@@ -70,13 +70,13 @@ class RowOrder:
         found = random.permutation(self.rows)
         if self.lengths is None:
             return found
-        # The rows before complete the last batch of the epoch before.
+        # The rows before these complete the previous epoch's last batch.
         first = -epoch * self.rows % self.batch
         rest = found[first:]
         pools = np.arange(len(rest)) // (self.batch * GROUPED_BATCHES)
         rest = rest[np.lexsort((-self.lengths[rest], pools))]
         whole = len(rest) // self.batch
         batches = rest[: whole * self.batch].reshape(whole, self.batch)
-        # The last one, which the next epoch completes, stays the last.
+        # The incomplete last batch stays last; the next epoch completes it.
         tail = rest[whole * self.batch :]
         return np.concatenate([found[:first], random.permutation(batches).ravel(), tail])

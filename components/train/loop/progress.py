@@ -1,4 +1,4 @@
-"""How far training is and what was best: the part of its state that fits in JSON."""
+"""Training progress and the best result: the part of the state that fits in JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from steadytrain.components.shared.config import TrainingConfig
 
 @dataclass
 class Progress:
-    """State that a checkpoint carries.
+    """Progress that a checkpoint stores.
 
     step: optimizer steps done.
-    worse: validations in a row without a better score.
-    window_loss, window_weight: summed loss and targets since the last reported step.
-    last_score: of the last validation; last_loss: mean loss of the last step.
-    first_loss: mean loss of the first step; recent_losses: of the last ones, the newest last.
+    best_step, best_score: of the best validation so far.
+    worse: number of validations in a row without a better score.
+    window_loss, window_weight: sums of loss and targets since the last reported step.
+    last_score: score of the last validation.
+    last_loss: mean loss of the last step.
+    first_loss: mean loss of the first step.
+    recent_losses: mean losses of the last steps, the newest last.
     """
 
     step: int = 0
@@ -35,17 +38,17 @@ class Progress:
         return asdict(self)
 
     def note_loss(self, mean: float, *, keep: int) -> None:
-        """Takes in a step's mean loss; `keep` of the last ones stay."""
+        """Record a step's mean loss. Keep the last `keep` of them."""
         self.last_loss = mean
         if self.first_loss is None:
             self.first_loss = mean
         self.recent_losses = [*self.recent_losses, mean][-keep:]
 
     def note(self, score: float, training: TrainingConfig, *, greater_is_better: bool) -> bool:
-        """Takes in a validation's score; returns whether it is the best so far.
+        """Record a validation's score. Return whether it is the best so far.
 
-        Early stopping counts as Transformers' EarlyStoppingCallback: only a score
-        that is better by more than the threshold begins the patience anew.
+        Early stopping counts like Transformers' EarlyStoppingCallback: only a score that is better
+        by more than the threshold resets the patience.
         """
         self.last_score = score
         gain = self._gain(score, greater_is_better)

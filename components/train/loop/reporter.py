@@ -1,11 +1,11 @@
-"""What rank 0 tells about the training; the other ranks are silent."""
+"""Reports from rank 0 about training. The other ranks report nothing."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import psutil
 import torch
@@ -23,19 +23,30 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.train.checkpoint.saver import Saved
-from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.setup import Parts, precision
 from steadytrain.components.train.loop.steps import StepResult
 
 
+@dataclass
+class _Window:
+    """The steps since the last report."""
+
+    tokens: int = 0
+    places: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    met: float | None = None
+
+
 class Reporter:
-    """Emits events where there is a stream; from any thread."""
+    """Emits events if there is a stream. Safe to use from any thread."""
 
     def __init__(self, stream: EventStream | None, attempt: int) -> None:
         self.stream, self.attempt = stream, attempt
         self.tokens = 0
-        self._window_tokens, self._window_places, self._window_seconds = 0, 0, 0.0
+        self._window = _Window()
         self._process = psutil.Process()
         self._memory, self._measured = 0, -math.inf
         self._lock = threading.Lock()
@@ -59,22 +70,28 @@ class Reporter:
             )
         )
 
-    def count(self, tokens: int, places: int, seconds: float) -> None:
-        """Counts a step's work; validation and saving are not in its time.
+    def count(
+        self, tokens: int, places: int, seconds: float, waited: float, met: float | None
+    ) -> None:
+        """Count a step's work. The time excludes validation and saving.
 
         Args:
-            places: of tokens, padding included.
+            places: number of tokens, including padding.
+            seconds: duration of the step.
+            waited: how much of it was spent waiting for data.
+            met: how much of it a rank spent waiting for the others; None if unknown.
         """
         self.tokens += tokens
-        self._window_tokens += tokens
-        self._window_places += places
-        self._window_seconds += seconds
+        self._window.tokens += tokens
+        self._window.places += places
+        self._window.seconds += seconds
+        self._window.waited += waited
+        if met is not None:
+            self._window.met = (self._window.met or 0.0) + met
 
     def step(self, parts: Parts, progress: Progress, result: StepResult) -> None:
-        """Reports the steps since the last report."""
-        rate = self._window_tokens / self._window_seconds
-        padding = 1 - self._window_tokens / self._window_places
-        self._window_tokens, self._window_places, self._window_seconds = 0, 0, 0.0
+        """Report the steps since the last report."""
+        window, self._window = self._window, _Window()
         on_gpu = parts.accelerator.device.type == "cuda"
         self.emit(
             TrainingStep(
@@ -85,8 +102,10 @@ class Reporter:
                 learning_rate=result.learning_rate,
                 grad_norm=result.grad_norm,
                 tokens=self.tokens,
-                tokens_per_second=rate,
-                padding=padding,
+                tokens_per_second=window.tokens / window.seconds,
+                padding=1 - window.tokens / window.places,
+                data_wait=window.waited / window.seconds,
+                communication_wait=None if window.met is None else window.met / window.seconds,
                 gpu_memory_used=torch.cuda.memory_allocated() if on_gpu else 0,
                 memory_used=self._resident(),
             )
@@ -106,7 +125,7 @@ class Reporter:
         )
 
     def saved(self, saved: Saved) -> None:
-        """Called by the thread that writes checkpoints."""
+        """Report a checkpoint. The thread that writes checkpoints calls this."""
         self.emit(
             CheckpointSaved(
                 attempt=self.attempt,
@@ -148,7 +167,10 @@ class Reporter:
         )
 
     def _resident(self) -> int:
-        """Resident bytes, asked for once a second at most: that costs as much as a whole report."""
+        """Return the resident bytes, measured at most once per second.
+
+        A measurement costs as much as a full report.
+        """
         now = time.monotonic()
         if now - self._measured >= 1:
             self._memory, self._measured = self._process.memory_info().rss, now
@@ -160,5 +182,5 @@ class Reporter:
 
 
 def epoch(parts: Parts, step: int) -> float:
-    """Passes over the training side that `step` optimizer steps make."""
+    """Return how many passes over the training data `step` optimizer steps make."""
     return step * parts.config.training.global_batch_size / len(parts.train)

@@ -1,4 +1,4 @@
-"""Random numbers: seeding, and their whole state for exact resume."""
+"""Random numbers: seeding, and the complete generator state for exact resume."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and PyTorch on all devices."""
+    """Seed Python, NumPy and PyTorch on all devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def make_deterministic() -> None:
-    """Deterministic kernels only; an operation that has none raises."""
+    """Allow only deterministic kernels. An operation without one raises an error."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every generator of this process, as plain JSON data."""
+    """Return the state of every random generator of this process, as plain JSON data."""
     numpy_state: Any = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -37,7 +37,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Puts back what `random_state` gave, on the device that is in use now."""
+    """Restore the result of `random_state`, on the current device."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *rest = state["numpy"]

@@ -1,8 +1,8 @@
-"""What a rank needs before its first step."""
+"""Set up everything a rank needs before its first step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,35 +11,37 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadytrain.components.memory.setting import Precision
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.sizing.batch import REPLICATED
+from steadytrain.components.sizing.device import refuse_what_needs_cuda
+from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
+from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.base import Task
+from steadytrain.components.tasks.frozen_parts import parameter_count
 from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat
-from steadytrain.components.train.loop.adapter import attach
+from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.errors import CannotRecompute
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import RowOrder, order_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
-from steadytrain.components.train.plan.batch import REPLICATED
-from steadytrain.components.train.plan.device import refuse_what_needs_cuda
-from steadytrain.components.train.plan.recipe import learning_rate, recipe_of_run
-from steadytrain.components.train.plan.setting import Precision
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 
 
 @dataclass
 class Parts:
-    """A rank's working parts.
+    """Everything a rank trains with.
 
-    parameters: of the whole model.
-    recipe: what decides what is learned, each with its reason.
-    steps: optimizer steps of the whole training.
-    sequence_length: longest row in tokens; 0 where the data do not say.
+    parameters: number of parameters of the full model.
+    recipe: decisions that determine what is learned, each with its reason.
+    steps: optimizer steps of the full training run.
+    sequence_length: longest row in tokens; 0 if the data do not specify it.
     remarks: what the task does slower than it could, and why.
     """
 
@@ -61,7 +63,7 @@ class Parts:
     heartbeat: Heartbeat | None = None
 
     def beat(self, phase: str, step: int | None = None) -> None:
-        """A sign of life from the thread that trains."""
+        """Record a sign of life from the training thread."""
         if self.heartbeat is not None:
             self.heartbeat.beat(phase, step)
 
@@ -78,10 +80,6 @@ class Parts:
         """The task's own model."""
         return self.strategy.module
 
-    def to_device(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        device = self.accelerator.device
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-
 
 def set_up(
     config: RunConfig,
@@ -94,22 +92,22 @@ def set_up(
     skipped_batches: Sequence[int] = (),
     recipe: Sequence[Decision] = (),
 ) -> Parts:
-    """Builds model, optimizer, schedule and data of this rank.
+    """Build this rank's model, optimizer, schedule and data.
 
     Args:
-        gradient_checkpointing: whether activations are recomputed, whatever the configuration says.
-        strategy, offload: as in `compute`, whatever the configuration says, but never "auto".
-        skipped_batches: global batches that are left out, ascending.
-        recipe: as it was decided before; empty: by configuration and rules, here.
+        gradient_checkpointing: whether to recompute activations; overrides the configuration.
+        strategy, offload: as in `compute`, but never "auto"; they override the configuration.
+        skipped_batches: global batches to skip, in ascending order.
+        recipe: the decisions of an earlier attempt. If empty, they are made here, from the
+            configuration and rules.
 
     Raises:
-        BadInput: device, precision, model or data cannot be used together.
-        CannotRecompute: the model has no activation checkpointing, and nobody configured it.
+        BadInput: device, precision, model or data do not work together.
+        CannotRecompute: the model has no activation checkpointing, and the configuration does not
+            ask for it.
     """
     training = config.training
-    accelerator = make_accelerator(
-        config, gradient_checkpointing=gradient_checkpointing, offload=offload
-    )
+    accelerator = make_accelerator(config, offload=offload)
     if training.full_determinism:
         make_deterministic()
     task = open_task(config, data)
@@ -117,7 +115,7 @@ def set_up(
     order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
     module = build_module(config, task)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
-    parameters = sum(item.numel() for item in module.parameters())
+    parameters = parameter_count(module)
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})
     applied = make_ready(
@@ -149,10 +147,10 @@ def set_up(
 
 
 def build_module(config: RunConfig, task: Task) -> torch.nn.Module:
-    """The model to train, alike on all ranks, in the host's memory.
+    """Build the model to train in host memory, identical on all ranks.
 
     Raises:
-        BadInput: it cannot be used with the data, or with adapters.
+        BadInput: the model does not work with the data, or with adapters.
     """
     seed_everything(config.training.seed)
     module = task.build_model()
@@ -168,39 +166,36 @@ def make_ready(
     strategy: str = REPLICATED,
     offload: str = "none",
 ) -> Strategy:
-    """The model on its device with its optimizer, as steps take it.
+    """Put the model on its device and create its optimizer, ready for steps.
 
     Args:
         gradient_checkpointing, strategy, offload: as for `set_up`.
 
     Raises:
-        BadInput, CannotRecompute: as `set_up` does.
+        BadInput, CannotRecompute: as for `set_up`.
     """
     training = config.training
     if gradient_checkpointing:
         recompute_activations(module, configured=training.gradient_checkpointing)
     if training.torch_compile:
-        # In place, so that its tensors keep their names.
-        module.compile()
-    # Each rank draws its own dropout.
+        compile_layers(module)
+    # Each rank gets different dropout.
     seed_everything(training.seed + int(accelerator.process_index))
     return apply_strategy(
         config,
         accelerator,
         module,
-        lambda model: build_optimizer(model, training),
+        lambda model: build_optimizer(model, training, scaled=accelerator.scaler is not None),
         strategy=strategy,
         offload=offload,
     )
 
 
-def make_accelerator(
-    config: RunConfig, *, gradient_checkpointing: bool = False, offload: str = "none"
-) -> Accelerator:
-    """Device, precision and process group.
+def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator:
+    """Set up device, precision and process group.
 
     Raises:
-        BadInput: there is no such device, or it lacks the precision.
+        BadInput: the device does not exist, or it does not support the precision.
     """
     training, wanted = config.training, config.compute.device
     cuda = wanted != "cpu" and torch.cuda.is_available()
@@ -222,14 +217,13 @@ def make_accelerator(
             remedy="set training.fp16 instead",
         )
     handlers: list[Any] = [
-        # As Trainer decides it: a parameter without a gradient must not stop a rank.
-        DistributedDataParallelKwargs(
-            find_unused_parameters=not gradient_checkpointing,
-            gradient_as_bucket_view=True,
-        )
+        # A parameter without a gradient must not stop a rank. Without this option, DDP also
+        # rearranges its buckets after the first step, and a resumed run on more than two ranks
+        # would sum gradients in a different order.
+        DistributedDataParallelKwargs(find_unused_parameters=True, gradient_as_bucket_view=True)
     ]
     if offload == "all":
-        # Ranks add up what is in the host's memory too.
+        # Ranks also reduce tensors in host memory.
         handlers.append(InitProcessGroupKwargs(backend="cuda:nccl,cpu:gloo"))
     return Accelerator(
         cpu=not cuda,
@@ -239,7 +233,7 @@ def make_accelerator(
 
 
 def precision(config: RunConfig) -> Precision:
-    """Name of the precision of forward and backward passes."""
+    """Return the precision of forward and backward passes."""
     training = config.training
     return "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32"
 
@@ -249,14 +243,14 @@ def _rows(data: DataRecord, side: Side) -> Rows:
 
 
 def recompute_activations(module: Any, *, configured: bool) -> None:
-    """Keeps of each layer its input alone.
+    """Keep only each layer's input, and recompute its activations in the backward pass.
 
     Args:
-        configured: whether the user has asked for it.
+        configured: whether the user's configuration asks for it.
 
     Raises:
-        BadInput: it cannot do that, as configured.
-        CannotRecompute: it cannot do that.
+        BadInput: the user asked for it, but the model does not support it.
+        CannotRecompute: the user did not ask for it, and the model does not support it.
     """
     if not getattr(module, "supports_gradient_checkpointing", False):
         name = type(module).__name__

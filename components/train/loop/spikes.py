@@ -1,4 +1,4 @@
-"""When a finite loss is one that no training gets over: it is far outside, and undoes learning."""
+"""Detect finite losses that training does not recover from: far out of range, undoing progress."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from statistics import median
 
 _TO_SIGMA = 1.4826
-"""Of a normal distribution: standard deviation over median absolute deviation."""
+"""Ratio of standard deviation to median absolute deviation in a normal distribution."""
 
 
 def highest_normal_loss(
     recent: Sequence[float], first: float | None, *, threshold: float, window: int
 ) -> float:
-    """The loss above which a step has spiked; infinite while too little is known.
+    """Return the loss above which a step counts as a spike; infinite until enough steps are known.
 
-    Both must hold for a spike. It lies more than `threshold` deviations above the median of
-    the last `window` losses: the rule of OLMo-core's SkipStepOptimizer (window 128, factor 6,
-    at least half a window) with median and median absolute deviation instead of mean and
-    standard deviation, which a spike would widen (Hampel 1974). And it gives back more than
-    half of what was learned since the first step: batches differ, and one hard batch in a
-    training that has settled is no divergence.
+    A spike must meet two conditions. First, the loss is more than `threshold` deviations above the
+    median of the last `window` losses. This is the rule of OLMo-core's SkipStepOptimizer (window
+    128, factor 6, at least half a window), but with median and median absolute deviation instead of
+    mean and standard deviation, which a spike would widen (Hampel 1974). Second, the loss gives
+    back more than half of the improvement since the first step. Batches differ, and one hard batch
+    in a run that has settled is not a divergence.
 
     Args:
-        recent: mean losses of steps before this one; those that are not finite do not count.
+        recent: mean losses of the previous steps; non-finite ones are ignored.
         first: mean loss of the first step.
     """
     finite = [loss for loss in recent[-window:] if math.isfinite(loss)]

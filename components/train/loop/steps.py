@@ -1,7 +1,8 @@
-"""One optimizer step over one global batch, on all ranks alike."""
+"""One optimizer step over one global batch, identical on all ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 
@@ -9,36 +10,22 @@ import torch
 
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.tasks.base import Batch
+from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.loop.batches import Share
 from steadytrain.components.train.loop.control import OUTCOMES
-from steadytrain.components.train.loop.data import micro_batches, share
-from steadytrain.components.train.loop.errors import Diverged
 from steadytrain.components.train.loop.setup import Parts
-from steadytrain.components.train.plan.batch import batch_at
-
-
-@dataclass(frozen=True)
-class Share:
-    """This rank's part of a global batch.
-
-    tokens: cost of its rows, in the task's units.
-    places: of tokens in its micro-batches, padding included.
-    """
-
-    batches: list[Batch]
-    tokens: int
-    places: int
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know before they begin a step.
+    """What all ranks know before they start a step.
 
-    weight: targets of the whole global batch.
+    weight: number of targets in the full global batch.
     tokens: cost of its rows.
-    places: of tokens, padding included.
-    stop: outcome to leave with, or None to go on.
-    unsaved: a rank has failed to write its part of a checkpoint.
-    due: a checkpoint is to be saved after the step.
+    places: number of tokens, including padding.
+    stop: the outcome to stop with, or None to continue.
+    unsaved: a rank failed to write its part of a checkpoint.
+    due: a checkpoint must be saved after the step.
     """
 
     weight: int
@@ -51,25 +38,18 @@ class Agreement:
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: sum over the global batch. overflow: the scaler skipped the step."""
+    """Result of a step.
+
+    loss: sum over the global batch.
+    overflow: the scaler skipped the step.
+    waited: seconds that a rank waited for the others, averaged over the ranks; None if unknown.
+    """
 
     loss: float
     grad_norm: float
     learning_rate: float
     overflow: bool
-
-
-def take_share(parts: Parts, step: int) -> Share:
-    """This rank's micro-batches of the global batch of `step`, on the CPU."""
-    size = parts.config.training.global_batch_size
-    position = batch_at(step, parts.skipped_batches) * size
-    indices = share(parts.order.take(position, size), parts.rank, parts.world_size)
-    rows = [parts.train[index] for index in indices]
-    batches = [parts.task.collate(part) for part in micro_batches(rows, parts.micro_batch_size)]
-    tokens = sum(map(parts.task.cost, rows))
-    padded = getattr(parts.task, "padded", "")
-    places = sum(batch[padded].numel() for batch in batches) if padded else tokens
-    return Share(batches, tokens, places)
+    waited: float | None = None
 
 
 def agree(
@@ -80,20 +60,19 @@ def agree(
     unsaved: bool = False,
     due: bool = False,
 ) -> Agreement:
-    """Adds up over the ranks what each needs from all: targets, tokens, requests.
+    """Sum over all ranks what each must know about the others: targets, tokens, requests.
 
     Args:
-        unsaved, due: as in Agreement, where this rank knows of it.
+        unsaved, due: as in Agreement, as far as this rank knows.
     """
-    weight = sum(map(parts.task.weight, own.batches))
     counts = torch.tensor(
-        [weight, own.tokens, own.places, int(unsaved), int(due), *stop_flags],
+        [own.weight, own.tokens, own.places, int(unsaved), int(due), *stop_flags],
         dtype=torch.int64,
         device=parts.accelerator.device,
     )
-    weight, tokens, places, failed, waiting, *stops = parts.accelerator.reduce(
-        counts, "sum"
-    ).tolist()
+    with parts.strategy.waits or contextlib.nullcontext():
+        summed = parts.accelerator.reduce(counts, "sum")
+    weight, tokens, places, failed, waiting, *stops = summed.tolist()
     asked = [outcome for outcome, count in zip(OUTCOMES, stops, strict=True) if count]
     return Agreement(
         max(weight, 1),
@@ -108,18 +87,19 @@ def agree(
 def take_step(
     parts: Parts, step: int, batches: list[Batch], weight: int, *, limit: float = math.inf
 ) -> StepResult:
-    """Forward, backward, clipping and update; the loss is divided by `weight`.
+    """Run forward, backward, clipping and update. The loss is divided by `weight`.
 
     Args:
-        limit: mean loss above which the step has spiked.
+        batches: this rank's micro-batches, on its device.
+        limit: mean loss above which the step counts as a spike.
 
     Raises:
-        Diverged: on all ranks; before the weights are touched, but for a norm that only the
-            update tells.
+        Diverged: on all ranks. The weights are unchanged, except if the norm is only known after
+            the update.
     """
     strategy = parts.strategy
     strategy.model.train()
-    loss = _accumulate(parts, batches, weight)
+    loss, waited = _accumulate(parts, batches, weight)
     if not math.isfinite(loss):
         raise Diverged(step + 1, loss / weight, math.nan)
     norm = strategy.clip(parts.config.training.max_grad_norm or math.inf)
@@ -134,23 +114,30 @@ def take_step(
         _check_norm(parts, step, loss / weight, norm)
     if not strategy.skipped:
         parts.scheduler.step()
-    return StepResult(loss, norm, rate, overflow=strategy.skipped)
+    known = None if strategy.waits is None else waited
+    return StepResult(loss, norm, rate, overflow=strategy.skipped, waited=known)
 
 
 def _check_norm(parts: Parts, step: int, loss: float, norm: float) -> None:
-    """Where a scaler has something left to lower, a gradient that overflowed is no divergence."""
+    """Raise Diverged if the norm is not finite, unless a scaler can still lower its scale."""
     if not math.isfinite(norm) and parts.strategy.scale <= 1:
         raise Diverged(step + 1, loss, norm)
 
 
-def _accumulate(parts: Parts, batches: list[Batch], weight: int) -> float:
-    """Gradients of the global batch's mean loss; returns the loss summed over all ranks."""
+def _accumulate(parts: Parts, batches: list[Batch], weight: int) -> tuple[float, float]:
+    """Compute the gradients of the global batch's mean loss.
+
+    Returns:
+        The loss summed over all ranks, and the mean number of seconds that they waited.
+    """
     accelerator, strategy, last = parts.accelerator, parts.strategy, len(batches) - 1
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     for index, batch in enumerate(batches):
         with strategy.micro_batch(last=index == last):
-            total = parts.task.loss(strategy.model, parts.to_device(batch)).total
-            # Gradients are averaged over the ranks; what is wanted is their sum.
+            total = parts.task.loss(strategy.model, batch).total
+            # Gradients are averaged over the ranks, but we need their sum.
             strategy.backward(total / weight * parts.world_size)
         summed += total.detach()
-    return float(accelerator.reduce(summed, "sum"))
+    waited = summed.new_tensor(strategy.waits.take() if strategy.waits else 0.0)
+    loss, seconds = accelerator.reduce(torch.stack((summed, waited)), "sum").tolist()
+    return loss, seconds / parts.world_size

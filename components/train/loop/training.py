@@ -1,8 +1,9 @@
-"""The training loop of one rank: steps, reports, validation, checkpoints, until it ends."""
+"""The training loop of one rank: steps, reports, validation and checkpoints."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,25 +21,27 @@ from steadytrain.components.train.checkpoint import (
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import restore_model
+from steadytrain.components.train.errors import Diverged, NonFiniteState
+from steadytrain.components.train.loop.batches import Share
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.loop.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.export import export_model, merged
+from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.spikes import highest_normal_loss
-from steadytrain.components.train.loop.steps import Agreement, Share, agree, take_share, take_step
+from steadytrain.components.train.loop.steps import Agreement, agree, take_step
 from steadytrain.components.train.loop.validation import best_by, validate
 from steadytrain.components.train.strategy.replicated import Replicated
 
 FAILED_SECONDS: Final = 5.0
-"""What a failed training still gives to the checkpoint that is being written."""
+"""How long a failed training run waits for the checkpoint that is being written."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The model that leaves the training: its step and its score by `metric`."""
+    """The model to export: its step, and its score by `metric`."""
 
     step: int
     metric: str
@@ -49,7 +52,7 @@ class Training:
     """The loop and its state.
 
     Args:
-        cadence: rank 0's, where checkpoints come by time and not by `save_steps`.
+        cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
         snapshot: as for `Saver`.
     """
 
@@ -79,14 +82,16 @@ class Training:
         )
 
     def run(self) -> AttemptOutcome:
-        """Trains until the last step, early stopping, or a request to stop.
+        """Train until the last step, early stopping, or a request to stop.
 
         Raises:
-            Diverged: loss, gradient norm or state is not finite; nothing of that step is saved.
-            StorageError: a checkpoint cannot be written, on whichever rank.
+            Diverged: loss, gradient norm or state is not finite, or the loss spiked. Nothing of
+                that step is saved.
+            StorageError: a checkpoint could not be written, on any rank.
         """
         try:
-            outcome = self._train()
+            with closing(Prefetch(self.parts)) as data:
+                outcome = self._train(data)
             self.saver.settle()
         except BaseException as error:
             if isinstance(error, NonFiniteState):
@@ -95,7 +100,7 @@ class Training:
             raise
         return outcome
 
-    def _train(self) -> AttemptOutcome:
+    def _train(self, data: Prefetch) -> AttemptOutcome:
         training, progress = self.parts.config.training, self.progress
         self.reporter.started(self.parts, progress)
         for remark in self.parts.remarks:
@@ -104,7 +109,7 @@ class Training:
             if progress.out_of_patience(training):
                 self.save()
                 return "early_stopped"
-            own = take_share(self.parts, progress.step)
+            own, began = data.take(progress.step), time.monotonic()
             agreed = agree(
                 self.parts,
                 own,
@@ -117,7 +122,7 @@ class Training:
             if agreed.stop is not None:
                 self.save()
                 return agreed.stop
-            self._step(own, agreed)
+            self._step(own, agreed, began)
             self.parts.beat("train", progress.step)
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
@@ -127,8 +132,8 @@ class Training:
                 self.save()
         return "finished"
 
-    def _step(self, own: Share, agreed: Agreement) -> None:
-        parts, progress, began = self.parts, self.progress, time.monotonic()
+    def _step(self, own: Share, agreed: Agreement, began: float) -> None:
+        parts, progress = self.parts, self.progress
         try:
             result = take_step(
                 parts, progress.step, own.batches, agreed.weight, limit=self._limit()
@@ -141,7 +146,8 @@ class Training:
         progress.note_loss(result.loss / agreed.weight, keep=keep)
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
-        self.reporter.count(agreed.tokens, agreed.places, time.monotonic() - began)
+        seconds = own.waited + time.monotonic() - began
+        self.reporter.count(agreed.tokens, agreed.places, seconds, own.waited, result.waited)
         if result.overflow:
             self.reporter.overflow(parts, progress)
         every = parts.config.training.logging_steps
@@ -159,7 +165,7 @@ class Training:
         )
 
     def _validate(self) -> bool:
-        """Validates; returns whether the model is the best so far."""
+        """Validate. Return whether the model is the best so far."""
         parts, progress = self.parts, self.progress
         if not len(parts.validation):
             return False
@@ -172,14 +178,14 @@ class Training:
         return better
 
     def save(self) -> None:
-        """Begins to save a checkpoint of this step, unless there is one."""
+        """Start saving a checkpoint of this step, unless it already has one."""
         self.parts.beat("save")
         if self.cadence is not None:
             self.cadence.began()
         self.saver.save(self.progress.step, self.progress.best_step, self._state)
 
     def _saved(self, saved: Saved) -> None:
-        """Called by the thread that writes, after the commit."""
+        """Record a committed checkpoint. The thread that writes checkpoints calls this."""
         if self.cadence is not None:
             self.cadence.measured(saved.blocking_seconds, saved.writing_seconds)
         self.reporter.saved(saved)
@@ -197,24 +203,24 @@ class Training:
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Puts everything back as it was after the checkpoint's step.
+        """Restore everything to the state right after the checkpoint's step.
 
         Raises:
-            CheckpointDamaged: the checkpoint is not as it was written, or of another model.
+            CheckpointDamaged: the checkpoint differs from what was written, or is of another model.
         """
         parts, state = self.parts, checkpoint.state()
         parts.strategy.restore(checkpoint, state)
         parts.scheduler.load_state_dict(state["scheduler"])
         self.progress = Progress(**state["progress"])
-        # In a larger world the ranks that are new keep the generators that they were seeded with.
+        # In a larger world, the additional ranks keep the generators from their seeding.
         generators = checkpoint.rank_state(parts.rank)
         if generators is not None:
             restore_random_state(generators)
 
     def export(self, target: Path) -> Chosen:
-        """Writes the best validated model, or the last one; returns which it is.
+        """Export the best validated model, or the last one. Return which one it is.
 
-        Where the best one's checkpoint is lost the last stays, and a warning says so.
+        If the best model's checkpoint is lost, export the last model and report a warning.
         """
         chosen = self.best()
         try:
@@ -230,23 +236,23 @@ class Training:
         return chosen
 
     def _whole(self, chosen: Chosen) -> torch.nn.Module:
-        """A model with the weights of a step, whole in this rank's memory.
+        """Return a complete model with the weights of a step, in this rank's memory.
 
         Raises:
-            CheckpointDamaged: where they must come from a checkpoint.
+            CheckpointDamaged: the weights must come from a checkpoint, and it is damaged.
         """
         parts = self.parts
         if isinstance(parts.strategy, Replicated):
             if chosen.step != self.progress.step:
                 restore_model(parts.module, self.store.load(chosen.step, "model"))
             return parts.module
-        # The shards of other ranks are in the checkpoint; to gather them takes all ranks.
+        # Read the other ranks' shards from the checkpoint; gathering them would involve all ranks.
         module = build_module(parts.config, parts.task)
         self.store.load_into(chosen.step, module)
         return module
 
     def best(self) -> Chosen:
-        """Which model leaves the training as things stand."""
+        """Return which model would be exported now."""
         progress = self.progress
         if self.parts.config.training.load_best_model_at_end and progress.best_score is not None:
             return Chosen(progress.best_step, self.metric, progress.best_score)

@@ -1,4 +1,4 @@
-"""Scores on the validation side, over all ranks."""
+"""Scores on the validation data, over all ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from accelerate.utils import gather_object
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.loop.batches import to_device
 from steadytrain.components.train.loop.data import share
 from steadytrain.components.train.loop.setup import Parts
 
 
 @torch.no_grad()
 def validate(parts: Parts) -> dict[str, float]:
-    """The task's metrics over the whole validation side; equal on all ranks."""
-    # Not the wrapped model, since ranks may have unequal numbers of batches.
+    """Return the task's metrics over all validation data. They are equal on all ranks."""
+    # Don't use the wrapped model: ranks may have different numbers of batches.
     parts.module.eval()
     mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
     sums: Counter[str] = Counter()
@@ -34,14 +35,14 @@ def validate(parts: Parts) -> dict[str, float]:
 def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
     parts.beat("validate")
     batch = parts.task.collate([parts.validation[index] for index in rows])
-    return parts.task.validate(parts.module, parts.to_device(batch))
+    return parts.task.validate(parts.module, to_device(batch, parts.accelerator.device))
 
 
 def _keep_up(parts: Parts, own: int) -> None:
-    """Forward passes for those of other ranks: all of them together have the weights.
+    """Run extra forward passes while other ranks validate: with shards, each pass needs all ranks.
 
     Args:
-        own: rows that this rank has had.
+        own: number of rows that this rank has validated.
     """
     most = math.ceil(len(parts.validation) / parts.world_size)
     for _ in range(
@@ -52,10 +53,10 @@ def _keep_up(parts: Parts, own: int) -> None:
 
 @torch.no_grad()
 def best_by(parts: Parts) -> tuple[str, bool]:
-    """The metric that chooses the best model, and whether more of it is better.
+    """Return the metric that selects the best model, and whether a higher value is better.
 
     Raises:
-        BadInput: the task has no such metric, or its direction is not known.
+        BadInput: the task has no such metric, or its direction is unknown.
     """
     training, task = parts.config.training, parts.task
     metric = (training.metric_for_best_model or task.metric).removeprefix("eval_")
@@ -78,7 +79,7 @@ def best_by(parts: Parts) -> tuple[str, bool]:
 
 
 def _metric_names(parts: Parts) -> list[str]:
-    """Asked of the task with a single row, so that a slip shows before the first step."""
+    """Get the names from the task, using a single row, so mistakes show before the first step."""
     parts.module.eval()
-    batch = parts.to_device(parts.task.collate([parts.train[0]]))
+    batch = to_device(parts.task.collate([parts.train[0]]), parts.accelerator.device)
     return list(parts.task.validation_metrics(parts.task.validate(parts.module, batch)))

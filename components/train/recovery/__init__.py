@@ -1,1 +1,1 @@
-"""What broke, what to do about it, and the record of both."""
+"""What failed, how to respond, and the record of both."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade
-from steadytrain.components.train.recovery.failures import Failure
+from steadytrain.components.train.failures import Failure
 from steadytrain.components.train.recovery.outcome import Ending
 from steadytrain.components.train.recovery.policy import Decision
 
 
 def decision_made(attempt: int, failure: Failure, decision: Decision) -> DecisionMade:
-    """What follows a failed attempt."""
+    """Build the event for the decision after a failed attempt."""
     return DecisionMade(
         attempt=attempt,
         failure_class=failure.failure_class,
@@ -30,7 +30,7 @@ def decision_made(attempt: int, failure: Failure, decision: Decision) -> Decisio
 
 
 def attempt_ended(number: int, step: int, ending: Ending) -> AttemptEnded:
-    """The end of an attempt after `step` optimizer steps."""
+    """Build the event for the end of an attempt after `step` optimizer steps."""
     failure = ending.failure
     if failure is None:
         return AttemptEnded(attempt=number, outcome=ending.outcome, step=step)

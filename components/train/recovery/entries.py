@@ -1,8 +1,9 @@
-"""The entries of a ledger as files: written with a digest, and put back where one is damaged.
+"""Ledger entries as files: written with a digest, and restored when damaged.
 
-A digest, since a flipped bit that still is JSON could change which batches are left out, and
-so the weights. The supervisor tells each entry to the run's events too (events/*.jsonl): from
-there what is damaged or missing is restored. What nobody tells any more is never guessed.
+The digest matters because a flipped bit that is still valid JSON could change which batches are
+skipped, and so the weights. The supervisor also writes each entry to the run's events
+(events/*.jsonl). Damaged or missing entries are restored from there. An entry that no event
+contains is never guessed.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ KEPT = (
     | CheckpointSaved
     | DecisionMade
 )
-"""The events that are state; the rest of the stream is only told."""
+"""The events that are state; other events only report."""
 _OF_RANKS = CheckpointSaved | TrainingStarted
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A numbered entry, or the hole where it was.
+    """A numbered entry, or a hole in its place.
 
     generation: of the supervisor that wrote it.
-    problem: why the event is not known; "" where it is, and where its loss was accepted.
+    problem: why the event is unknown; "" if it is known, or if its loss was accepted.
     """
 
     number: int
@@ -59,7 +60,7 @@ class Entry:
 
 
 def encode(event: Event, *, generation: int, run_id: str) -> bytes:
-    """An entry's file."""
+    """Return the content of an entry's file."""
     content = {
         "schema_version": SCHEMA_VERSION,
         "generation": generation,
@@ -69,7 +70,7 @@ def encode(event: Event, *, generation: int, run_id: str) -> bytes:
 
 
 def decode(number: int, body: bytes) -> Entry:
-    """The entry of a file.
+    """Parse an entry's file.
 
     Raises:
         BadInput: another version of steadytrain wrote it.
@@ -97,15 +98,15 @@ def decode(number: int, body: bytes) -> Entry:
 
 
 def restored(entries: Sequence[Entry], told: Iterable[Event]) -> list[Entry]:
-    """Entries for the holes, and for an end that was lost, as the run's events tell them.
+    """Restore entries for the holes, and for a lost end of the ledger, from the run's events.
 
     Args:
-        entries: in the order of their numbers.
+        entries: in numeric order.
         told: the run's events.
     """
     known = {_key(entry.event) for entry in entries if entry.event is not None}
     lost = [event for event in told if isinstance(event, KEPT) and _key(event) not in known]
-    # What ranks told in the end may have been on its way to the ledger when the supervisor died.
+    # The ranks' last events may not have reached the ledger when the supervisor died.
     ended = {event.attempt for event in _events(entries, lost) if isinstance(event, AttemptEnded)}
     late = [item for item in lost if isinstance(item, _OF_RANKS) and item.attempt not in ended]
     certain = [event for event in lost if event not in late]
@@ -129,13 +130,13 @@ def restored(entries: Sequence[Entry], told: Iterable[Event]) -> list[Entry]:
 
 
 def merged(entries: Sequence[Entry], put_back: Iterable[Entry]) -> list[Entry]:
-    """Entries with those that were restored in their places."""
+    """Return the entries with the restored ones in place."""
     found = {entry.number: entry for entry in [*entries, *put_back]}
     return [found[number] for number in sorted(found)]
 
 
 def without_holes(entries: Iterable[Entry]) -> list[Entry]:
-    """As if the loss of each were accepted."""
+    """Return the entries as if each loss were accepted."""
     return [replace(entry, problem="") for entry in entries]
 
 

@@ -1,10 +1,10 @@
-"""What a run's ledger tells: its attempts, what was decided, and what follows from both."""
+"""What a run's ledger contains: its attempts, the decisions, and what follows from them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from steadytrain.components.shared.decision import Decision
@@ -16,7 +16,7 @@ from steadytrain.components.shared.events.types import (
     SupervisorStarted,
     TrainingStarted,
 )
-from steadytrain.components.train.plan.batch import BatchPlan
+from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.recovery.entries import Entry
 
 
@@ -24,8 +24,8 @@ from steadytrain.components.train.recovery.entries import Entry
 class AttemptHistory:
     """One attempt.
 
-    ready: its ranks could take their first step; None where they did not come to that.
-    ended: None while it runs, or where its supervisor died.
+    ready: its ranks were ready for their first step; None if they never got that far.
+    ended: None while it runs, or if its supervisor died.
     """
 
     started: AttemptStarted
@@ -34,7 +34,7 @@ class AttemptHistory:
     ended: AttemptEnded | None = None
 
     def add(self, event: TrainingStarted | AttemptEnded | CheckpointSaved) -> None:
-        """Takes in what became of it."""
+        """Add an event of this attempt."""
         if isinstance(event, TrainingStarted):
             self.ready = event
         elif isinstance(event, AttemptEnded):
@@ -44,7 +44,7 @@ class AttemptHistory:
 
     @property
     def plan(self) -> BatchPlan:
-        """How it cut the global batch."""
+        """How the attempt splits the global batch."""
         started = self.started
         return BatchPlan(
             started.micro_batch_size,
@@ -58,18 +58,18 @@ class AttemptHistory:
 
     @property
     def last_step(self) -> int:
-        """The newest step of which something is left."""
+        """The newest step whose result still exists."""
         saved = [checkpoint.step for checkpoint in self.checkpoints]
         return max([self.started.resumed_from_step or 0, *saved])
 
 
 @dataclass
 class History:
-    """What the ledger tells, attempts and decisions in their order.
+    """The attempts and decisions in a ledger, in order.
 
     generation: of the last supervisor that wrote.
-    supervisor: the last one that took the run over.
-    outdated: how many of the decisions came before `compute.nodes` was changed.
+    supervisor: the last one that took over the run.
+    outdated: how many of the decisions predate the last change of `compute.nodes`.
     """
 
     attempts: list[AttemptHistory] = field(default_factory=list)
@@ -84,58 +84,59 @@ class History:
 
     @property
     def last_step(self) -> int:
-        """The newest step of which something is left; less than before after a fallback."""
+        """The newest step whose result still exists; it decreases after a fallback."""
         return self.attempts[-1].last_step if self.attempts else 0
 
     @property
     def limit(self) -> DecisionMade | None:
-        """The decision whose micro-batch, activation checkpointing and snapshot hold on."""
+        """The decision whose micro-batch, activation checkpointing and snapshot still apply."""
         limits = [item for item in self.decisions if item.micro_batch_size is not None]
         return limits[-1] if limits else None
 
     @property
     def nodes(self) -> int | None:
-        """How many are left, where some stayed away since `compute.nodes` was last changed."""
+        """The number of nodes left, if some went missing since `compute.nodes` last changed."""
         current = self.decisions[self.outdated :]
         return next((item.nodes for item in reversed(current) if item.nodes), None)
 
     @property
     def on_demand(self) -> bool:
-        """Whether the next attempt does without nodes that may be taken away."""
+        """Whether the next attempt avoids preemptible nodes."""
         last = self.decisions[-1] if self.decisions else None
         return bool(last and last.on_demand and last.attempt + 1 == self.next_attempt)
 
     @property
     def skipped_batches(self) -> tuple[int, ...]:
-        """Global batches that are left out, in their order."""
+        """The skipped global batches, in order."""
         found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}
         return tuple(sorted(found))
 
     @property
     def learning_rate_scale(self) -> float:
-        """Factor on the schedule's rates."""
+        """The factor applied to the schedule's learning rates."""
         return math.prod(item.learning_rate_scale for item in self.decisions)
 
     @property
     def recipe(self) -> list[Decision]:
-        """As the first attempt that could take a step had it; later ones hold to it."""
+        """The recipe of the first attempt that was ready to train; later attempts keep it."""
         told = (attempt.ready.recipe for attempt in self.attempts if attempt.ready)
         return [Decision(**item) for item in next(told, [])]
 
     @property
     def decided(self) -> list[Decision]:
-        """What has a reason: the recipe, and how the newest attempt cuts the work."""
+        """All decisions with a reason: the recipe, and how the newest attempt splits the work."""
         cut = self.attempts[-1].started.decisions if self.attempts else []
         return [*self.recipe, *(Decision(**item) for item in cut)]
 
     @property
     def stalled(self) -> list[AttemptHistory]:
-        """The last attempts, from the newest that made progress, or that a person asked for.
+        """The last attempts, starting with the newest that made progress or that a person started.
 
-        The one that made progress belongs to them, since it failed after it had saved. After a
-        fallback to an older checkpoint the same steps are saved once more, which counts, but not
-        a third time: storage that damages each checkpoint must not keep a run busy forever.
-        Whoever starts the run again after a stop has dealt with the cause: that begins anew.
+        The attempt that made progress is included, because it failed after it saved. After a
+        fallback to an older checkpoint the same steps are saved a second time. That counts as
+        progress, but a third time does not: storage that damages every checkpoint must not keep a
+        run busy forever. A person who restarts a stopped run has dealt with the cause, so the list
+        starts over.
         """
         stops = {item.attempt for item in self.decisions if item.action == "stop"}
         saves = Counter[int]()
@@ -151,20 +152,20 @@ class History:
 
     @property
     def checkpoint_seconds(self) -> tuple[float, float] | None:
-        """What the newest checkpoint cost, blocking and writing; None before there is one."""
+        """The blocking and writing seconds of the newest checkpoint; None before the first one."""
         saved = [item for attempt in self.attempts for item in attempt.checkpoints]
         return (saved[-1].seconds, saved[-1].writing_seconds) if saved else None
 
     @property
     def seconds(self) -> float:
-        """Time that ended attempts took."""
+        """The total duration of the ended attempts."""
         return sum(
             attempt.ended.time - attempt.started.time for attempt in self.attempts if attempt.ended
         )
 
 
 def history_of(entries: Iterable[Entry]) -> History:
-    """The history that a ledger's entries tell; those without an event are left out."""
+    """Build the history from a ledger's entries, skipping entries without an event."""
     history, attempts = History(), dict[int, AttemptHistory]()
     for entry in entries:
         event = entry.event
@@ -181,7 +182,7 @@ def history_of(entries: Iterable[Entry]) -> History:
             attempts[event.attempt] = AttemptHistory(event)
         elif (
             isinstance(event, TrainingStarted | AttemptEnded | CheckpointSaved)
-            # Its attempt may be among what was lost.
+            # The start of this attempt may be one of the lost entries.
             and event.attempt in attempts
         ):
             attempts[event.attempt].add(event)
@@ -190,8 +191,33 @@ def history_of(entries: Iterable[Entry]) -> History:
 
 
 def _other_nodes(before: SupervisorStarted | None, now: SupervisorStarted) -> bool:
-    """Whether the configuration asks for another number of nodes than it did."""
+    """Return whether the configured number of nodes changed."""
     if before is None:
         return False
     old, new = (item.settings.get("compute", {}).get("nodes") for item in (before, now))
     return old is not None and new is not None and old != new
+
+
+def account(history: History) -> Sequence[str]:
+    """Return a line for each attempt since the last new checkpoint, and the last stop's reason.
+
+    Empty for a single attempt, or if the run was never stopped by a decision.
+    """
+    lines = [_attempt(attempt) for attempt in history.stalled]
+    earlier = len(history.attempts) - len(lines)
+    if earlier:
+        lines.insert(0, f"{earlier} earlier attempts, before the last new checkpoint")
+    decided = [item for item in history.decisions if item.action == "stop"]
+    if len(lines) < 2 or not decided:
+        return ()
+    return [*lines, f"stopped: {decided[-1].reason}"]
+
+
+def _attempt(attempt: AttemptHistory) -> str:
+    started, ended = attempt.started, attempt.ended
+    begun = f"attempt {started.attempt}: micro-batch x accumulation {attempt.plan}, "
+    begun += f"from step {started.resumed_from_step or 0}"
+    if ended is None:
+        return begun
+    why = f": {ended.failure_class}, {ended.message.partition(chr(10))[0]}" if ended.message else ""
+    return f"{begun}, {ended.outcome} at step {ended.step}{why}"

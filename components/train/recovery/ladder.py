@@ -1,7 +1,7 @@
-"""What can be changed when memory runs out, one rung after another.
+"""The OOM fallbacks: what can be changed when memory runs out, in order.
 
-No rung changes what is learned: the global batch, the order of the samples, the
-learning rates and the number of steps stay as they are.
+No fallback changes what the model learns: the global batch, the order of the samples, the
+learning rates and the number of steps stay the same.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan
-from steadytrain.components.train.plan.device import CPU
-from steadytrain.components.train.recovery.failures import FailureClass
+from steadytrain.components.sizing.batch import REPLICATED, BatchPlan
+from steadytrain.components.sizing.device import CPU
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A change that needs less memory.
+    """An OOM fallback: a change that needs less memory.
 
-    lower: the plan one step further down, or None where this rung has nothing left to give.
-    missing: why it cannot be taken at all; "" where it can.
+    lower: returns the plan one step down, or None if this fallback has nothing left to reduce.
+    missing: why it is unavailable; "" if it is available.
     """
 
     name: str
@@ -42,7 +42,7 @@ def _in_place(plan: BatchPlan) -> BatchPlan | None:
 
 
 def _sharding(above: str, strategy: str) -> Callable[[BatchPlan], BatchPlan | None]:
-    """From one strategy to the one below it; a rank alone has nobody to share with."""
+    """Move from one strategy to the next; a single rank has no other rank to share with."""
 
     def lower(plan: BatchPlan) -> BatchPlan | None:
         shared = plan.strategy == above and plan.world_size > 1
@@ -63,23 +63,23 @@ LADDER = (
     Rung("smaller micro-batch", _halved),
     Rung("activation checkpointing", _recomputing),
     FSDP,
-    # FSDP cuts all that ZeRO-3 does: these are for those who have chosen DeepSpeed.
+    # FSDP shards everything that ZeRO-3 does: these are for users who chose DeepSpeed.
     Rung("DeepSpeed ZeRO-2", _sharding("zero1", "zero2")),
     Rung("DeepSpeed ZeRO-3", _sharding("zero2", "zero3")),
     OFFLOAD,
 )
-"""The registry of rungs for the memory of a device, in the order in which they are taken."""
+"""The fallbacks for device memory, in the order in which they are tried."""
 
 HOST_LADDER = (Rung("no snapshot in host memory", _in_place),)
-"""For the host's own memory. Rows come from mapped files on the training thread: there are no
-loader's workers of which fewer would need less."""
+"""The fallbacks for host memory. The training thread reads rows from memory-mapped files, so there
+are no data loader workers to reduce."""
 
 
 def ladder_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Sequence[Rung]:
-    """The rungs that help, by what ran out; a CPU's memory is the host's.
+    """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
-        unsharded: the field with which no state can be cut into shards; "" without one.
+        unsharded: the field that prevents sharding the state; "" if there is none.
     """
     missing = {}
     if unsharded:
@@ -96,16 +96,17 @@ def ladder_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Seque
 
 Estimate = Callable[[BatchPlan], int | None]
 _WORTH: Final = 0.98
-"""Of the memory that ran out: a rung that leaves more of it would cost an attempt for nothing."""
+"""Share of the memory that ran out: a fallback that leaves more in use would waste an attempt."""
 
 
 def next_rung(
     plan: BatchPlan, ladder: Sequence[Rung] = LADDER, estimate: Estimate = lambda _: None
 ) -> tuple[Rung, BatchPlan] | None:
-    """The next rung below a plan and the plan there, or None at the foot of the ladder.
+    """Return the next fallback for a plan and the resulting plan, or None after the last one.
 
     Args:
-        estimate: bytes of a rank with a plan; what it says would not help is passed over.
+        estimate: returns the bytes of a rank with a plan; a fallback that it says won't help is
+            skipped.
     """
     for rung in ladder:
         lowered = None if rung.missing else rung.lower(plan)
@@ -119,7 +120,7 @@ def _helps(before: int | None, after: int | None) -> bool:
 
 
 def what_came_of_it(history: History, ladder: Sequence[Rung]) -> Iterator[str]:
-    """A line for each rung: what was tried on it, and how that ended."""
+    """Yield a line for each fallback: what was tried, and how that ended."""
     attempts = {attempt.started.attempt: attempt for attempt in history.attempts}
     for rung in ladder:
         tried = [

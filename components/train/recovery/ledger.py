@@ -1,7 +1,7 @@
-"""The record of a run's attempts, from which any supervisor rebuilds what it must know.
+"""The record of a run's attempts, from which any supervisor rebuilds its state.
 
-One small JSON object an event, written once under a name that sorts. It alone
-holds the state: a supervisor that dies takes nothing with it.
+Each event is one small JSON object, written once under a sortable name. The state exists only
+here, so nothing is lost when a supervisor dies.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ from steadytrain.components.train.recovery.entries import (
 from steadytrain.components.train.recovery.history import History, history_of
 
 _ENTRY = re.compile(r"(\d{8})\.(json|lost)")
-"""Of an entry, and of one whose loss a person has accepted."""
+"""Matches an entry, and an entry whose loss a person has accepted."""
 
 
 class LedgerDamaged(BadInput):
-    """Entries of a ledger are lost for good; the message names them, and the way on."""
+    """Ledger entries are permanently lost; the message names them and says how to continue."""
 
 
 class Ledger:
     """Writes and reads the events of one run.
 
-    lease: what the writer holds; a reader needs none.
+    lease: held by the writer; a reader needs none.
     """
 
     def __init__(self, storage: Storage, *, run_id: str) -> None:
         self.storage, self.run_id = storage, run_id
         self.lease: Lease | None = None
-        # Listed once: a long run's ledger has thousands of events.
+        # List only once: a long run's ledger has thousands of events.
         self._next = 0
 
     def record(self, event: Event, *, seconds: float = 0.0) -> None:
-        """Keeps an event that is state; others are passed over.
+        """Write an event that is state; ignore other events.
 
         Args:
-            seconds: how long to try again where storage refuses.
+            seconds: how long to retry if storage refuses.
 
         Raises:
-            StorageError: it cannot be written.
-            RunBusy: another supervisor has taken the run over.
+            StorageError: the event cannot be written.
+            RunBusy: another supervisor has taken over the run.
         """
         if isinstance(event, KEPT):
             while_refused(lambda: self._write(event), seconds)
 
     def history(self) -> History:
-        """Everything so far.
+        """Return the history so far.
 
-        What a supervisor has still written after another had taken over is left out: it may
-        have been stopped for long between its look at the lease and its writing.
+        Ignores what a supervisor wrote after another one took over: it may have been paused for a
+        long time between checking the lease and writing.
 
         Raises:
             LedgerDamaged: an entry is lost; `mend` may restore it.
-            BadInput: the ledger was written by a newer version.
+            BadInput: a newer version wrote the ledger.
         """
         entries = self.entries()
         holes = [entry for entry in entries if entry.is_hole]
@@ -78,7 +78,7 @@ class Ledger:
         return history_of(entries)
 
     def as_told(self, told: Sequence[Event]) -> tuple[History, list[str]]:
-        """Everything that can be read, and what is lost, for those who only tell of a run.
+        """Return everything readable and a list of what is lost, for read-only use.
 
         Args:
             told: the run's events, from which entries are restored.
@@ -89,17 +89,17 @@ class Ledger:
         return history_of(without_holes(entries)), problems
 
     def mend(self, told: Sequence[Event], *, attempts: int = 0) -> list[str]:
-        """Restores entries that are damaged or missing; a damaged file is kept beside its entry.
+        """Restore damaged or missing entries. A damaged file is kept next to its entry.
 
         Args:
             told: the run's events.
-            attempts: how many there were, as far as is known from elsewhere.
+            attempts: how many attempts are known from other sources.
 
         Returns:
             What was restored, in words.
 
         Raises:
-            LedgerDamaged: an entry is lost, and nobody tells what it was.
+            LedgerDamaged: an entry is lost and no event contains it.
         """
         entries = self.entries()
         put_back = restored(entries, told)
@@ -121,18 +121,18 @@ class Ledger:
         return [f"{self._path(entry)} ({entry.event.name})" for entry in put_back if entry.event]
 
     def generation(self) -> int:
-        """The highest that any entry bears, damaged ones left out."""
+        """Return the highest generation of any undamaged entry."""
         return max((entry.generation for entry in self.entries()), default=0)
 
     def entries(self) -> list[Entry]:
-        """All entries in the order of their numbers; where one is lost, a hole."""
+        """Return all entries in numeric order, with a hole for each lost one."""
         names = {name: match for name in self.storage.list() if (match := _ENTRY.fullmatch(name))}
         accepted = {int(match[1]) for match in names.values() if match[2] == "lost"}
         found = {
             int(match[1]): self._read(name) for name, match in names.items() if match[2] == "json"
         }
         last = max([*accepted, *(item.number for item in found.values() if item.event)], default=0)
-        # No writer leaves a number out: what cannot be read and follows on none is no entry.
+        # Writers skip no number: an unreadable file that does not follow an entry is not an entry.
         while last + 1 in found:
             last += 1
         return [
@@ -149,8 +149,8 @@ class Ledger:
         body = encode(event, generation=generation, run_id=self.run_id)
         if not self._next:
             self._next = max((entry.number for entry in self.entries()), default=0) + 1
-        # Another writer may take the number first; each event keeps a name of its own. A write
-        # that was refused may have been made all the same: it is there then.
+        # Another writer may take the number first, so each event keeps its own name. A write that
+        # was refused may still have happened; then the file exists.
         while not self.storage.write(name := f"{self._next:08d}.json", body, if_absent=True):
             if self._is(name, body):
                 break

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
+from steadytrain.components.train.failures import Failure, FailureClass, classify
 from steadytrain.components.train.heartbeat import Beat
-from steadytrain.components.train.recovery.failures import Failure, FailureClass, classify
-from steadytrain.components.train.recovery.output import tail
+from steadytrain.components.train.output import tail
 
 SUCCESSES: tuple[AttemptOutcome, ...] = ("finished", "early_stopped")
 
@@ -19,13 +19,13 @@ SUCCESSES: tuple[AttemptOutcome, ...] = ("finished", "early_stopped")
 class Outcome:
     """How training ended.
 
-    outcome: "finished" and "early_stopped" have a model; the others can be continued.
-    result: what rank 0 told, where it came to that.
-    failure: why it did not go on by itself; None where it ended well or was asked to stop.
-    step: the last step that is known of.
-    attempts, seconds: of the whole run, earlier programs included.
-    account: what was tried since the last new checkpoint, a line each.
-    decisions: what was open or might have been, each with its reason.
+    outcome: "finished" and "early_stopped" have a model; the other outcomes can be resumed.
+    result: rank 0's result, if it wrote one.
+    failure: why training did not continue by itself; None if it succeeded or was asked to stop.
+    step: the last known step.
+    attempts, seconds: of the complete run, including earlier processes.
+    account: what was tried since the last new checkpoint, one line each.
+    decisions: settings that were chosen or could have been, each with its reason.
     """
 
     outcome: AttemptOutcome
@@ -54,9 +54,9 @@ class Ending:
 def conclude(
     folder: AttemptFolder, exits: Mapping[int, int], requested: AttemptOutcome | None
 ) -> Ending:
-    """How an attempt whose ranks are down has ended.
+    """Determine how an attempt ended after its ranks exited.
 
-    A success needs both: rank 0's result, and every rank leaving with status 0.
+    Success requires both rank 0's result and exit status 0 from every rank.
 
     Args:
         requested: the outcome for which the ranks were asked to stop, if they were.
@@ -66,7 +66,7 @@ def conclude(
     if result is not None and result.outcome in SUCCESSES and well:
         return Ending(result.outcome, result, None)
     if requested is not None:
-        # What ranks say that were taken down on request is no failure.
+        # Errors from ranks that were stopped on request are not failures.
         return Ending(requested, result, None)
     if result is not None and result.outcome in ("stopped", "pruned") and well:
         return Ending(result.outcome, result, None)

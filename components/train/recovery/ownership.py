@@ -1,4 +1,4 @@
-"""Holding a run: nobody else trains it, or begins it anew, meanwhile."""
+"""Exclusive ownership of a run: no other process can train it or start it over."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _owned_here: ContextVar[Lease | None] = ContextVar("lease", default=None)
 
 @contextlib.contextmanager
 def owned(config: RunConfig) -> Iterator[Lease]:
-    """Holds a run for this process; within a context that holds it already, that one's lease.
+    """Hold a run for this process. Inside a context that already holds it, reuse that lease.
 
     Raises:
-        RunBusy: a live supervisor holds it; the message says which, where, since when.
+        RunBusy: a live supervisor holds it; the message says which one, where, and since when.
         BadInput, StorageError: see `hold`.
     """
     workspace = Workspace.of(config)

@@ -1,19 +1,21 @@
 """What to do about a failure: a pure function of what has happened so far.
 
-- What would come again (a user's bug, bad data) stops at once.
-- Memory that runs out is answered by the ladder, whose rungs cost nothing of any budget.
-  At its foot the run stops, but for the host's memory beside a GPU, of which others may
-  have taken too much: that is retried.
-- Nodes that stay away are done without, as far as the configuration lets it.
-- A divergence goes back to the newest checkpoint: the first time without the batch at
-  which it came, the second time with lower learning rates, a third time it stops.
-- Native code that crashes is retried as all else is, unless it crashed after the same step before.
-- All else is retried, by class of failure so many times in a row without a new
-  checkpoint. A run that makes progress between its faults survives any number of them.
-- A circuit breaker counts over all classes but preemption, which says nothing about
-  the run. Where it opens there is one last try after a wait, budgets or not.
+- Failures that would happen again (a user's bug, bad data) stop the run at once.
+- Running out of memory leads to the OOM fallbacks, which don't use the retry budget. After the last
+  one, the run stops. The exception is host memory next to a GPU: other processes may have used too
+  much of it, so the run retries.
+- If nodes stay missing, the run continues on fewer nodes, down to the configured minimum.
+- After a divergence, the run returns to the newest checkpoint. The first time it skips the batch
+  where the loss diverged, the second time it lowers the learning rates, the third time it stops.
+- If ranks find their checkpoint damaged, the next attempt starts at once from an earlier one.
+- A crash in native code is retried like other failures, unless it crashed after the same step
+  before.
+- Every other failure is retried a limited number of times in a row per class without a new
+  checkpoint. A run that makes progress between failures survives any number of them.
+- A circuit breaker counts all classes except preemption, which says nothing about the run. When it
+  opens, there is one last try after a wait, regardless of retry budgets.
 
-Every count is taken from the ledger, so that a new supervisor decides as the old one would.
+Every count comes from the ledger, so a new supervisor decides as the old one would.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.components.shared.config import RecoveryConfig
-from steadytrain.components.train.plan.batch import batch_at
-from steadytrain.components.train.plan.hardware import advice
-from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.sizing.batch import batch_at
+from steadytrain.components.sizing.hardware import advice
+from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ladder import (
     HOST_LADDER,
@@ -44,15 +46,15 @@ _LOWER_RATE = 0.1
 class Decision:
     """What the supervisor does next.
 
-    action: retry as it is, retry changed, or stop.
+    action: retry unchanged, retry changed, or stop.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
-    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: what a changed retry and
-        all later attempts run with at most and at least; the global batch stays.
-    rung: of the ladder, where that was the answer.
-    skipped_batch, learning_rate_scale: the answers to a divergence.
-    nodes: how many are left, where some stayed away.
-    on_demand: whether the retry does without nodes that may be taken away.
+    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: limits for a changed
+        retry and all later attempts; the global batch stays the same.
+    rung: the OOM fallback, if the decision is one.
+    skipped_batch, learning_rate_scale: the responses to a divergence.
+    nodes: how many are left, if some are missing.
+    on_demand: whether the retry avoids preemptible nodes.
     """
 
     action: Literal["retry", "retry_changed", "stop"]
@@ -79,11 +81,12 @@ def decide(
     unsharded: str = "",
     estimate: Estimate = lambda _: None,
 ) -> Decision:
-    """The decision after the last attempt of the history has failed.
+    """Decide what to do after the last attempt of the history failed.
 
     Args:
-        run_id: scatters the waits of runs that fail together.
-        unsharded: as for `ladder_for`. estimate: as for `next_rung`.
+        run_id: spreads the waits of runs that fail at the same time.
+        unsharded: see `ladder_for`.
+        estimate: see `next_rung`.
     """
     kind = failure.failure_class
     if not kind.retryable:
@@ -95,13 +98,15 @@ def decide(
         answer = _shrink(history, settings)
     elif kind is FailureClass.CRASH:
         answer = _crash_again(history)
+    elif kind is FailureClass.CHECKPOINT_CORRUPT:
+        answer = _step_back(history)
     elif _is_short_of_memory(failure):
         answer = _lower(history, failure, unsharded, estimate)
     return answer or _retry(history, kind, settings, run_id)
 
 
 def _crash_again(history: History) -> Decision | None:
-    """Stops where native code crashed before, after the same step."""
+    """Stop if native code crashed after the same step before."""
     *before, last = [item.ended for item in history.stalled if item.ended]
     if not any(
         (item.failure_class, item.step) == (last.failure_class, last.step) for item in before
@@ -110,8 +115,19 @@ def _crash_again(history: History) -> Decision | None:
     return Decision("stop", f"{last.failure_class} after step {last.step} again: no retry helps")
 
 
+def _step_back(history: History) -> Decision | None:
+    """Return to the newest intact checkpoint; None if that was already tried."""
+    if FailureClass.CHECKPOINT_CORRUPT in _counted(history):
+        return None
+    return Decision(
+        "retry",
+        f"{FailureClass.CHECKPOINT_CORRUPT}: back to the newest checkpoint whose files are as "
+        "they were written",
+    )
+
+
 def _is_short_of_memory(failure: Failure) -> bool:
-    """A rank that was killed, and nothing tells why, may have had enough of it."""
+    """Return whether memory ran out. A rank killed for no known reason may have had enough."""
     kind = failure.failure_class
     return kind is FailureClass.GPU_OOM or (
         kind is FailureClass.HOST_OOM and not failure.unexplained
@@ -123,7 +139,7 @@ def _lower(
 ) -> Decision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
     ladder = ladder_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
-    # Of the host's own memory no formula tells.
+    # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
     found = next_rung(plan, ladder, known)
     if found is None:
@@ -147,7 +163,7 @@ def _lower(
 
 
 def _shrink(history: History, settings: RecoveryConfig) -> Decision | None:
-    """Fewer nodes, each with more of the same global batch; None where there may not be fewer."""
+    """Use fewer nodes, each with more of the same global batch; None if that is not allowed."""
     last = history.attempts[-1]
     nodes, batch = last.started.nodes, last.plan.global_batch_size
     ranks = last.started.world_size // nodes
@@ -163,7 +179,7 @@ def _shrink(history: History, settings: RecoveryConfig) -> Decision | None:
 
 
 def _steady(history: History, failure: Failure) -> Decision:
-    """Retried as it is, a divergence would come again: resume is exact."""
+    """Respond to a divergence. An unchanged retry would repeat it, because resuming is exact."""
     times = _counted(history).count(FailureClass.DIVERGENCE)
     told = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
     if times == 1:
@@ -210,7 +226,7 @@ def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
 
 
 def _moves(kind: FailureClass, settings: RecoveryConfig) -> bool:
-    """Whether nodes that are not taken away may help, and are wanted."""
+    """Return whether nodes that are not preemptible may help and are configured."""
     lost = kind in (FailureClass.PREEMPTION, FailureClass.NODE_LOST)
     return lost and settings.on_demand_at_last
 
@@ -227,20 +243,24 @@ def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decisi
 
 
 def _counted(history: History) -> Sequence[str]:
-    """Classes of the failures since the last new checkpoint.
+    """Return the classes of the failures since the last new checkpoint.
 
-    Those answered by a rung, or by fewer nodes, are left out.
+    Leaves out failures answered by an OOM fallback or fewer nodes, and the first damaged
+    checkpoint.
     """
     answered = {item.attempt for item in history.decisions if item.rung or item.nodes}
-    return [
+    counted = [
         attempt.ended.failure_class
         for attempt in history.stalled
         if attempt.ended and attempt.ended.failure_class and attempt.started.attempt not in answered
     ]
+    if FailureClass.CHECKPOINT_CORRUPT in counted:
+        counted.remove(FailureClass.CHECKPOINT_CORRUPT)
+    return counted
 
 
 def _delay(count: int, settings: RecoveryConfig, name: str) -> float:
-    # The exponent is bounded, since a float is.
+    # The exponent is bounded to avoid overflow.
     doubled = settings.backoff_seconds * 2.0 ** min(count - 1, 64)
     delay = min(doubled, settings.backoff_max_seconds)
     if not settings.jitter:

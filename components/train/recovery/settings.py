@@ -1,4 +1,4 @@
-"""What of a run's configuration may change when it is continued, and what may not."""
+"""Which parts of a run's configuration may change when the run is resumed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ NEUTRAL = (
     "save_total_limit",
     "save_keep_every",
 )
-"""Fields of `training` that say how the work is cut and what is told of it; none of them decides
-what is learned."""
+"""Fields of `training` that control how the work is split and what is reported. They don't affect
+what the model learns."""
+
+FREE_FIELDS = ("model.adapter.frozen_embeddings",)
+"""Exceptions in sections that otherwise must not change: where frozen weights are kept."""
 
 FREE_SECTIONS = ("compute", "recovery")
-"""All of these may change: where it is trained, and what happens when something breaks."""
+"""Every field of these may change: where to train, and what to do about failures."""
 
 _REORDERING = {
     "training.micro_batch_size",
@@ -42,46 +45,53 @@ _MEANING = {
     "base.content": " (the files that model.base stands for have changed)",
 }
 MAY_DIFFER = (
-    f"{', '.join(f'training.{name}' for name in NEUTRAL)}, and all of {' and '.join(FREE_SECTIONS)}"
+    f"{', '.join([*(f'training.{name}' for name in NEUTRAL), *FREE_FIELDS])}, and all of "
+    f"{' and '.join(FREE_SECTIONS)}"
 )
 
 
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:
-    """Digest of all that decides the weights that training ends with.
+    """Return a digest of everything that determines the final weights.
 
-    Of the base model it is the content that counts, not the address.
+    For the base model, the content counts, not the address.
 
     Raises:
-        BadInput, StorageError: the base model cannot be asked what it is.
+        BadInput, StorageError: the base model's content cannot be determined.
     """
     training = config.training.model_dump(mode="json", exclude=set(NEUTRAL))
-    model = config.model.model_dump(mode="json")
+    model = config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
     if config.model.base:
         model["base"] = base_content(config)
     return value_digest([data.fingerprint, model, training])
 
 
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
-    """What a supervisor works by, as plain data: sections and their fields."""
+    """Return the settings that a supervisor uses as plain data: sections and their fields."""
+    found = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
+    if config.model.base:
+        found["base"] = {"content": base_content(config)}
+    return found
+
+
+def stated(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of the configuration alone, without resolving addresses."""
     content = config.model_dump(mode="json", include={"model", "training", *FREE_SECTIONS})
-    # Sections of their own, so that a change is told by its field.
+    # Separate sections, so that a change is reported by field.
     within = {
         "model.adapter": content["model"].pop("adapter"),
         "compute.pods": content["compute"].pop("pods"),
     }
-    if config.model.base:
-        within["base"] = {"content": base_content(config)}
-    return {"data": {"fingerprint": data.fingerprint}, **content, **within}
+    return {**content, **within}
 
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Changes with which a run cannot be continued: field, value then and value now."""
+    """Return the changes that prevent a resume: field, old value and new value."""
     changes = [(name, told) for name, told in _changes(before, now) if not _may_differ(name)]
     return [f"{name} {told}{_MEANING.get(name, '')}" for name, told in changes]
 
 
 def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What has changed and may, in words; "" where nothing has."""
+    """Describe the allowed changes; "" if there are none."""
     changes = {name: told for name, told in _changes(before, now) if _may_differ(name)}
     if not changes:
         return ""
@@ -93,11 +103,12 @@ def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _may_differ(name: str) -> bool:
     section, _, field = name.partition(".")
-    return section in FREE_SECTIONS or (section == "training" and field in NEUTRAL)
+    neutral = name in FREE_FIELDS or (section == "training" and field in NEUTRAL)
+    return section in FREE_SECTIONS or neutral
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Fields that both know, and tell differently."""
+    """Yield the fields that exist on both sides with different values."""
     for section in (name for name in now if name in before):
         for name in (name for name in now[section] if name in before[section]):
             old, new = before[section][name], now[section][name]

@@ -1,4 +1,4 @@
-"""How a run cuts its global batch: as configured, within what it or an earlier run found to fit."""
+"""How a run splits its global batch: as configured, but no larger than what fit before."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.decision import Decision, differs, set_by_user
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.train.plan.batch import REPLICATED, BatchPlan, plan_batch
-from steadytrain.components.train.plan.learned import Learned, learned_path
-from steadytrain.components.train.plan.start import Start, estimated_memory, planned_start
-from steadytrain.components.train.recovery.failures import FailureClass
+from steadytrain.components.sizing.batch import REPLICATED, BatchPlan, plan_batch
+from steadytrain.components.sizing.learned import Learned, learned_path
+from steadytrain.components.sizing.start import Start, estimated_memory, planned_start
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History
 
 _DERIVED = "the default, since no plan by formula holds for this device and model"
@@ -20,9 +20,9 @@ _DERIVED = "the default, since no plan by formula holds for this device and mode
 
 @dataclass(frozen=True)
 class Sizing:
-    """The plans of one run on one kind of device.
+    """The batch plans of one run on one kind of device.
 
-    host_memory: bytes of a node's own; None: not known.
+    host_memory: bytes per node; None if unknown.
     """
 
     config: RunConfig
@@ -32,7 +32,7 @@ class Sizing:
     host_memory: int | None = None
 
     def plan(self, history: History) -> BatchPlan:
-        """Of the next attempt."""
+        """Return the plan of the next attempt."""
         plan, limit = self._configured(self.nodes(history)), history.limit
         if limit is None or limit.micro_batch_size is None:
             return plan
@@ -45,7 +45,7 @@ class Sizing:
         )
 
     def decisions(self, history: History) -> list[Decision]:
-        """What the next attempt's plan fills of the configuration, each with its reason."""
+        """Return the fields that the next attempt's plan sets, each with its reason."""
         nodes = self.nodes(history)
         start, limit, began = self._start(nodes), history.limit, self._configured(nodes).fields
         reasons = {item.field: item for item in start.decisions} if start else {}
@@ -63,24 +63,24 @@ class Sizing:
         return [*found, self._checkpoints()]
 
     def planned(self) -> DecisionMade | None:
-        """What the plan says of a device and a model that it knows."""
+        """Return the planner's decision, if it knows the device and the model."""
         start = self._start(self.config.compute.nodes)
         if start is None:
             return None
         return DecisionMade(attempt=0, failure_class="", action="planned", reason=start.reason)
 
     def estimate(self, plan: BatchPlan) -> int | None:
-        """Bytes that a rank needs with a plan; None where no formula knows it."""
+        """Return the bytes that a rank needs with a plan; None if no formula covers it."""
         nodes = plan.world_size // self.config.compute.nproc_per_node
         length = self.data.sequence_length
         return estimated_memory(self.config, self.device, nodes, length, plan)
 
     def nodes(self, history: History) -> int:
-        """Of the next attempt."""
+        """Return the number of nodes of the next attempt."""
         return history.nodes or self.config.compute.nodes
 
     def learned(self) -> DecisionMade | None:
-        """What earlier runs have learned, where it changes the plan."""
+        """Return what earlier runs learned, if it changes the plan."""
         if not self._path.is_file():
             return None
         plan = self._configured(self.config.compute.nodes)
@@ -103,9 +103,9 @@ class Sizing:
         )
 
     def remember(self, history: History) -> None:
-        """Keeps a smaller plan, that has trained, for later runs.
+        """Save a smaller plan that has trained, for later runs.
 
-        That there was no room for a snapshot is not kept: it says nothing of the device.
+        Whether a snapshot fit in host memory is not saved: it says nothing about the device.
         """
         learned = replace(self.plan(history), snapshot=True)
         if learned != self._configured(self.nodes(history)):
@@ -128,7 +128,7 @@ class Sizing:
         )
 
     def _configured(self, nodes: int) -> BatchPlan:
-        """As the plan has it, else as the configuration does."""
+        """Return the planner's batch plan, or the configured one if there is none."""
         start = self._start(nodes)
         return start.batch if start else self._derived(nodes)
 
@@ -137,7 +137,7 @@ class Sizing:
         ranks = self.world_size * nodes // all_nodes
         micro = training.micro_batch_size
         if micro is not None and nodes < all_nodes:
-            # With other shares it may not divide them, and is an upper bound.
+            # It may not divide the new shares, so treat it as an upper bound.
             plan = plan_batch(training.global_batch_size, ranks, limit=micro)
         else:
             plan = plan_batch(training.global_batch_size, ranks, micro)

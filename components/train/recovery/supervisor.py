@@ -1,7 +1,7 @@
-"""Owns the attempts of a run: starts them, follows them, concludes, decides.
+"""Owns a run's attempts: starts them, follows them, and decides what comes next.
 
-What it knows of the past it reads from the ledger; what it learns from the
-ranks it reads from their events and from the attempt's folder.
+It reads the past from the ledger. It learns about the ranks from their events and from the
+attempt's folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events import Event, Sink
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
@@ -25,29 +25,28 @@ from steadytrain.components.shared.patience import REFUSED_SECONDS, while_refuse
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.lease import Lease
-from steadytrain.components.train.plan.batch import BatchPlan
-from steadytrain.components.train.recovery.account import account
 from steadytrain.components.train.recovery.as_events import attempt_ended, decision_made
-from steadytrain.components.train.recovery.failures import Failure
-from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.continuing import other_inputs
+from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.policy import Decision, decide
 from steadytrain.components.train.recovery.settings import (
-    MAY_DIFFER,
     accepted,
     inputs_digest,
     refused,
     settings,
 )
-from steadytrain.components.train.recovery.signals import StopRequest, stop_requests
 from steadytrain.components.train.recovery.sizing import Sizing
 from steadytrain.components.train.recovery.takeover import Takeover, last_folder, left_to_wait
 from steadytrain.components.train.recovery.watch import Watch
+from steadytrain.components.train.signals import StopRequest, stop_requests
 
 OnValidation = Callable[[Validated], bool]
 Decide = Callable[[History, Failure], Decision]
@@ -57,9 +56,9 @@ Decide = Callable[[History, Failure], Decision]
 class Supervisor:
     """Trains one run to its end.
 
-    on_validation: called with each validation; False ends the training as "pruned".
-    sinks: get every event of the run from now on; the caller closes them.
-    decide: the policy; None: the product's own, by the configuration.
+    on_validation: called with each validation; False ends training as "pruned".
+    sinks: receive every event of the run from now on; the caller closes them.
+    decide: the policy; None means the built-in one with the configured settings.
     """
 
     config: RunConfig
@@ -88,13 +87,14 @@ class Supervisor:
         )
 
     def run(self) -> Outcome:
-        """Attempt after attempt, until one ends well or the policy says stop.
+        """Run attempts until one succeeds or the policy says stop.
 
-        SIGTERM and SIGINT stop the ranks within the grace; a second signal ends them at once.
+        SIGTERM and SIGINT stop the ranks within the grace period; a second signal ends them at
+        once.
 
         Raises:
-            RunBusy: another process trains this run, or has taken it over.
-            BadInput: the run was begun with other data, model or training.
+            RunBusy: another process is training this run, or has taken it over.
+            BadInput: the run was started with different data, model or training settings.
             StorageError: the ledger cannot be written.
         """
         self.workspace.create()
@@ -109,7 +109,7 @@ class Supervisor:
                     break
                 delay = decision.delay_seconds
             else:
-                # Asked while no rank was there.
+                # The request came while no rank was running.
                 ending = Ending(request.outcome or "stopped", ending.result, None)
             history = self.ledger.history()
             return Outcome(
@@ -124,7 +124,7 @@ class Supervisor:
             )
 
     def _prepare(self) -> None:
-        """Takes over from earlier supervisors, and puts down what the ranks will read."""
+        """Take over from earlier supervisors, and write the files that the ranks will read."""
         from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, survey
 
         past = Takeover(self.ledger, self.workspace, self._tell)
@@ -142,7 +142,7 @@ class Supervisor:
                 settings=now,
             )
         )
-        # Read again: from here on nobody else changes it.
+        # Read again: from here on no other process changes it.
         history = self.ledger.history()
         past.end_lost_attempts(history)
         past.decide_anew(history, self._policy)
@@ -153,11 +153,11 @@ class Supervisor:
 
     @cached_property
     def _inputs(self) -> str:
-        """Asked once: of a base model that is elsewhere, it takes a request."""
+        """Cached, because a remote base model needs a request."""
         return inputs_digest(self.config, self.data)
 
     def _tell(self, event: Event) -> None:
-        """Records an event while no attempt is under way, and tells it among the run's events."""
+        """Record an event while no attempt is running, and write it to the run's events."""
         self.ledger.record(event, seconds=REFUSED_SECONDS)
         with contextlib.closing(self.workspace.stream("supervisor")) as stream:
             stream.emit(event)
@@ -167,25 +167,18 @@ class Supervisor:
         if begun in (None, self._inputs):
             return
         before = history.supervisor.settings if history.supervisor else {}
-        changed = ": ".join(["", "; ".join(refused(before, now))]) if before else ""
-        raise BadInput(
-            f"run {self.workspace.run_id!r} in {self.workspace.output} was begun with other "
-            f"data, model or training, and cannot be continued with these{changed}",
-            remedy="give this run another name (run: ...), or take the configuration that it "
-            f"was begun with, in which these may differ: {MAY_DIFFER}; or remove "
-            f"{self.workspace.folder}",
-        )
+        raise other_inputs(self.workspace, refused(before, now))
 
     def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
-        """One attempt, from the newest checkpoint to the decision on what follows it."""
+        """Run one attempt, from the newest checkpoint to the decision about what follows."""
         history = self.ledger.history()
-        # A folder beyond what the ledger knows has files of an attempt whose loss was accepted.
+        # A folder that the ledger doesn't know belongs to an attempt whose loss was accepted.
         number, taken = (
             max(history.next_attempt, last_folder(self.workspace) + 1),
             history.supervisor,
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.config, taken)
+        resume_from, resumed_step = _newest_checkpoint(self.config, history)
         watch = Watch(self, folder, request, step=resumed_step or 0)
         with contextlib.closing(watch):
             if self._changed:
@@ -214,7 +207,7 @@ class Supervisor:
                 generation=self.lease.generation,
                 checkpoints=taken.checkpoints if taken else None,
             )
-            # First: from then on the attempt's number is ours, whoever else there is.
+            # Do this first: it claims the attempt number, even if another supervisor exists.
             watch.tell(
                 AttemptStarted(
                     attempt=number,
@@ -287,17 +280,22 @@ class Supervisor:
         return policy(history, failure)
 
 
-def _newest_checkpoint(
-    config: RunConfig, taken: SupervisorStarted | None
-) -> tuple[str, int | None]:
+def _newest_checkpoint(config: RunConfig, history: History) -> tuple[str, int | None]:
+    """Return the address and step of the checkpoint where an attempt starts.
+
+    Its ranks compare digests in parallel. This function reads complete checkpoints only if the
+    ranks found damage.
+    """
     from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, newest
 
-    found = newest(checkpoints_of(config), Lineage.of(taken))
+    ended = history.attempts[-1].ended if history.attempts else None
+    damaged = ended is not None and ended.failure_class == FailureClass.CHECKPOINT_CORRUPT
+    found = newest(checkpoints_of(config), Lineage.of(history.supervisor), read=damaged)
     return (str(found), found.step) if found else ("", None)
 
 
 def _last_step(ending: Ending, watch: Watch) -> int:
-    """The last step that is known of: a rank may have done more than it told of."""
+    """Return the last known step: a rank may have finished more steps than it reported."""
     if ending.result:
         return ending.result.step
     return max(watch.step, ending.failure.step if ending.failure else 0)

@@ -1,4 +1,4 @@
-"""What a supervisor sets right that earlier ones left: damage, lost attempts, open decisions."""
+"""Cleans up after earlier supervisors: damaged entries, lost attempts, pending decisions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from steadytrain.components.shared.events.types import AttemptEnded, Warned
 from steadytrain.components.shared.patience import REFUSED_SECONDS
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
+from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.as_events import decision_made
 from steadytrain.components.train.recovery.entries import KEPT
-from steadytrain.components.train.recovery.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.policy import Decision
@@ -24,9 +24,9 @@ _SUPERVISOR_DIED = "the program that supervised this attempt died"
 
 @dataclass(frozen=True)
 class Takeover:
-    """One run, taken over.
+    """The takeover of one run.
 
-    tell: records an event while no attempt is under way.
+    tell: records an event while no attempt is running.
     """
 
     ledger: Ledger
@@ -34,10 +34,10 @@ class Takeover:
     tell: Callable[[Event], None]
 
     def mend(self) -> None:
-        """Restores entries of the ledger that are damaged.
+        """Restore damaged ledger entries.
 
         Raises:
-            LedgerDamaged: what is lost is told nowhere else.
+            LedgerDamaged: no event contains what is lost.
         """
         told = (item.event for item in unread(self.workspace.events, {}))
         events = [event for event in told if isinstance(event, KEPT)]
@@ -45,7 +45,7 @@ class Takeover:
             self.tell(Warned(stage="train", message=f"restored from the run's events: {line}"))
 
     def end_lost_attempts(self, history: History) -> None:
-        """An attempt without an end: its supervisor died. Its ranks die with it; see to that."""
+        """End the attempts whose supervisor died, and make sure that their ranks are gone too."""
         end_processes(self.workspace.attempts)
         lost = [attempt for attempt in history.attempts if attempt.ended is None]
         told = read_events(self.workspace.events) if lost else []
@@ -65,9 +65,9 @@ class Takeover:
             )
 
     def decide_anew(self, history: History, policy: Callable[[History, Failure], Decision]) -> None:
-        """Decides what an earlier supervisor died before: the answer to its attempt's failure.
+        """Make the decision that an earlier supervisor died before making.
 
-        What would stop the run is left undecided: whoever started it again wants a try.
+        A decision to stop is not recorded: whoever restarted the run wants another try.
         """
         last = history.attempts[-1] if history.attempts else None
         failed = last.ended if last else None
@@ -90,13 +90,13 @@ class Takeover:
 
 
 def last_folder(workspace: Workspace) -> int:
-    """The highest number of an attempt that has a folder; 0 where none has."""
+    """Return the highest attempt number that has a folder; 0 if there is none."""
     names = (path.name for path in workspace.attempts.glob("*"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def left_to_wait(history: History) -> float:
-    """Seconds of the last decision's wait, where the one who made it died in it."""
+    """Return the seconds left of the last decision's wait, if its supervisor died in it."""
     last = history.decisions[-1] if history.decisions else None
     if last is None or last.action == "stop" or last.attempt + 1 != history.next_attempt:
         return 0.0

@@ -1,14 +1,14 @@
-"""Where a run's time went, from its ledger alone.
+"""Where a run's time went, computed from its ledger alone.
 
-The wall clock, from the first attempt's start to the last one's end, is cut into
-spans that follow each other without a gap, so that their times add up to it:
+The wall clock, from the start of the first attempt to the end of the last one, is split into
+consecutive spans without gaps. Their durations add up to the wall clock:
 
-- useful: work that led to what the run has now
-- lost: work that had to be done again, or of which nothing is left; the time to
-  notice a failure and to take the ranks down is part of it
-- restarting: from the start of the ranks to their first step, the first time too
-- checkpointing: training stood still for a checkpoint
-- waiting: no ranks: between an attempt and the next, and between supervisors
+- useful: work that led to the run's current state
+- lost: work that had to be repeated, or whose result is lost; this includes the time to notice a
+  failure and to stop the ranks
+- restarting: from the start of the ranks to their first step, including the first time
+- checkpointing: training was blocked by a checkpoint
+- waiting: no ranks, between attempts and between supervisors
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Kind = Literal["useful", "lost", "restarting", "checkpointing", "waiting"]
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of the wall clock, in seconds since the epoch.
+    """A part of the wall clock, in seconds since the epoch.
 
-    attempt: whose it is; of a wait, the one that follows.
+    attempt: the attempt it belongs to; for a wait, the attempt that follows.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a run by what they went into."""
+    """A run's seconds by kind."""
 
     useful: float = 0.0
     lost: float = 0.0
@@ -55,7 +55,7 @@ class Times:
 
     @classmethod
     def of(cls, cut: Iterable[Span]) -> Times:
-        """The sums over spans."""
+        """Return the sums over spans."""
         sums = dict.fromkeys((item.name for item in fields(cls)), 0.0)
         for span in cut:
             sums[span.kind] += span.seconds
@@ -67,26 +67,26 @@ class Times:
 
     @property
     def goodput(self) -> float:
-        """Useful share of the wall clock; 0 where no time has passed."""
+        """The useful share of the wall clock; 0 if no time has passed."""
         return self.useful / self.wall if self.wall else 0.0
 
     def cost(self, price_per_hour: float) -> float:
-        """What the machines cost; while a run waits it holds none."""
+        """Return the cost of the machines. A waiting run holds none."""
         return price_per_hour * (self.wall - self.waiting) / 3600
 
 
 def spans(history: History, *, until: float = 0.0) -> list[Span]:
-    """The wall clock in pieces, in their order.
+    """Return the spans of the wall clock, in order.
 
     Args:
-        until: for an attempt that has no end yet: the last moment at which it is known to work.
+        until: for an attempt without an end, the last moment at which it is known to have run.
     """
     found: list[Span] = []
     clock = history.attempts[0].started.time if history.attempts else 0.0
     for index, attempt in enumerate(history.attempts):
         surviving = _surviving(attempt, history.attempts[index + 1 :])
         for kind, end in _moved(attempt, _pieces(attempt, surviving, until)):
-            # Clocks of machines differ; time does not run backwards all the same.
+            # Machine clocks differ, but spans must not run backwards.
             if end > clock:
                 found.append(Span(kind, attempt.started.attempt, clock, end))
                 clock = end
@@ -94,7 +94,7 @@ def spans(history: History, *, until: float = 0.0) -> list[Span]:
 
 
 def unrecorded(attempt: AttemptHistory, events: Iterable[Event]) -> list[Event]:
-    """What an attempt's ranks told that its supervisor died before it could record."""
+    """Return what an attempt's ranks reported but its supervisor died before recording."""
     known = {(item.name, item.step) for item in (*attempt.checkpoints, attempt.ready) if item}
     return [
         event
@@ -106,7 +106,7 @@ def unrecorded(attempt: AttemptHistory, events: Iterable[Event]) -> list[Event]:
 
 
 def last_sign_of_life(attempt: AttemptHistory, events: Iterable[Event]) -> tuple[float, int]:
-    """Time and step of the last that is known of an attempt."""
+    """Return the time and step of an attempt's last known event."""
     time, step = attempt.started.time, attempt.last_step
     for event in events:
         if getattr(event, "attempt", None) == attempt.started.attempt:
@@ -116,7 +116,7 @@ def last_sign_of_life(attempt: AttemptHistory, events: Iterable[Event]) -> tuple
 
 
 def _surviving(attempt: AttemptHistory, later: Sequence[AttemptHistory]) -> float:
-    """The last step of an attempt that nobody had to take again."""
+    """Return the last step of an attempt that did not have to be repeated."""
     if later:
         return min(item.started.resumed_from_step or 0 for item in later)
     if attempt.ended is None or attempt.ended.outcome in SUCCESSES:
@@ -127,9 +127,9 @@ def _surviving(attempt: AttemptHistory, later: Sequence[AttemptHistory]) -> floa
 def _pieces(
     attempt: AttemptHistory, surviving: float, until: float
 ) -> Iterator[tuple[Kind, float]]:
-    """Kinds with the moments at which they end."""
+    """Yield each kind with the moment at which it ends."""
     began = attempt.started.time
-    # Of steps a part, where a wait divides them.
+    # A float, because a wait can split a step.
     step: float = attempt.started.resumed_from_step or 0
     yield "waiting", began
     saves = attempt.checkpoints
@@ -143,7 +143,7 @@ def _pieces(
         clock, step = _stopped(saved) + saved.seconds - saved.waited_seconds, saved.step
         yield "checkpointing", clock
         if saved.waited_seconds:
-            # For the commit, as the next save does; of the steps up to that one some came before.
+            # Waits for the commit, as the next save does. Some of that save's steps came before.
             waits = saved.time - saved.waited_seconds
             before, after = max(0.0, waits - clock), max(0.0, stops - saved.time)
             share = before / (before + after) if before + after else 1.0
@@ -155,16 +155,16 @@ def _pieces(
 
 
 def _stopped(saved: CheckpointSaved) -> float:
-    """When training stood still for the snapshot, before the writing; it is told at the commit."""
+    """Return when training stopped for the snapshot. The event's own time is that of the commit."""
     return saved.time - saved.writing_seconds - saved.seconds + saved.waited_seconds
 
 
 def _moved(
     attempt: AttemptHistory, pieces: Iterable[tuple[Kind, float]]
 ) -> Iterator[tuple[Kind, float]]:
-    """The same pieces, but what comes after a rank stood still is lost.
+    """Yield the same pieces, but count everything after a rank hung as lost.
 
-    Even what was saved then: a stopped rank goes on for a moment to tell its stacks.
+    This includes later checkpoints: a hung rank keeps running for a moment to report its stacks.
     """
     still = attempt.ended.still_since if attempt.ended else 0.0
     for kind, end in pieces:
@@ -178,7 +178,7 @@ def _moved(
 def _work(
     start: float, end: float, first: float, last: float, surviving: float
 ) -> Iterator[tuple[Kind, float]]:
-    """Work after step `first` up to step `last`, as far as it survives; the rest is lost."""
+    """Split work after step `first` up to step `last` into a useful part and a lost part."""
     if last > first:
         share = min(1.0, max(0.0, (surviving - first) / (last - first)))
     else:

@@ -1,11 +1,13 @@
-"""Follows one attempt: what its ranks tell, and what is asked of them."""
+"""Follows one attempt: events from its ranks, and requests to them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import (
@@ -18,21 +20,32 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.patience import REFUSED_SECONDS
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.base import RunningAttempt
-from steadytrain.components.train.recovery.signals import StopRequest
-
-if TYPE_CHECKING:
-    from steadytrain.components.train.recovery.supervisor import Supervisor
+from steadytrain.components.train.lease import Lease
+from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.signals import StopRequest
 
 POLL_SECONDS = 0.1
 
 
+class Supervising(Protocol):
+    """The parts of a supervisor that watching an attempt needs; failing sinks are removed."""
+
+    config: RunConfig
+    workspace: Workspace
+    ledger: Ledger
+    lease: Lease
+    sinks: Sequence[Sink]
+    on_validation: Callable[[Validated], bool] | None
+
+
 class Watch:
-    """Follows one attempt: its events to ledger and sinks, requests to its ranks."""
+    """Follows one attempt: passes its events to the ledger and sinks, and requests to its ranks."""
 
     def __init__(
-        self, supervisor: Supervisor, folder: AttemptFolder, request: StopRequest, *, step: int
+        self, supervisor: Supervising, folder: AttemptFolder, request: StopRequest, *, step: int
     ) -> None:
         self.supervisor, self.folder, self.request = supervisor, folder, request
         self.step = step
@@ -44,15 +57,15 @@ class Watch:
 
     @property
     def requested(self) -> AttemptOutcome | None:
-        """The outcome that the ranks were asked for, or None."""
+        """The requested outcome, or None."""
         return self.request.outcome or ("pruned" if self.pruned else None)
 
     def tell(self, event: Event) -> None:
-        """Records an event of the supervisor's own, and what ranks have told before it.
+        """Record one of the supervisor's own events, after pending events from the ranks.
 
         Raises:
             StorageError: the ledger could not be written for REFUSED_SECONDS.
-            RunBusy: another supervisor has taken the run over.
+            RunBusy: another supervisor has taken over the run.
         """
         for waiting in [*self._unrecorded, event]:
             self.supervisor.ledger.record(waiting, seconds=REFUSED_SECONDS)
@@ -61,10 +74,10 @@ class Watch:
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:
-        """Returns when all ranks are down.
+        """Wait until all ranks have exited.
 
         Raises:
-            RunBusy: another supervisor has taken the run over.
+            RunBusy: another supervisor has taken over the run.
         """
         grace = self.supervisor.config.recovery.stop_grace_seconds
         lease, stopping, urgent = self.supervisor.lease, False, False
@@ -97,7 +110,7 @@ class Watch:
         self._record()
 
     def _record(self) -> None:
-        """What ranks have told; where storage refuses, training goes on, and it is tried again."""
+        """Record the ranks' events. If storage refuses, retry later; training continues."""
         if time.monotonic() < self._again:
             return
         while self._unrecorded:
@@ -112,7 +125,7 @@ class Watch:
         self._again = 0.0
 
     def _hand(self, sink: Sink, event: Event) -> None:
-        """A sink that fails is left out from then on; training goes on."""
+        """Pass an event to a sink. Remove the sink if it fails; training continues."""
         try:
             sink.emit(event)
         except Exception as error:

@@ -1,1 +1,1 @@
-"""How ranks share a model's training: replicated, or with its state cut into shards."""
+"""How ranks share the training state: replicated, or split into shards."""

@@ -1,4 +1,4 @@
-"""What the training loop knows of a strategy, whichever it is."""
+"""The interface between the training loop and every strategy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import torch
 
 from steadytrain.components.train.checkpoint.state import optimizer_settings
+from steadytrain.components.train.strategy.waiting import Waits
 
 if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import Checkpoint
@@ -17,26 +18,30 @@ if TYPE_CHECKING:
 
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight."""
+"""AdamW's state of each weight."""
 
 
 class Strategy(ABC):
     """A model and its optimizer on the ranks of this world.
 
-    module: the task's own model. model: what forward passes go through.
-    optimizer: whose parameter groups hold the learning rates.
+    module: the task's own model.
+    model: the model that forward passes use.
+    optimizer: its parameter groups hold the learning rates.
+    waits: adds up how long this rank waits for the others in a step. None if it never waits, or if
+        the ranks synchronize throughout the step, so no single wait can be measured.
     """
 
     shares_weights: ClassVar[bool] = False
-    """Whether no rank has the whole model; then every forward pass is one of all ranks."""
+    """Whether no rank has the full model. Every forward pass then needs all ranks."""
 
     module: torch.nn.Module
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    waits: Waits | None = None
 
     @abstractmethod
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Around the forward and backward pass of a micro-batch of a step.
+        """Return the context for the forward and backward pass of a micro-batch.
 
         Args:
             last: whether an update follows it.
@@ -44,58 +49,58 @@ class Strategy(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Gradients, which are averaged over the ranks."""
+        """Compute gradients, averaged over the ranks."""
 
     @abstractmethod
     def clip(self, limit: float) -> float | None:
-        """Norm of the gradients of all ranks before they are clipped.
+        """Clip the gradients. Return the norm over all ranks before clipping.
 
         Args:
-            limit: largest norm that they have afterwards; infinite: they stay as they are.
+            limit: largest norm afterwards; infinite leaves the gradients unchanged.
 
         Returns:
-            None where only the update tells it.
+            None if only the update computes the norm.
         """
 
     @abstractmethod
     def update(self) -> float | None:
-        """Changes the weights and clears the gradients.
+        """Update the weights and clear the gradients.
 
         Returns:
-            The norm, where `clip` could not tell it.
+            The norm, if `clip` could not return it.
         """
 
     @property
     def skipped(self) -> bool:
-        """Whether the last update was left out, since a gradient overflowed."""
+        """Whether the last update was skipped because a gradient overflowed."""
         return False
 
     @property
     def scale(self) -> float:
-        """What a loss is multiplied by so that no gradient underflows; 0 without a scaler."""
+        """Factor on the loss that keeps gradients from underflowing; 0 without a scaler."""
         return 0.0
 
     def settings(self) -> dict[str, Any]:
-        """What is no tensor of the optimizer's state, as plain data: learning rates and so on."""
+        """Return the non-tensor optimizer state as plain data: learning rates and so on."""
         return {"groups": optimizer_settings(self.optimizer), "scaler": None}
 
     @abstractmethod
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
-        """What this rank keeps of the state, by part: "model", "optimizer"."""
+        """Return what this rank saves of the state, by part: "model", "optimizer"."""
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-        """Puts back a checkpoint, written by whichever strategy and number of ranks.
+        """Restore a checkpoint, written by any strategy and any number of ranks.
 
         Args:
-            settings: what `settings` gave then, whatever else is with it.
+            settings: what `settings` returned then; other keys are ignored.
 
         Raises:
-            CheckpointDamaged: it is not as it was written, or of another model.
+            CheckpointDamaged: the checkpoint differs from what was written, or is of another model.
         """
 
 
 def restore_groups(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:
-    """Gives parameter groups the learning rates and so on that they had."""
+    """Restore the parameter groups' learning rates and other settings."""
     for group, before in zip(optimizer.param_groups, settings["groups"], strict=True):
         group.update(before)

@@ -1,4 +1,4 @@
-"""Which strategy a configuration asks for."""
+"""Choose the strategy that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.train.plan.batch import REPLICATED
+from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.replicated import MakeOptimizer, Replicated
 
@@ -23,13 +23,13 @@ def apply_strategy(
     strategy: str,
     offload: str = "none",
 ) -> Strategy:
-    """The model and its optimizer on this world's ranks.
+    """Set up the model and its optimizer on this world's ranks.
 
-    A rank alone has nobody to share with, and is replicated, but where the host's memory takes
-    a part.
+    A single rank has nobody to share with, so it is replicated, unless part of the state is
+    offloaded to host memory.
 
     Args:
-        make_optimizer: of the model as it is then on this rank.
+        make_optimizer: creates the optimizer from the model in its final form on this rank.
         strategy, offload: as in `compute`, but never "auto".
     """
     training, alone = config.training, accelerator.num_processes == 1
@@ -57,7 +57,7 @@ def apply_strategy(
 
 
 def _join_a_group_of_one() -> None:
-    """Which accelerate does not make of a rank alone, and sharding cannot do without."""
+    """Create a process group of one rank: sharding needs it, and accelerate does not create it."""
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("cuda:nccl,cpu:gloo", store=store, rank=0, world_size=1)

@@ -1,13 +1,14 @@
-"""Weights, gradients and optimizer in shards, one a rank: PyTorch's FSDP2 (`fully_shard`).
+"""Weights, gradients and optimizer in shards, one per rank: PyTorch's FSDP2 (`fully_shard`).
 
-Not by accelerate, which knows FSDP on accelerators alone: what runs on GPUs would not be what
-is tested on a CPU.
+It does not use accelerate, which supports FSDP only on accelerators: GPUs would then run different
+code from what is tested on a CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -31,11 +32,11 @@ from steadytrain.components.train.strategy.replicated import MakeOptimizer
 
 
 class FullySharded(Strategy):
-    """Each layer's weights are whole on a rank only while it computes with them.
+    """A layer's weights are complete on a rank only while it computes with them.
 
     Args:
-        bf16: whether layers compute in bfloat16; weights and the sums of gradients stay float32.
-        offload: whether weights, gradients and optimizer stay in the host's memory.
+        bf16: whether layers compute in bfloat16. Weights and gradient sums stay float32.
+        offload: whether weights, gradients and optimizer stay in host memory.
     """
 
     shares_weights: ClassVar[bool] = True
@@ -56,7 +57,7 @@ class FullySharded(Strategy):
         self.optimizer = make_optimizer(module)
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        # Gradients go into shards with each micro-batch: whole ones would be kept otherwise.
+        # Reduce gradients into shards in every micro-batch. Otherwise, full ones would be kept.
         del last
         return contextlib.nullcontext()
 
@@ -88,7 +89,7 @@ class FullySharded(Strategy):
         restore_groups(self.optimizer, settings)
 
     def _own(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
-        """Of a tensor that all ranks hold alike rank 0 keeps all."""
+        """Yield this rank's pieces. Rank 0 keeps tensors that are identical on all ranks."""
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):
                 local = _local(tensor)
@@ -98,28 +99,41 @@ class FullySharded(Strategy):
                 yield whole_piece(name, tensor)
 
     def _allocate_moments(self) -> None:
-        """As AdamW does at its first step."""
+        """Allocate the moments, as AdamW does at its first step."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
 
 
-def shard(module: torch.nn.Module, mesh: DeviceMesh, *, bf16: bool, offload: bool = False) -> None:
-    """Cuts a model's weights over the ranks of a mesh, in place, a layer at a time."""
+def shard(module: Any, mesh: DeviceMesh, *, bf16: bool, offload: bool = False) -> None:
+    """Shard a model's weights over the ranks of a mesh, in place, layer by layer."""
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         if bf16
         else MixedPrecisionPolicy()
     )
     moving = CPUOffloadPolicy() if offload else OffloadPolicy()
-    for layer in _layers(module):
-        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=moving)
-    fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=moving)
+    layers = _layers(module)
+    for part in (*layers, module):
+        fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=moving)
+    _prefetch(module, layers)
+    if mesh.device_type == "cpu":
+        # Without streams, a gather would block the computation that it should overlap with.
+        module._set_unshard_async_op(True)
+
+
+def _prefetch(module: Any, layers: Sequence[Any]) -> None:
+    """Gather the next layer's weights while the current layer computes.
+
+    In the backward pass, FSDP does this itself, based on the order in which layers computed.
+    """
+    for part, following in pairwise((module, *layers)):
+        part.set_modules_to_forward_prefetch([following])
 
 
 def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """What is gathered at a time: the layers that Transformers names for it."""
+    """Return the units that are gathered together: the layers that Transformers lists for that."""
     names = set(getattr(module, "_no_split_modules", None) or ())
     return [layer for layer in module.modules() if type(layer).__name__ in names]
 
@@ -141,7 +155,7 @@ def _local(tensor: DTensor) -> torch.Tensor:
 
 
 def _place(tensor: DTensor) -> Sequence[int]:
-    """Where this rank's rows begin."""
+    """Return where this rank's rows start."""
     _, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )

@@ -1,13 +1,14 @@
-"""Each rank has the whole model: one rank alone, or PyTorch's DistributedDataParallel."""
+"""Each rank has the full model: a single rank, or PyTorch's DistributedDataParallel."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate import Accelerator
+from torch.autograd import Variable
 
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut
@@ -18,30 +19,56 @@ from steadytrain.components.train.checkpoint.state import (
     restore_optimizer,
 )
 from steadytrain.components.train.strategy.base import Strategy
+from steadytrain.components.train.strategy.waiting import Waits
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+_BUCKETS: Final = 8
+"""Number of buckets for exchanging a small model's gradients.
+
+With DDP's 25 MB, most gradients would be in the last bucket, whose exchange no computation hides.
+Much smaller buckets cost more because there are so many of them.
+"""
+_DEFAULT_MB: Final = 25
 
 
 class Replicated(Strategy):
-    """By accelerate: the device, DDP, and the scaler of float16."""
+    """Uses accelerate for the device, DDP, and the float16 scaler."""
 
     def __init__(
         self, accelerator: Accelerator, module: torch.nn.Module, make_optimizer: MakeOptimizer
     ) -> None:
         self.accelerator, self.module = accelerator, module
-        # The optimizer is made from the model on its device.
+        if accelerator.ddp_handler is not None:
+            accelerator.ddp_handler.bucket_cap_mb = bucket_mb(module)
+            # Otherwise, rank 0 would broadcast identical buffers at the start of every step.
+            accelerator.ddp_handler.broadcast_buffers = learns_in_buffers(module)
+        # Create the optimizer after the model is on its device.
         self.model = accelerator.prepare(module)
         self.optimizer = make_optimizer(module)
         self._wrapped = accelerator.prepare(self.optimizer)
+        self._exchanges = False
+        if accelerator.num_processes > 1:
+            self.waits = Waits(accelerator.device)
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        self._exchanges = last
         if last:
             return contextlib.nullcontext()
         waiting: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(self.model)
         return waiting
 
     def backward(self, loss: torch.Tensor) -> None:
+        if self.waits is None or not self._exchanges:
+            self.accelerator.backward(loss)
+            return
+        loss.register_hook(self._at_its_end)  # type: ignore[no-untyped-call]
         self.accelerator.backward(loss)
+        self.waits.end()
+
+    def _at_its_end(self, _: torch.Tensor) -> None:
+        """Start the wait after the backward pass, before DDP waits for all ranks' gradients."""
+        assert self.waits is not None
+        Variable._execution_engine.queue_callback(self.waits.begin)
 
     def clip(self, limit: float) -> float:
         return float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
@@ -65,7 +92,7 @@ class Replicated(Strategy):
 
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        # Each rank's own: what batch normalisation has seen, for one.
+        # Buffers differ between ranks, for example batch normalization's statistics.
         buffers = {name for name, _ in self.module.named_buffers()}
         return {
             "model": cut(model_tensors(self.module), rank, world, on_first=buffers),
@@ -78,3 +105,20 @@ class Replicated(Strategy):
         restore_optimizer(self.module, self.optimizer, tensors, settings["groups"])
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])
+
+
+def learns_in_buffers(module: torch.nn.Module) -> bool:
+    """Return whether a buffer is part of the model's state, as in batch normalization.
+
+    Other buffers are constants, or recomputed from each batch, such as rotary embeddings'
+    frequencies.
+    """
+    kept = module.state_dict().keys()
+    return any(name in kept for name, _ in module.named_buffers())
+
+
+def bucket_mb(module: torch.nn.Module) -> int | None:
+    """Return the MiB of gradients per DDP bucket. None means DDP's default, for large models."""
+    trained = (item for item in module.parameters() if item.requires_grad)
+    share = sum(item.numel() * item.element_size() for item in trained) // _BUCKETS // 2**20
+    return max(1, share) if share < _DEFAULT_MB else None

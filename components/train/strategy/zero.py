@@ -1,7 +1,7 @@
-"""Optimizer, gradients, weights in shards, one more with each stage: DeepSpeed's ZeRO.
+"""Optimizer, gradients and weights in shards, one more with each stage: DeepSpeed's ZeRO.
 
-Not by accelerate, which knows DeepSpeed on accelerators alone: what runs on GPUs would not be
-what is tested on a CPU.
+It does not use accelerate, which supports DeepSpeed only on accelerators: GPUs would then run
+different code from what is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _OWN_KERNEL: Final = "deepspeed_shm_comm"
 
 
 def _deepspeed(*, on_cpu: bool) -> Any:
-    """DeepSpeed; on a CPU without its own kernel for ranks of one machine, in whose place gloo
-    does: it would be compiled first, for a minute and by a compiler that images do not have.
+    """Import DeepSpeed. On a CPU, disable its kernel for ranks on one machine, and use gloo.
+
+    The kernel would have to be compiled first, which takes a minute and a compiler that the images
+    do not have.
     """
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -41,13 +43,13 @@ def _deepspeed(*, on_cpu: bool) -> Any:
 
 
 class Zero(Strategy):
-    """A DeepSpeed engine of stage 1, 2 or 3 over the loop's own optimizer.
+    """A DeepSpeed engine of stage 1, 2 or 3 around the loop's own optimizer.
 
     Args:
-        stage: 1: the optimizer's state is cut into shards; 2: gradients too; 3: weights too.
+        stage: 1 shards the optimizer's state, 2 also the gradients, 3 also the weights.
         limit: largest norm of the gradients; the engine clips them itself.
-        bf16: whether it computes in bfloat16; the optimizer's weights stay float32.
-        offload: as `compute.offload` has it.
+        bf16: whether to compute in bfloat16. The optimizer's weights stay float32.
+        offload: as in `compute.offload`.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Zero(Strategy):
         self.model.backward(loss)
 
     def clip(self, limit: float) -> None:
-        """The engine clips where it updates."""
+        """Do nothing: the engine clips during the update."""
 
     def update(self) -> float:
         self.model.step()
@@ -111,7 +113,7 @@ class Zero(Strategy):
         restore_groups(self.optimizer, settings)
 
     def _alike(self) -> dict[str, torch.Tensor]:
-        """What every rank has whole: weights that are not trained, and buffers."""
+        """Return what every rank has in full: weights that are not trained, and buffers."""
         trained = {name for name, item in self.module.named_parameters() if item.requires_grad}
         return {
             name: tensor
@@ -120,7 +122,7 @@ class Zero(Strategy):
         }
 
     def _optimizer_pieces(self, shards: Sequence[Shard]) -> Iterator[Piece]:
-        """The number of updates is the same of all parameters, and rank 0 keeps it."""
+        """Yield this rank's optimizer pieces. Rank 0 keeps the number of updates, equal for all."""
         first = self.accelerator.process_index == 0
         for shard in shards:
             for key, value in self.optimizer.state.get(shard.flat, {}).items():
@@ -131,7 +133,7 @@ class Zero(Strategy):
                 yield whole_piece(f"{name}/step", updates)
 
     def _updates(self) -> dict[str, torch.Tensor]:
-        """By parameter, as a state that is not sharded has them."""
+        """Return the number of updates by parameter, as in a state that is not sharded."""
         states = [state for state in self.optimizer.state.values() if "step" in state]
         if not states:
             return {}
@@ -139,7 +141,7 @@ class Zero(Strategy):
         return {name: states[0]["step"].detach().cpu() for name in trained}
 
     def _moments(self, shards: Sequence[Shard]) -> dict[str, Region]:
-        """Allocates them, as AdamW does at its first step."""
+        """Return the regions of the moments, allocated as AdamW does at its first step."""
         regions: dict[str, Region] = {}
         for shard in shards:
             state = self.optimizer.state[shard.flat]

@@ -1,26 +1,27 @@
-"""DeepSpeed's configuration of a strategy, as plain data."""
+"""DeepSpeed's configuration for a ZeRO stage, as plain data."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
-LARGEST_BUCKET: Final = 50_000_000
-"""Values that ranks exchange at a time. DeepSpeed's own default is ten times that, and allocated
-whatever the model's size: 4 GB of a GPU."""
+from steadytrain.components.memory.buckets import bucket_values
 
 
 def zero_config(
     *, stage: int, limit: float, bf16: bool, offload: str, parameters: int, trained: int
 ) -> dict[str, Any]:
-    """What `deepspeed.initialize` takes.
+    """Return the configuration for `deepspeed.initialize`.
 
-    The loop counts micro-batches and scales losses itself, so that DeepSpeed knows of one of each.
+    The loop counts micro-batches and scales losses itself, so DeepSpeed is configured with a
+    micro-batch size and accumulation of 1.
 
     Args:
-        stage: of ZeRO. limit: largest norm of the gradients; infinite: they are not clipped.
-        offload: none, optimizer, or all: weights too.
-        parameters: of the model. trained: of these, those that are trained.
+        stage: stage of ZeRO.
+        limit: largest norm of the gradients; infinite means no clipping.
+        offload: "none", "optimizer", or "all", which includes the weights.
+        parameters: number of parameters of the model.
+        trained: number of parameters that are trained.
     """
     host = {"device": "cpu", "pin_memory": True}
     bucket, weights = bucket_values(trained), bucket_values(parameters)
@@ -29,7 +30,7 @@ def zero_config(
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
         "stage3_prefetch_bucket_size": weights,
-        # Else a billion of other ranks' weights stay, which a small GPU has no room for.
+        # The default keeps a billion of other ranks' weights, too many for a small GPU.
         "stage3_max_live_parameters": weights,
         "stage3_max_reuse_distance": weights,
     }
@@ -43,12 +44,7 @@ def zero_config(
         "gradient_clipping": 0.0 if math.isinf(limit) else limit,
         "bf16": {"enabled": bf16},
         "zero_optimization": zero,
-        # The loop's own AdamW, on GPUs and in the host's memory alike.
+        # The loop's own AdamW, on GPUs and in host memory.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def bucket_values(parameters: int) -> int:
-    """Of a bucket, for so many parameters."""
-    return min(LARGEST_BUCKET, parameters)

@@ -1,7 +1,7 @@
-"""Where DeepSpeed keeps a rank's part of the optimizer's weights and moments.
+"""Locate a rank's part of the optimizer's weights and moments within DeepSpeed.
 
-An optimizer of ZeRO works on flat tensors, each of many parameters' stretches one behind another
-and padded at its end. DeepSpeed has these places to itself; tests hold them to the locked version.
+A ZeRO optimizer works on flat tensors, each with ranges of many parameters one after another, and
+padding at the end. Their layout is internal to DeepSpeed; tests check it for the locked version.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from steadytrain.components.train.checkpoint.snapshot import Piece
 
 @dataclass(frozen=True)
 class Shard:
-    """A stretch of a parameter that this rank's optimizer changes.
+    """The range of a parameter's elements that this rank's optimizer updates.
 
-    flat: the tensor in which it lies, from `offset` on; also the key of the optimizer's state.
-    start: of its first element within the parameter. count: of its elements.
+    flat: the tensor that contains the range, from `offset` on; also the key of the optimizer's
+        state.
+    start: index of the first element within the parameter.
+    count: number of elements.
+    size: number of elements of the full parameter.
     """
 
     name: str
@@ -33,7 +36,7 @@ class Shard:
     size: int
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The same stretch of another tensor that is laid out as `flat`."""
+        """Return the same range of another tensor with the layout of `flat`."""
         return flat.detach().narrow(0, self.offset, self.count)
 
     def piece(self, name: str, flat: torch.Tensor) -> Piece:
@@ -44,10 +47,10 @@ class Shard:
 
 
 def shards_of(zero: Any, module: torch.nn.Module, stage: int) -> Iterator[Shard]:
-    """This rank's shards of the parameters that are trained.
+    """Yield this rank's shards of the parameters that are trained.
 
     Args:
-        zero: DeepSpeed's optimizer of that stage.
+        zero: DeepSpeed's optimizer for that stage.
     """
     found = _of_weights if stage == 3 else _of_states
     for name, parameter in module.named_parameters():
@@ -58,22 +61,23 @@ def shards_of(zero: Any, module: torch.nn.Module, stage: int) -> Iterator[Shard]
 
 
 def spread_weights(zero: Any, shards: Sequence[Shard], stage: int) -> None:
-    """Gives the model what its optimizer's weights have become."""
+    """Copy the optimizer's restored weights to the model."""
     if stage < 3:
         zero.update_lp_params()
         return
     for shard in shards:
         own: torch.Tensor = shard.parameter.ds_tensor  # type: ignore[attr-defined]
         own.data.narrow(0, 0, shard.count).copy_(shard.of(shard.flat))
-    # Those that are whole on each rank just now are gathered anew where they are needed. Gathered
-    # here, they would not be in the trace by which DeepSpeed fetches weights from then on.
+    # Release the parameters that are complete on every rank: they are stale, and are gathered again
+    # when needed. If they were gathered here, they would be missing from the trace that DeepSpeed
+    # uses to fetch weights from then on.
     stale = [item for item in zero.persistent_parameters if item.ds_status.name == "AVAILABLE"]
     if stale:
         stale[0].partition(stale)
 
 
 def _of_states(zero: Any, name: str, parameter: Any) -> Shard | None:
-    """Stages 1 and 2: the group's parameters lie one behind another, cut into equal parts."""
+    """Stages 1 and 2: a group's parameters are stored one after another, split into equal parts."""
     place = parameter._hp_mapping
     if place is None:
         return None
@@ -83,7 +87,7 @@ def _of_states(zero: Any, name: str, parameter: Any) -> Shard | None:
 
 
 def _of_weights(zero: Any, name: str, parameter: Any) -> Shard:
-    """Stage 3: each parameter is cut into equal parts, the last of them padded."""
+    """Stage 3: each parameter is split into equal parts. The last part is padded."""
     group, offset, part = zero.grad_position[zero.get_param_id(parameter)]
     start = part * torch.distributed.get_rank()
     count = min(part, parameter.ds_numel - start)

@@ -1,4 +1,4 @@
-"""Steps that take half a second each; what they register they note in a file."""
+"""Steps that take half a second each; registrations are recorded in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_SECONDS = 0.5
 DEADLY = "QUICK_STEPS_KILL"
 """Names a step that kills itself, and the signal: "evaluate SIGSEGV"."""
 DEAF = "QUICK_STEPS_DEAF"
-"""Names steps that heed no signal and never end."""
+"""Names steps that ignore signals and never end."""
 SUBJECT = Subject(
     run_id="quick", model_name="quick", champion_alias="champion", weights_digest="", rules=""
 )
@@ -106,7 +106,7 @@ def work(current: Stage) -> None:
 
 @contextlib.contextmanager
 def helper() -> Iterator[None]:
-    """A process in a session of its own, as the agents of a training are."""
+    """Run a process in its own session, like a training run's agents."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         yield

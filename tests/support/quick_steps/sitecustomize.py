@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH the steps of a pipeline do next to nothing.
+"""With this folder on PYTHONPATH, the steps of a pipeline do almost nothing.
 
 Everything around them is real: the command, kfp.local, the processes, the stages, the events.
 """

@@ -13,7 +13,7 @@ __all__ = ["make_bench", "one_thread"]
 
 @pytest.fixture(params=["folder", "s3"])
 def address(request, tmp_path, monkeypatch):
-    """Where checkpoints lie."""
+    """Where checkpoints are stored: a local folder, then S3."""
     if request.param == "folder":
         yield str(tmp_path / "checkpoints")
         return

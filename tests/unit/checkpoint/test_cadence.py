@@ -1,4 +1,4 @@
-"""Checkpoints as often as pays, unless the user sets the steps."""
+"""Checkpoints are saved as often as it pays off, unless the user sets the number of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.training import events_of
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is set by hand."""
+    """A clock that the test sets by hand."""
     now = [1000.0]
     monkeypatch.setattr(cadence.time, "monotonic", lambda: now[0])
     return now
@@ -38,7 +38,7 @@ def test_the_interval_is_that_of_young_and_daly(clock):
 
 @pytest.mark.parametrize("cost", [0.01, 0.3, 20])
 def test_no_other_interval_costs_less(cost):
-    """Time lost to saving and to repeated steps, over the time between two failures."""
+    """The cost is the time spent on saving and on repeated steps, as a share of the total time."""
     between = 10_000
     own = Cadence(between)
     own.measured(cost, writing_seconds=0)

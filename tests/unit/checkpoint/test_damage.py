@@ -1,4 +1,4 @@
-"""Damage to a checkpoint is found before it is loaded, and named; the one before is used."""
+"""Damage is found and named before a checkpoint is loaded, and the previous one is used."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.manifest import COMMIT, DAMAGED
 
-from support.checkpoints import names, save, shifted
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+from support.checkpoints import flip, names, save, shifted
 
 
 def truncate(path):
@@ -37,13 +31,13 @@ def remove(path):
 
 
 def swap(path):
-    """The same file of the checkpoint before."""
+    """Replace a file with the same file from the previous checkpoint."""
     (other,) = path.parents[1].glob(f"step-00000001/{_kind(path.name)}")
     shutil.copyfile(other, path)
 
 
 def _kind(name):
-    """A file's name whichever save it is of, as a pattern."""
+    """Return a pattern that matches this file in any save."""
     return name if name == COMMIT else "*-" + name.partition("-")[2]
 
 
@@ -74,10 +68,39 @@ def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(
     assert found == store.path(1)
     assert names(folder) == ["step-00000001"]
     uncommitted = file == COMMIT and damage is remove
-    # What COMMIT says of the manifest is all that is known of either.
+    # Only COMMIT describes the manifest, so with a bad COMMIT the log may name either file.
     named = "step-00000002/" if file == COMMIT else str(path)
     assert uncommitted or named in caplog.text
     assert uncommitted or "checkpoint file" in (path.parent / DAMAGED).read_text()
+
+
+@pytest.mark.parametrize("damage", [truncate, remove])
+def test_without_reading_it_a_checkpoint_with_a_missing_or_short_file_is_found(store, damage):
+    save(store, 1)
+    save(store, 2)
+    storage = store.path(2).storage
+    name = next(name for name in storage.list() if name.endswith(".model.safetensors"))
+    content = storage.read(name)
+    storage.delete(name)
+    if damage is truncate:
+        storage.write(name, content[:-1])
+
+    assert newest(store.storage.uri, read=False) == store.path(1)
+    assert names(store.storage.uri) == ["step-00000001"]
+
+
+def test_a_changed_bit_is_left_to_who_reads_it(folder):
+    store = CheckpointStore(folder, keep=2)
+    save(store, 1)
+    save(store, 2)
+    flip(next((folder / "step-00000002").glob("*.model.*")))
+
+    found = newest(folder, read=False)
+
+    assert found == store.path(2)
+    with pytest.raises(CheckpointDamaged, match="another content"):
+        found.tensors("model")
+    assert newest(folder) == store.path(1)
 
 
 def test_what_was_set_aside_stays_until_its_step_is_saved_again(folder):
@@ -109,7 +132,7 @@ def test_damage_in_an_s3_object_is_found(store, address):
 
 
 def test_a_stale_manifest_is_found_out(folder):
-    """A whole older checkpoint's commit over newer files, and under a newer name."""
+    """An older checkpoint's COMMIT over newer files, and an older checkpoint under a newer name."""
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
     save(store, 2)
@@ -123,7 +146,7 @@ def test_a_stale_manifest_is_found_out(folder):
 
 
 def test_other_versions_are_refused_by_name(folder):
-    """The first one's COMMIT was a digest alone; the number counts only under its digest."""
+    """In version 1, COMMIT held only a digest. The version counts only if its digest matches."""
     store = CheckpointStore(folder, keep=9)
     old = folder / "step-00000001"
     old.mkdir(parents=True)
@@ -147,14 +170,14 @@ def test_a_file_that_may_not_be_read_is_no_damage(folder, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(local, "open_regular", denied)  # root may read everything
+        patch.setattr(local, "open_regular", denied)  # root can read everything
         with pytest.raises(StorageError, match="COMMIT: Permission denied"):
             newest(folder)
     assert newest(folder) == store.path(1)
 
 
 def break_reads(path):
-    """The kernel answers reads of it with EIO, as a broken disk does."""
+    """Make reads of the file fail with EIO, as on a broken disk."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 
@@ -195,7 +218,7 @@ def test_what_cannot_be_read_back_is_damage_and_the_one_before_is_used(
 def test_a_disk_that_takes_no_mark_either_does_not_keep_the_run_from_an_older_one(
     folder, caplog, monkeypatch
 ):
-    """A bucket without delete permission, or a disk that has become read-only."""
+    """This happens in a bucket without delete permission or on a disk that became read-only."""
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
     save(store, 2)
@@ -226,7 +249,7 @@ def test_folders_that_are_no_checkpoints_are_left_alone(folder):
 @pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "..", "a/b", "a\\b", ""])
 @pytest.mark.parametrize("where", ["commit", "name", "file", "state", "rank", "slice"])
 def test_a_name_in_a_manifest_never_leads_out_of_its_folder(tmp_path, where, name):
-    """Whoever can write to the bucket can write digests that are right."""
+    """Anyone who can write to the bucket can also write matching digests."""
     address = tmp_path / "checkpoints"
     store = CheckpointStore(address, keep=9)
     save(store, 1)

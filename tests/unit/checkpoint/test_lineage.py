@@ -1,4 +1,4 @@
-"""A COMMIT that comes too late: another supervisor has the run by then, and never uses it."""
+"""A COMMIT that comes too late, after another supervisor took over the run, is never used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.checkpoints import PARTS, same, save, shifted
 
 
 class Run:
-    """Lease and ledger of a run, and whoever takes it over."""
+    """The lease and ledger of a run, for every supervisor that takes it over."""
 
     def __init__(self, root, address):
         self.leases, self.address = LocalStorage(root / "lease"), address
@@ -36,9 +36,9 @@ class Run:
 
     @contextlib.contextmanager
     def supervised(self):
-        """A supervisor, as far as checkpoints know it; gives its store, its ranks' own.
+        """Act as a supervisor, as far as checkpoints can tell, and yield the store for its ranks.
 
-        The one before has been silent for so long that the run is free.
+        The previous supervisor has been silent for so long that the run is free.
         """
         if self.ledger.lease is not None:
             self.ledger.lease.release()
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def lineage(self):
-        """As anyone reads it from the ledger."""
+        """The lineage that anyone can read from the ledger."""
         return Lineage.of(self.ledger.history().supervisor)
 
     def newest(self):
@@ -67,7 +67,7 @@ def run(tmp_path, address):
 
 
 def commit_late(run, store, step):
-    """Its rank looks at the lease, sleeps while another takes the run over, and commits."""
+    """Check the lease, sleep while another supervisor takes over the run, then commit."""
     look = store.fence
 
     def look_and_sleep():
@@ -134,7 +134,7 @@ def test_a_step_that_was_committed_too_late_is_saved_anew(run):
 
 
 def test_a_late_commit_pushes_no_good_checkpoint_out(run):
-    """It is the newest by its step; of one that is kept the good one must be that one."""
+    """The late checkpoint has the highest step. With keep=1, the valid one must be the one kept."""
     with run.supervised() as store:
         commit_late(run, store, 8)
     with run.supervised() as now:
@@ -143,7 +143,7 @@ def test_a_late_commit_pushes_no_good_checkpoint_out(run):
 
 
 def test_a_rank_that_was_succeeded_removes_nothing(run):
-    """Neither what it would not keep nor what it takes for the rest of a killed save."""
+    """It removes neither old checkpoints nor what looks like the remains of a killed save."""
     with run.supervised() as store:
         save(store, 4)
         late = commit_late(run, store, 8)
@@ -185,7 +185,7 @@ def test_a_ledger_that_tells_nothing_of_checkpoints_lets_all_count(run):
 
 
 def test_checkpoints_of_the_version_before_are_read(run):
-    """They bear no generation: whoever takes the run over finds them, and they count."""
+    """They have no generation. A supervisor that takes over the run finds them, and they count."""
     store = CheckpointStore(run.address, keep=1)
     save(store, 4)
     storage = store.path(4).storage

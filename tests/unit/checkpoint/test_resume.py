@@ -1,4 +1,4 @@
-"""A run that was interrupted ends with the weights of one that was not."""
+"""An interrupted run ends with the same weights as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DROPOUT = {**GPT2, "resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 
 
 def wait_for_step(bench, process, step):
-    """Until a step has been reported."""
+    """Wait until the run reports this step."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if any(event.step >= step for event in events_of(bench.workspace, TrainingStep)):
@@ -44,7 +44,7 @@ def ranks_of(process):
 
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_resumed_in_this_process_from_any_checkpoint(make_bench, step):
-    """Loss by loss, score by score, weight by weight; windows of reports included."""
+    """Compare every loss, score, and weight, including logging windows that the resume splits."""
     settings = {"training": {"save_steps": 1, "save_total_limit": 9, "logging_steps": 4}}
     settings |= {"model": {"config": DROPOUT}}
     undisturbed, resumed = make_bench("undisturbed", **settings), make_bench("resumed", **settings)
@@ -89,7 +89,7 @@ def test_patience_is_resumed(make_bench):
     undisturbed, resumed = make_bench("undisturbed", **settings), make_bench("resumed", **settings)
     stopped_at = undisturbed.train_here().progress.step
     start = undisturbed.workspace.checkpoints / f"step-{stopped_at - 4:08d}"
-    # The best model's checkpoint must be there too.
+    # The best model's checkpoint must exist too.
     best = f"step-{Checkpoint.at(start).state()['progress']['best_step']:08d}"
     resumed.workspace.checkpoints.mkdir(parents=True)
     shutil.copytree(undisturbed.workspace.checkpoints / best, resumed.workspace.checkpoints / best)
@@ -102,7 +102,7 @@ def test_patience_is_resumed(make_bench):
 
 
 def test_killed_and_resumed_weights_are_those_of_an_undisturbed_run(make_bench):
-    """SIGKILL in mid-run, dropout above zero, accumulation 4."""
+    """SIGKILL in the middle of the run, with dropout and 4 accumulation steps."""
     settings = {"training": LONG, "model": {"config": DROPOUT}}
     undisturbed, killed = make_bench("undisturbed", **settings), make_bench("killed", **settings)
     undisturbed.train_here()
@@ -147,9 +147,10 @@ TWO_RANKS = {
 
 @pytest.mark.soak
 def test_two_ranks_killed_and_resumed(make_bench):
-    """torchrun is killed, no rank outlives it, and the resumed run ends with the same weights.
+    """Kill torchrun. No rank outlives it, and the resumed run ends with the same weights.
 
-    The default run has forked ranks instead (end_to_end/test_recovery.py), which start faster.
+    The default test suite uses forked ranks instead (end_to_end/test_recovery.py), because they
+    start faster.
     """
     undisturbed, killed = make_bench("undisturbed", **TWO_RANKS), make_bench("killed", **TWO_RANKS)
     assert undisturbed.run(ranks=2).code == 0
@@ -213,7 +214,10 @@ def test_every_generator_comes_back():
 
 @pytest.mark.slow
 def test_another_division_of_the_batch_goes_on_with_the_same_losses(make_bench):
-    """8x1 as 4x2, one rank as two and two as one: other sums, so within 1e-6 (fp32, no dropout)."""
+    """Change 8x1 to 4x2, one rank to two, and two ranks to one.
+
+    The sums are computed in another order, so the losses agree within 1e-6 (fp32, no dropout).
+    """
 
     def bench(name, micro, ranks=1):
         training = {"global_batch_size": 8, "micro_batch_size": micro, "max_steps": 30}
@@ -247,12 +251,11 @@ def test_another_division_of_the_batch_goes_on_with_the_same_losses(make_bench):
 @pytest.mark.soak
 @pytest.mark.parametrize("recomputing", [False, True])
 def test_four_ranks_resume(make_bench, recomputing):
-    """Beyond two ranks the order of a reduction may depend on DDP's buckets.
+    """With more than two ranks, the order of a reduction may depend on DDP's buckets.
 
-    Measured on four (gloo): the weights are equal to the bit. With activation
-    checkpointing they are not, since DDP, which then looks for no unused parameters,
-    rebuilds its buckets after the first step, of which a resumed run has one more;
-    there the losses agree.
+    Measured on four ranks (gloo), the weights are bit-identical. With activation checkpointing
+    they are not: DDP then doesn't look for unused parameters, so it rebuilds its buckets after
+    the first step, and a resumed run has one more first step. In that case, the losses agree.
     """
     settings = {
         "training": {

@@ -1,4 +1,4 @@
-"""Saving beside the training: what all ranks are told, and when."""
+"""Saving during training: what all ranks learn about a save, and when."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from steadytrain.components.train.checkpoint import CheckpointStore, checkpoints
 from steadytrain.components.train.checkpoint.saver import Saver, State
 from steadytrain.components.train.checkpoint.snapshot import cut
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.loop.errors import NonFiniteState
+from steadytrain.components.train.errors import NonFiniteState
+from steadytrain.components.train.failures import FailureClass, classify
 from steadytrain.components.train.loop.main import main
-from steadytrain.components.train.recovery.failures import FailureClass, classify
 
 from support.checkpoints import same
 from support.training import events_of, losses_of
@@ -32,7 +32,7 @@ SECONDS = 60
 
 
 class World:
-    """Ranks as threads, with a collective that waits for all of them."""
+    """Ranks as threads, with a collective operation that waits for all of them."""
 
     def __init__(self, size):
         self.size, self.barrier = size, threading.Barrier(size)
@@ -47,7 +47,7 @@ class World:
         return found
 
     def run(self, work):
-        """What `work(rank)` returns or raises, by rank."""
+        """Return what `work(rank)` returns or raises, in rank order."""
 
         def rank(number):
             self.rank.number = number
@@ -136,7 +136,7 @@ def test_all_ranks_save_and_only_then_is_it_told(folder, size, snapshot):
     ],
 )
 def test_a_value_that_is_not_finite_is_never_committed(folder, part, name, row, bad):
-    """Whichever rank keeps it, all of them raise, and the tensor is named."""
+    """All ranks raise, whichever rank has the value, and the error names the tensor."""
     world = World(2)
     poisoned = tensors(2.0)
     poisoned[part][name][... if row is None else row] = bad
@@ -165,7 +165,7 @@ def test_the_error_is_the_same_on_a_rank_that_is_told(folder):
 
 
 def test_a_rank_that_cannot_write_ends_it_on_all_ranks(folder, tmp_path):
-    """Rank 0 does not wait for what never comes."""
+    """Rank 0 does not wait for a file that never comes."""
     world = World(2)
     (tmp_path / "file").touch()
 
@@ -200,7 +200,7 @@ def test_a_defect_on_one_rank_is_told_to_the_others(folder):
 
 
 class Slow:
-    """Storage that waits to be let on before it writes tensors."""
+    """Storage that waits for permission before it writes tensors."""
 
     def __init__(self, monkeypatch):
         self.reached, self.let_on = threading.Event(), threading.Event()
@@ -324,7 +324,7 @@ def test_a_step_that_another_attempt_committed_is_not_saved_again(folder, alone)
 
 
 def test_training_with_a_weight_that_is_not_finite_fails_as_a_divergence(make_bench, monkeypatch):
-    """A weight that the loss does not feel: nothing but the snapshot shows it."""
+    """The loss does not depend on this weight, so only the snapshot shows the bad value."""
     bench = make_bench(
         task="support.faults:SilentWeight",
         training={"micro_batch_size": 4, "save_steps": 1, "eval_steps": 9},
@@ -337,7 +337,7 @@ def test_training_with_a_weight_that_is_not_finite_fails_as_a_divergence(make_be
     (error,) = AttemptFolder(folder).errors()
     assert error.kind == "NonFiniteState"
     assert "embed_tokens" in error.message
-    # After three steps: the batch of the fourth is the one that may be left out.
+    # Three steps were completed. The batch of the fourth is the one that may be skipped.
     assert error.step == 3
     assert [event.step for event in events_of(bench.workspace, TrainingDiverged)] == [4]
     assert [event.step for event in events_of(bench.workspace, CheckpointSaved)] == [1, 2, 3]
@@ -382,7 +382,7 @@ KEEPS_EVERYTHING = json.dumps(
 
 
 def test_a_bucket_that_lets_nobody_delete_keeps_old_checkpoints_and_training_goes_on(monkeypatch):
-    """By the policies of moto's own IAM: every attempt failed after its first checkpoint."""
+    """moto's IAM denies the deletes. Every attempt once failed after its first checkpoint."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")

@@ -1,4 +1,4 @@
-"""A checkpoint is whole, or it does not count."""
+"""A checkpoint is complete, or it does not count."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from steadytrain.components.train.checkpoint import (
     CheckpointStore,
     newest,
 )
+from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.manifest import COMMIT
 from steadytrain.components.train.checkpoint.region import Region
-from steadytrain.components.train.checkpoint.retention import Retention
 from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, in_place
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
@@ -51,7 +51,7 @@ def test_what_was_saved_is_loaded(store, address):
 
 
 def test_the_files_are_what_safetensors_reads(folder):
-    """Every type of number, an empty tensor and one without dimensions."""
+    """Test every number type, an empty tensor, and a tensor without dimensions."""
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
     kinds += [torch.int16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn]
     tensors = {str(kind): torch.arange(5).to(kind) for kind in kinds}
@@ -79,7 +79,10 @@ def test_what_is_written_in_place_is_what_a_copy_would_be():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_slices_of_all_ranks_make_up_the_whole(folder, world_size):
-    """Unequal tensors, fewer rows than ranks; each byte is written once, in equal parts."""
+    """Test tensors of unequal sizes and fewer rows than ranks.
+
+    Each byte is written once, and every rank writes an equal part.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = [(7, 33), (1, 5), (64,), (), (0, 4), (3, 2, 2), (501, 2)]
     tensors = {str(shape): torch.rand(shape, generator=generator) for shape in shapes}
@@ -122,7 +125,7 @@ def test_there_may_be_none(address):
 
 
 def test_what_a_kill_leaves_never_counts_and_is_cleared(store, address):
-    """Of a rank that was killed, of a commit that was not, of one that was removed half-way."""
+    """Leftovers of a killed rank, of a save without a commit, and of a half-finished removal."""
     save(store, 1)
     save(store, 3)
     store.path(3).storage.delete(COMMIT)

@@ -1,4 +1,4 @@
-"""A save that is cut short at any point, by a kill or a power cut, never wins."""
+"""A save that a kill or a power cut interrupts at any point never wins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parts(step):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """All changes of four saves by two ranks, the oldest two removed again."""
+    """All file system changes of four saves by two ranks and of removing the oldest two."""
     root = tmp_path_factory.mktemp("recorded")
     store = CheckpointStore(root / "checkpoints", keep=2)
     recorder = Recorder(root)
@@ -42,7 +42,7 @@ def recorded(tmp_path_factory):
 
 
 def check(folder, at_least, point):
-    """The newest checkpoint is whole; it is `at_least` that step, and the values are its own."""
+    """Check that the newest checkpoint is at step `at_least` or later and has its own values."""
     found = newest(folder / "checkpoints")
     step = found.step if found else 0
     assert step >= at_least, point
@@ -53,7 +53,7 @@ def check(folder, at_least, point):
 
 
 def commits(changes):
-    """After how many changes each step's COMMIT was there, and after how many it was synced."""
+    """Return by step how many changes it takes until COMMIT exists and until it is synced."""
     there, synced = {}, {}
     for count, change in enumerate(changes, 1):
         folder, _, name = change.name.rpartition("/")
@@ -110,7 +110,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("lost", LOSSES)
 def test_without_what_was_not_synced_the_newest_commit_is_whole(recorded, tmp_path, lost):
-    """A power cut after every change; what was announced as committed is still there."""
+    """Cut the power after every change. Every checkpoint announced as committed still exists."""
     _, synced = commits(recorded)
     content, entry = LOSSES[lost]
     disk = Disk()
@@ -137,7 +137,7 @@ def test_without_any_part_of_what_was_not_synced_the_newest_commit_is_whole(reco
 
 
 def _nothing_torn_is_committed(disk):
-    """The order of the syncs alone sees to it; verification has nothing to catch."""
+    """The order of the syncs alone guarantees this: verification finds nothing wrong."""
     for checkpoint in committed(disk / "checkpoints"):
         checkpoint.verify()
 
@@ -172,7 +172,7 @@ for step in itertools.count(begin):
 
 
 def test_a_real_process_is_killed_while_it_saves(tmp_path):
-    """SIGKILL at random moments of a process that does nothing but save."""
+    """Send SIGKILL at random moments to a process that does nothing but save."""
     folder, generator, told = tmp_path / "checkpoints", random.Random(SEED), 0
     for _ in range(4):
         with subprocess.Popen(

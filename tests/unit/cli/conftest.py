@@ -1,4 +1,4 @@
-"""Places that a path may lead to."""
+"""Files and folders that a path option may point to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.odd import alone
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """A working folder with one of each kind of file in it."""
+    """A working folder with one file of each kind."""
     folder = tmp_path / "a" / "b" / "c"
     folder.mkdir(parents=True)
     (folder / "file").write_text("x")
@@ -33,7 +33,7 @@ def places(tmp_path, monkeypatch):
     (folder / "loop").symlink_to("loop")
     (folder / "dangling").symlink_to("nothing")
     os.mkfifo(folder / "fifo")
-    # A server that refuses is tried as often as ever, without seconds in between.
+    # A server that refuses connections gets the usual number of retries, but without the delays.
     monkeypatch.setattr(urllib3.Retry, "get_backoff_time", lambda _: 0.0)
     with alone():
         yield folder

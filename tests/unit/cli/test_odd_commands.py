@@ -1,4 +1,4 @@
-"""Whatever an option or an argument of a command is given: success, or an error that tells why."""
+"""Any value of any option or argument: the command works or reports a useful error."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ORDINARY = {
     ("validate",): ["good.yaml"],
     ("step",): ["no-such", "good.yaml"],
 }
-"""What a command needs beside the odd value. None of them trains, or reaches a server."""
+"""What each command needs besides the odd value. None of them trains or contacts a server."""
 SLOW = {("compile",), ("submit",), ("doctor",)}
-"""Seconds each, for what they import or compile."""
+"""Each takes seconds because of what it imports or compiles."""
 PLACES = [
     (path, item)
     for path, parameters in commands()

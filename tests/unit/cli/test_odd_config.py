@@ -1,4 +1,4 @@
-"""Whatever a field of the configuration is given: success, or an error that can be acted on."""
+"""Any value of any configuration field: it works, or the error says what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINIMAL = {"name": "tiny", "data": {"source": ["a.txt"]}, "model": {"base": "fol
 
 
 def works_or_tells(make, known=None):
-    """Of a configuration that is among the `known` ones, everything has been seen."""
+    """Check one configuration, unless `known` contains an identical one."""
     try:
         config = make()
     except BadInput as error:
@@ -59,7 +59,7 @@ def given_in_a_file(field, text):
 
 
 def put(content, field, value):
-    """A copy with one field set."""
+    """Return a copy with one field set."""
     head, _, rest = field.partition(".")
     inner = content.get(head)
     if rest:

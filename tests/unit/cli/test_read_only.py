@@ -1,4 +1,4 @@
-"""An output folder that the user may only read, as an account other than its owner."""
+"""An output folder that the user can only read, under an account that does not own it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture(scope="module")
 def output():
-    """The folder of a run that failed, which nobody may write; not below a private folder."""
+    """The folder of a failed run that nobody can write to, outside of any private folder."""
     place = Path(tempfile.mkdtemp(prefix="steadytrain-read-only-"))
     content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
     run = Writer(from_mapping({**content, "name": "tiny", "run": "2024", "output": str(place)}))
@@ -42,13 +42,13 @@ def output():
 
 
 def powerless():
-    """Root loses the capabilities by which it may read and write what others own."""
+    """Drop the capabilities that let root read and write files of other users."""
     for capability in (0, 1, 2, 3):  # chown, dac_override, dac_read_search, fowner
         assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
 def steadytrain(*arguments, cwd="/", **environment):
-    """The command as an account that owns nothing there."""
+    """Run the command under an account that owns nothing in the folder."""
     other = {"preexec_fn": powerless} if os.geteuid() == 0 else {}
     return subprocess.run(
         [sys.executable, "-m", "steadytrain.pipelines.cli", *map(str, arguments)],
@@ -98,7 +98,7 @@ def test_what_may_not_be_read_is_named(output, hidden):
             assert "Traceback" not in done.stderr
             assert "unexpected" not in done.stderr
             assert done.stdout or done.stderr
-            # The option's own check is the command line's: it names the option and the path.
+            # Typer checks the option itself. Its message names the option and the path.
             told = "remedy: " in done.stderr or "Invalid value for '--output'" in done.stderr
             assert done.returncode == 0 or told
     finally:

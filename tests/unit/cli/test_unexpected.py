@@ -1,4 +1,4 @@
-"""How the command ends when something happens that no code expected, on real descriptors."""
+"""How the command ends after an unexpected error, on real file descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN = "hf_" + "q" * 34
 
 
 def ending(body, *, arguments=(), **options):
-    """A process that ends within the net."""
+    """Run a process that ends inside the handler for unexpected errors."""
     command = [sys.executable, "-c", _PROGRAM.format(body=body), *arguments]
     environment = {**os.environ, **options.pop("env", {})}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}

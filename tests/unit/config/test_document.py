@@ -1,4 +1,4 @@
-"""What a YAML document may say."""
+"""What a YAML document may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations: read, overridden, and refused with every problem at once."""
+"""Configurations are read, overridden, and rejected with every problem at once."""
 
 from __future__ import annotations
 
@@ -321,12 +321,33 @@ def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
         ("training", {"optim": "adamw_bnb_8bit"}),
         ("training", {"torch_compile": True}),
         ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}),
+        ("model", {"base": "hub:x", "adapter": {"kind": "lora", "frozen_head": "8bit"}}),
+        ("model", {"base": "hub:x", "adapter": {"kind": "lora", "frozen_embeddings": "host"}}),
     ],
 )
 def test_what_knows_no_shards_is_refused_with_them(section, fields):
     with pytest.raises(ConfigError, match="which knows no shards"):
         from_mapping({**MINIMAL, "compute": {"strategy": "fsdp"}, section: fields})
     assert from_mapping({**MINIMAL, section: fields}).unsharded
+
+
+@pytest.mark.parametrize(
+    ("adapter", "task", "told"),
+    [
+        ({"frozen_head": "4bit"}, "causal_lm", r"frozen_head.*without adapters nothing is frozen"),
+        ({"frozen_embeddings": "host"}, "causal_lm", r"frozen_embeddings.*without adapters"),
+        (
+            {"kind": "lora", "frozen_head": "4bit"},
+            "sequence_classification",
+            "the head of sequence_classification is new and is trained",
+        ),
+    ],
+)
+def test_only_what_is_frozen_is_kept_in_another_form(adapter, task, told):
+    content = {**MINIMAL, "model": {"base": "hub:x", "adapter": adapter}}
+    data = {**MINIMAL["data"], "task": task}
+    with pytest.raises(ConfigError, match=told):
+        from_mapping({**content, "data": data})
 
 
 def test_adapters_without_a_base_are_refused():

@@ -1,4 +1,4 @@
-"""Secrets of every kind are refused in a configuration and never repeated, and nothing else is."""
+"""Secrets of every kind are rejected in a configuration and never repeated. Nothing else is."""
 
 import os
 import subprocess

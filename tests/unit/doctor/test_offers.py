@@ -1,4 +1,4 @@
-"""Clusters that are not at hand here: with GPUs, many nodes, no Trainer, little to be seen."""
+"""Clusters that tests can't have: with GPUs, many nodes, no Trainer, or few permissions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def claim(phase="Bound", mode="ReadWriteMany", storage_class="fast"):
 
 
 def offer(answers, **groups):
-    """Groups with a version and the plurals in it."""
+    """Make the API server list these groups, each with a version and its resource names."""
     listed = []
     for name, (version, *plurals) in groups.items():
         group = {"trainer": "trainer.kubeflow.org", "kubeflow": "kubeflow.org"}.get(name, name)

@@ -1,4 +1,4 @@
-"""The doctor's trial pod: what it is given, and what the program in it says."""
+"""The doctor's trial pod: what it receives, and what its program reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from steadytrain.components.shared.attached import NAME, TRACKING
+from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster import trial as module
 from steadytrain.pipelines.cluster.trial import Trial
 

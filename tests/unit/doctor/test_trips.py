@@ -1,4 +1,4 @@
-"""Round trips to real servers: what passes, what fails, with which remedy, and what is left."""
+"""Round trips to real servers: what passes, what fails, the suggested fix, and what is left."""
 
 from __future__ import annotations
 

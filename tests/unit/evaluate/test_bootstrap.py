@@ -1,4 +1,4 @@
-"""The bootstrap: seeded, over whole groups, with intervals that hold what they should."""
+"""The bootstrap is seeded, samples complete groups, and its intervals have the stated coverage."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_groups_are_drawn_whole():
     for unit in range(3):
         inside = weights[:, units == unit]
         assert (inside == inside[:, :1]).all()
-    # Three units are drawn each time, whatever they hold.
+    # Each resample draws three units, whatever their size.
     assert (weights[:, [0, 3, 4]].sum(axis=1) == 3).all()
 
 

@@ -1,4 +1,4 @@
-"""What keeps a champion from being compared, and so from being replaced."""
+"""What prevents a comparison with the champion, and so its replacement."""
 
 import numpy as np
 import pyarrow as pa
@@ -6,9 +6,16 @@ import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.comparison import Candidate
-from steadytrain.components.evaluate.metrics import Scores, measure
-from steadytrain.components.register.versions import LABELS, SPLIT, TASK, Version, comparable_tags
+from steadytrain.components.evaluate.measure import measure
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
+from steadytrain.components.shared.registry.versions import (
+    LABELS,
+    SPLIT,
+    TASK,
+    Version,
+    comparable_tags,
+)
 
 from support.judging import make_config
 
@@ -29,7 +36,7 @@ def table(loss=1.0, size=2, targets=1):
 
 
 class Known:
-    """A task whose champion has the scores that the test says."""
+    """A task whose champion has the scores that the test sets."""
 
     def __init__(self, scores):
         self.scores = scores
@@ -62,9 +69,9 @@ def decide(tmp_path):
             scores="",
             splits=list(splits),
         )
-        candidate = Candidate(
-            config, data, Known(theirs), "mine", evaluation, pa.table({"id": range(COUNT)}), mine
-        )
+        known = Known(theirs)
+        records = pa.table({"id": range(COUNT)})
+        candidate = Candidate(config, data, lambda: known, "mine", evaluation, records, mine)
         champion = Version("7", comparable_tags(config, data) | tags, "models:/shapes/7")
         told = []
         decision = candidate.against(None if first else champion, told.append)

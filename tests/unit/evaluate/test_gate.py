@@ -1,12 +1,14 @@
-"""The gate's decision, by tables and by simulated paired scores."""
+"""The gate's decisions, on tables of cases and on simulated paired scores."""
 
 import numpy as np
 import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.gate import Gate, Pair
+from steadytrain.components.evaluate.gate import Gate
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.records import Subject
+
+from support.means import DIRECTIONS, Means
 
 SUBJECT = Subject(
     run_id="run", model_name="shapes", champion_alias="champion", weights_digest="mine", rules="r"
@@ -15,16 +17,16 @@ HOW = Resampling(samples=500, confidence=0.95, seed=0)
 
 
 def gate(metric="bits_per_byte", **limits):
-    return Gate(SUBJECT, GateConfig(**limits), metric, HOW)
+    return Gate(SUBJECT, GateConfig(**limits), metric, HOW, DIRECTIONS)
 
 
 def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, seed=0):
-    """Two models whose losses an example vary a lot together and a little apart."""
+    """Return two models whose losses vary a lot between examples but little between the models."""
     random = np.random.default_rng(seed)
     size = random.integers(100, 2000, size=count).astype(float)
     champion = size * 2.5 * random.lognormal(sigma=0.5, size=count)
     candidate = champion * (1 - better_by) * (1 + noise * random.normal(size=count))
-    return Pair(
+    return Means(
         version="3",
         digest="theirs",
         candidate=candidate,
@@ -36,8 +38,7 @@ def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, 
 
 
 def decide(pair, metric="bits_per_byte", **limits):
-    value = float(pair.candidate.sum() / pair.weights.sum())
-    return gate(metric, **limits).decide({metric: value}, pair)
+    return gate(metric, **limits).decide({metric: pair.value}, pair.pair)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_pairing_finds_a_difference_that_the_spread_of_examples_would_hide():
     pair = language_pair(0.01, noise=0.02)
     assert decide(pair).promoted
     shuffled = np.random.default_rng(1).permutation(len(pair.weights))
-    unpaired = Pair(
+    unpaired = Means(
         "3",
         "theirs",
         pair.candidate,
@@ -116,10 +117,10 @@ def test_accuracy_is_better_when_it_is_greater():
     hits = (random.random(500) < 0.9).astype(float)
     worse = np.where(np.arange(500) < 60, 0.0, hits)
     ones, units = np.ones(500), np.arange(500)
-    better = decide(Pair("1", "theirs", hits, worse, ones, units, {}), "accuracy")
+    better = decide(Means("1", "theirs", hits, worse, ones, units, {}), "accuracy")
     assert better.promoted
     assert better.greater_is_better
-    back = decide(Pair("1", "theirs", worse, hits, ones, units, {}), "accuracy")
+    back = decide(Means("1", "theirs", worse, hits, ones, units, {}), "accuracy")
     assert not back.promoted
     assert back.improvement.value < 0
     assert "% worse" in back.reason
@@ -127,7 +128,7 @@ def test_accuracy_is_better_when_it_is_greater():
 
 def test_a_champion_that_is_always_wrong_is_compared_by_the_difference():
     ones, units = np.ones(50), np.arange(50)
-    decision = decide(Pair("1", "theirs", ones, np.zeros(50), ones, units, {}), "accuracy")
+    decision = decide(Means("1", "theirs", ones, np.zeros(50), ones, units, {}), "accuracy")
     assert decision.promoted
     assert decision.improvement.value == 1.0
 
@@ -139,8 +140,8 @@ def test_groups_are_the_evidence_and_not_their_examples():
     weights = np.ones(1000)
     champion = np.full(1000, 2.0)
     candidate = champion * (0.985 + drift - drift.mean())
-    alone = Pair("1", "theirs", candidate, champion, weights, np.arange(1000), {})
-    grouped = Pair("1", "theirs", candidate, champion, weights, units, {})
+    alone = Means("1", "theirs", candidate, champion, weights, np.arange(1000), {})
+    grouped = Means("1", "theirs", candidate, champion, weights, units, {})
     assert decide(alone).promoted
     assert not decide(grouped).promoted
 
@@ -157,7 +158,7 @@ def sliced(worse_by):
     rows = {"code": np.arange(150), "prose": np.arange(150, 190), "few": np.arange(190, 200)}
     candidate = pair.candidate.copy()
     candidate[150:] = pair.champion[150:] * (1 + worse_by)
-    return Pair("3", "theirs", candidate, pair.champion, pair.weights, pair.units, rows)
+    return Means("3", "theirs", candidate, pair.champion, pair.weights, pair.units, rows)
 
 
 def test_a_slice_that_gets_worse_stops_a_better_model():
@@ -193,5 +194,5 @@ def test_no_fair_comparison_is_no_promotion():
 
 
 def test_a_floor_of_an_unknown_metric_is_refused_with_the_configuration():
-    with pytest.raises(ValueError, match="no metric bleu: one of loss"):
+    with pytest.raises(ValueError, match=r"bleu in steadytrain\.metrics: use one of accuracy"):
         GateConfig(floors={"bleu": 0.3})

@@ -1,4 +1,4 @@
-"""Metrics: by scikit-learn at the point, and the same under resampling weights."""
+"""Metrics match scikit-learn as point values and under resampling weights."""
 
 import math
 
@@ -8,29 +8,16 @@ import pytest
 from sklearn import metrics as sk
 
 from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.metrics import (
-    Scores,
-    confusion,
+from steadytrain.components.evaluate.classes import confusion, per_class
+from steadytrain.components.evaluate.measure import (
     measure,
     measure_slices,
-    per_class,
     point_values,
     weighted_values,
 )
+from steadytrain.components.evaluate.scores import Scores
 
-
-def language_table(loss, targets, size, *, group=None, slices=None):
-    count = len(loss)
-    return pa.table(
-        {
-            "id": [str(index) for index in range(count)],
-            "group": pa.array(group or [None] * count, pa.string()),
-            "slice": pa.array(slices or [None] * count, pa.string()),
-            "loss": pa.array(loss, pa.float64()),
-            "targets": pa.array(targets, pa.int64()),
-            "bytes": pa.array(size, pa.int64()),
-        }
-    )
+from support.judging import language_table
 
 
 def class_table(label, probabilities, **more):
@@ -70,7 +57,7 @@ def test_metrics_under_weights_equal_scikit_learn_with_sample_weights(classes):
     label, probabilities = random_classes(classes)
     scores = Scores.of(class_table(label, probabilities))
     weights = np.random.default_rng(1).integers(0, 4, size=(5, len(label))).astype(float)
-    found = weighted_values(scores, weights)
+    found = weighted_values(scores, weights, point_values(scores))
     prediction = probabilities.argmax(axis=1)
     for row, weight in enumerate(weights):
         assert found["accuracy"][row] == pytest.approx(
@@ -93,7 +80,7 @@ def test_metrics_under_weights_equal_scikit_learn_with_sample_weights(classes):
 @pytest.mark.parametrize("classes", [2, 3])
 def test_point_values_are_what_weights_of_one_give(classes):
     scores = Scores.of(class_table(*random_classes(classes)))
-    weighted = weighted_values(scores, np.ones((1, len(scores.id))))
+    weighted = weighted_values(scores, np.ones((1, len(scores.id))), point_values(scores))
     assert {name: value[0] for name, value in weighted.items()} == pytest.approx(
         point_values(scores)
     )
@@ -101,7 +88,7 @@ def test_point_values_are_what_weights_of_one_give(classes):
 
 def test_language_values_under_weights():
     scores = Scores.of(language_table([10.0, 2.0], [5, 1], [20, 4]))
-    found = weighted_values(scores, np.array([[1.0, 0.0], [1.0, 1.0]]))
+    found = weighted_values(scores, np.array([[1.0, 0.0], [1.0, 1.0]]), point_values(scores))
     assert found["loss"] == pytest.approx([2.0, 2.0])
     assert found["bits_per_byte"][1] == pytest.approx(point_values(scores)["bits_per_byte"])
 
@@ -123,14 +110,16 @@ def test_auroc_is_left_out_where_there_is_one_class_only():
 def test_confusion_and_classes_tell_true_from_predicted():
     scores = Scores.of(class_table([0, 0, 1], [[0.9, 0.1], [0.3, 0.7], [0.1, 0.9]]))
     assert confusion(scores.classes, 2) == [[1, 1], [0, 1]]
-    table = per_class(scores.classes, ["cat", "dog"])
-    assert table["cat"] == pytest.approx({"precision": 1, "recall": 0.5, "f1": 2 / 3, "support": 2})
+    table = per_class(scores.classes, ["cat", "dog"], {"cat": 0.75})
+    assert table["cat"] == pytest.approx(
+        {"precision": 1, "recall": 0.5, "f1": 2 / 3, "support": 2, "average_precision": 0.75}
+    )
     assert table["dog"]["precision"] == pytest.approx(0.5)
 
 
 def test_every_metric_comes_with_an_interval_around_it():
     measured = measure(Scores.of(class_table(*random_classes(3))), Resampling(300, 0.95, 0))
-    assert measured.keys() == {"loss", "accuracy", "macro_f1", "auroc"}
+    assert measured.keys() == {"loss", "accuracy", "macro_f1", "auroc", "ece"}
     for interval in measured.values():
         assert interval.low < interval.value < interval.high
 
@@ -154,5 +143,4 @@ def test_slices_are_measured_apart():
 def test_what_models_are_compared_by(table, metric):
     scores = Scores.of(table)
     assert scores.metric == metric
-    numerators, weights = scores.parts(metric)
-    assert numerators.sum() / weights.sum() == pytest.approx(point_values(scores)[metric])
+    assert metric in point_values(scores)

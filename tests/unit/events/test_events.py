@@ -1,4 +1,4 @@
-"""The event stream: written whole, read once, whatever was torn."""
+"""The event stream: events are written completely and read once, even from a torn file."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_file_may_be_larger_than_two_gigabytes(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a disk of 64 KiB."""
+    """A folder on a 64 KiB disk."""
     with small_file_system(tmp_path / "disk", "size=64k") as place:
         yield place
 

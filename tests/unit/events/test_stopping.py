@@ -1,4 +1,4 @@
-"""A request to stop is noticed, wherever it arrives and whoever catches what it raises."""
+"""A request to stop is noticed, wherever it arrives and whatever catches its exception."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_process_at_work_ends_with_its_lifeline(end):
     lifeline = Lifeline()
     process = child(lifeline)
     assert process.stdout.readline() == "at work\n"
-    getattr(lifeline, end)()  # closing it is what the kernel does of a parent that dies
+    getattr(lifeline, end)()  # closing it is what the kernel does when the parent dies
     assert process.wait(30) == 143
 
 
@@ -65,7 +65,7 @@ def test_one_that_is_only_starting_does_not_begin():
 
 
 def test_a_cut_lifeline_kills_nobody_who_has_left():
-    """Who left because the lifeline was cut still has to end in an orderly way."""
+    """A process that leaves because the lifeline was cut must still have time to clean up."""
     code = """
 import signal, sys, threading, time
 from steadytrain.components.shared import lifeline, stopping

@@ -1,4 +1,4 @@
-"""The manifests are valid, hold no secret, and ask for no right and no privilege too many."""
+"""The manifests are valid, contain no secrets, and ask for no unnecessary rights or privileges."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from steadytrain.components.shared.attached import NAME, STEP_LABELS
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.components.train.launch.naming import run_labels
+from steadytrain.pipelines.attached import NAME, STEP_LABELS
 from steadytrain.pipelines.cluster.permissions import PYTORCHJOB_RIGHTS, RIGHTS, Right
 from steadytrain.pipelines.cluster.trial import LABELS as TRIAL_LABELS
 
 from support.manifests import COMPONENTS, MANIFESTS, OF_THE_CLUSTER, OVERLAYS, build, pods
 
 KUBERNETES = ("1.29", "1.34")
-# What has its schema in the cluster alone.
+# The schemas of these kinds exist only in the cluster.
 CUSTOM = {"LocalQueue", "PodDefault"}
-# Those that set the same thing in two ways.
+# Components that conflict with another component because both set the same thing.
 AT_ODDS = {"s3-irsa"}
 STACKS = [
     *((overlay, ()) for overlay in OVERLAYS),
@@ -53,7 +53,7 @@ def whole_objects():
 
 @pytest.mark.parametrize("item", list(whole_objects()))
 def test_each_file_is_valid(item):
-    """Also where no kubectl is at hand."""
+    """This also runs without kubectl."""
     for kubernetes in KUBERNETES:
         check(item, kubernetes)
 
@@ -71,7 +71,7 @@ def check(item, kubernetes):
 
 
 def test_a_mistake_is_seen():
-    """The validation can fail."""
+    """Make sure that the validation can fail."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a"}}
     check(account, "1.34")
     with pytest.raises(kubernetes_validate.ValidationError, match="automount"):
@@ -104,7 +104,7 @@ def test_our_image_is_that_of_this_version(standalone):
 
 
 def test_pods_are_restricted(objects):
-    """What Pod Security asks for at its level `restricted`, and a root that cannot be written."""
+    """They meet the Pod Security level `restricted`, and their root file system is read-only."""
     for pod in pods(objects):
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -128,7 +128,7 @@ def test_pods_have_requests_limits_and_probes(objects):
 
 def test_secrets_are_named_and_never_held(objects):
     assert "Secret" not in {item["kind"] for item in objects}
-    # A token that the kubelet makes is named in a mapping of this name, and not held.
+    # A mapping of this name only refers to a token that the kubelet creates.
     found = [one for one in find_secrets(objects) if not one.field.endswith(".serviceAccountToken")]
     assert not found
     for pod in pods(objects):
@@ -215,7 +215,10 @@ def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone
 
 
 def test_every_pod_of_ours_is_under_a_policy_that_denies_both_ways(objects):
-    """What a policy selects may do only what policies allow, in the directions that it names."""
+    """Once a policy selects a pod, the pod has only the traffic that policies allow.
+
+    This applies in the directions that the policy names.
+    """
     deployed = [
         item["spec"]["template"]["metadata"]["labels"]
         for item in objects
@@ -232,7 +235,7 @@ def selects(item, labels):
 
 
 def picks(selector, labels):
-    """Whether a label selector takes a pod with these labels."""
+    """Return whether a label selector matches a pod with these labels."""
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
     fits = selector.get("matchLabels", {}).items() <= labels.items()
     for one in selector.get("matchExpressions", []):
@@ -245,7 +248,7 @@ def picks(selector, labels):
 
 
 def test_only_our_pods_reach_the_tracking_server(objects):
-    """Steps, the doctor's trial and pods that train; not whatever else the namespace has."""
+    """Only steps, the doctor's trial pod, and training pods reach it."""
     (policy,) = (
         item
         for item in objects

@@ -1,4 +1,4 @@
-"""The tracking server of the manifests, started with exactly what they say, as a process."""
+"""The tracking server of the manifests, run as a process exactly as they specify it."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_without_a_password_everything_is_refused(server, method, path):
     "known", [("admin", "password"), ("admin", "password1234"), ("steadytrain", "")], ids=":".join
 )
 def test_passwords_that_others_know_are_refused(server, known):
-    """The first two are what MLflow itself once came with."""
+    """The first two are former default passwords of MLflow itself."""
     query = f"{server}/{API}/experiments/search?max_results=1"
     assert requests.get(query, auth=known, timeout=60).status_code == 401
 
 
 def test_another_name_for_the_server_is_refused(server, login):
-    """A page in somebody's browser that has its own name point here (DNS rebinding)."""
+    """A web page in someone's browser can point its own name at this server (DNS rebinding)."""
     query = f"{server}/{API}/experiments/search?max_results=1"
     known = {"timeout": 60, "auth": login}
     assert requests.get(query, **known).status_code == 200
@@ -97,7 +97,7 @@ def test_our_client_logs_and_reads_with_the_credentials_of_the_secret(server, se
 
 @pytest.mark.parametrize("place", ["file:///etc", "/etc", "file:///"])
 def test_a_place_of_the_clients_choice_gives_no_file_of_the_server(server, login, place):
-    """MLflow takes such a place, and looks below it only in folders named after its runs."""
+    """MLflow accepts such a location, but reads only folders in it that are named after runs."""
     made = _post(server, login, "experiments/create", name=place, artifact_location=place)
     run = _post(server, login, "runs/create", **made)["run"]["info"]["run_id"]
     for path in ("passwd", "../../passwd", "../../../etc/passwd", "/etc/passwd", "%2e%2e/passwd"):
@@ -108,7 +108,7 @@ def test_a_place_of_the_clients_choice_gives_no_file_of_the_server(server, login
 
 
 def test_a_place_on_another_host_is_refused(server, login):
-    """The server would connect to it, with its own credentials."""
+    """The server would connect to that host with its own credentials."""
     for place in ("http://attacker.test/x", "ftp://attacker.test/x", "hdfs://attacker.test/x"):
         with pytest.raises(requests.HTTPError, match="400"):
             _post(server, login, "experiments/create", name=place, artifact_location=place)
@@ -126,7 +126,7 @@ def test_a_place_on_another_host_is_refused(server, login):
 def test_it_does_not_start_without_credentials_or_with_known_ones(
     tmp_path, secret, change, empty_store
 ):
-    """On a cluster the pod does not even start where a key is missing."""
+    """On a cluster, the pod does not even start if a key is missing."""
     told = {key: value for key, value in {**secret, **change}.items() if value is not None}
     command, environment = server_process(tmp_path, told, free_port())
     shutil.copyfile(empty_store, tmp_path / "store" / "mlflow.db")

@@ -1,4 +1,4 @@
-"""The images are built on a base that nobody can exchange: it is named by its digest."""
+"""The base of the images is pinned by its digest, so nobody can replace it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PINNED = re.compile(r"[\w./:-]+@sha256:[0-9a-f]{64}")
 
 
 def make_images(*settings):
-    """What would be built."""
+    """Return what `make images` would build."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-s", "images", "DOCKER=echo", *settings]
     return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Runs as they are left, with real checkpoints."""
+"""Runs as real runs leave them, with real checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.written_run import Writer
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A run that was told of long ago."""
+    """Write a run whose events are from long ago."""
 
     def make(name="tiny", *, saved=(), best=None, output=tmp_path / "output", **sections):
         content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
@@ -33,7 +33,7 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def age():
-    """Makes all that a run has told old."""
+    """Make all of a run's event files old."""
 
     def make(run, hours=48):
         then = time.time() - hours * 3600

@@ -1,4 +1,4 @@
-"""The `steadytrain` command as a user meets it."""
+"""The `steadytrain` command from the user's point of view."""
 
 from __future__ import annotations
 

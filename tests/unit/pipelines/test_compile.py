@@ -1,4 +1,4 @@
-"""The compiled pipeline: what a Kubeflow server is given."""
+"""The compiled pipeline: what a Kubeflow server receives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
-from steadytrain.components.shared.attached import MOUNT_PATH, NAME, SECRETS, STEP_SECRETS
 from steadytrain.components.shared.config.parameters import FIELDS
+from steadytrain.pipelines.attached import MOUNT_PATH, NAME, SECRETS, STEP_SECRETS
 from steadytrain.pipelines.compile import compile_pipeline
 
 STEPS = {"preprocess", "train", "evaluate", "register", "promote", "report"}
@@ -32,12 +32,12 @@ def spec(documents):
 
 @pytest.fixture(scope="module")
 def attached(documents):
-    """By executor, what Kubernetes adds to it."""
+    """The Kubernetes settings of each executor, by name."""
     return documents[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
 def tasks(spec):
-    """Every task of the DAG and of those within it, by name."""
+    """Return every task of the DAG and of nested DAGs, by name."""
     dags = [spec["root"], *(part for part in spec["components"].values() if "dag" in part)]
     return {name: task for dag in dags for name, task in dag["dag"]["tasks"].items()}
 
@@ -122,7 +122,7 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
 
 @pytest.mark.parametrize(("pipeline", "fuse"), [("finetune", False), ("retrain", True)])
 def test_each_step_gets_its_keys_of_the_secret_and_no_other(tmp_path, pipeline, fuse):
-    """By reference, and each key may be missing."""
+    """Keys are passed by reference, and each key may be missing."""
     path = compile_pipeline(tmp_path / "pipeline.yaml", pipeline=pipeline, fuse=fuse)
     _, platform = yaml.safe_load_all(path.read_text())
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
@@ -136,13 +136,13 @@ def test_each_step_gets_its_keys_of_the_secret_and_no_other(tmp_path, pipeline, 
 
 
 def test_credentials_stay_with_the_steps_that_use_them():
-    """The training also runs users' code, and models that others have made."""
+    """The train step also runs user code and models from other people."""
     having = {
         key: {step for step, keys in STEP_SECRETS.items() if key in keys}
         for key in ("HF_TOKEN", "KF_PIPELINES_ENDPOINT", "STEADYTRAIN_WEBHOOK_URL")
     }
     assert having == {
-        "HF_TOKEN": {"look", "preprocess", "train"},
+        "HF_TOKEN": {"detect-change", "preprocess", "train"},
         "KF_PIPELINES_ENDPOINT": {"report"},
         "STEADYTRAIN_WEBHOOK_URL": {"report"},
     }

@@ -1,7 +1,8 @@
-"""Whatever has become of a file of a run, no command ends in a traceback, and no other run suffers.
+"""Any damage to a file of a run: no command ends in a traceback, and no other run is affected.
 
-Every file x every damage x every command would be thousands of commands: by default a sample is
-drawn, by STEADYTRAIN_DAMAGE_SEED where it is set; `pytest -m soak` goes through all of them.
+All combinations of file, damage, and command would be thousands of commands. By default the
+tests run a random sample of them. STEADYTRAIN_DAMAGE_SEED sets its seed. `pytest -m soak` runs
+them all.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def flip(path):
 
 
 def swap_types(path):
-    """JSON, and nothing of what it should be."""
+    """Write valid JSON in which every field has the wrong type."""
     path.write_text('{"event": ["step_started"], "time": "now", "schema_version": []}\n')
 
 
@@ -80,7 +81,7 @@ def make_pipe(path):
 
 
 def break_reads(path):
-    """The kernel answers with EIO."""
+    """Make reads of the file fail with EIO."""
     path.unlink()
     path.symlink_to("/proc/self/mem")
 
@@ -105,7 +106,7 @@ WRITING = (["report", "hurt"], ["resume", "hurt"], ["gc"])
 
 @pytest.fixture
 def runs(make_run, age, monkeypatch):
-    """A run of which every kind of file is there, and another one."""
+    """A run that has every kind of file, and another run."""
     hurt, other = (
         make_run(name, saved=(10, 20, 30), best=20, recovery={"lease_seconds": 1})
         for name in ("hurt", "other")
@@ -134,7 +135,7 @@ def runs(make_run, age, monkeypatch):
         run.workspace.tracking.mkdir()
         (run.workspace.tracking / "run").write_text("0" * 32)
         age(run)
-    # MLflow takes seconds a command, and has tests of its own; so has what a run starts.
+    # MLflow takes seconds per command and has its own tests. So does what a run starts.
     for name in ("finish_run", "log_artifacts"):
         monkeypatch.setattr(report_step, name, lambda *_, **__: True)
     stopped = local.LocalRun(hurt.workspace, succeeded=False, stopped=True, failure=None)
@@ -152,7 +153,7 @@ def content(run):
 
 
 def told(command, run):
-    """What a command says; fails where it ends by anything but success or an error of our own."""
+    """Return what a command prints. Fail unless it succeeds or ends with one of our own errors."""
     out, ended = io.StringIO(), None
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -172,7 +173,7 @@ def told(command, run):
 
 @contextlib.contextmanager
 def kept(run):
-    """The run's folder is afterwards as it was."""
+    """Restore the run's folder afterwards."""
     folder, copy = run.workspace.folder, run.workspace.output.parent / "copy"
     shutil.copytree(folder, copy)
     try:
@@ -247,7 +248,7 @@ def test_a_damaged_run_is_listed_as_such_with_the_reason_and_the_rest_as_ever(
 
 
 def test_of_a_damaged_run_gc_removes_nothing(runs):
-    """Which batch was left out, and which checkpoint is the best, may be what is lost."""
+    """The damaged part may be what says which batch to skip or which checkpoint is the best."""
     hurt, _other = runs
     truncate(hurt.workspace.record("preprocess"))
     assert "removed checkpoint step-00000010 of other" in told(["gc"], hurt)
@@ -265,7 +266,7 @@ def test_a_lost_ledger_entry_is_restored_and_no_damage(runs):
 
 
 def test_as_programs_of_their_own(runs):
-    """With the entry point's own handling of errors, exit statuses and output."""
+    """These use the entry point's own error handling, exit statuses, and output."""
     hurt, _other = runs
     make_pipe(hurt.workspace.config)
     binary(hurt.workspace.record("preprocess"))

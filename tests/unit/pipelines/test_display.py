@@ -1,4 +1,4 @@
-"""Standard output breaks while a run is shown: real descriptors, a process of its own."""
+"""Standard output breaks while a run is displayed, on real descriptors in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 import typer
 from steadytrain.components.shared.events.types import StepStarted
-from steadytrain.components.shared.progress import Progress
+from steadytrain.pipelines.progress import Progress
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.interrupts import Display
 from steadytrain.pipelines.local import LocalRun
@@ -37,7 +37,7 @@ ENDING = "\nstopped; the same command continues it\n"
 
 @pytest.fixture
 def left():
-    """The writing end of a pipe whose reader has gone."""
+    """The write end of a pipe whose reader has exited."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing
@@ -46,7 +46,7 @@ def left():
 
 @pytest.fixture(params=["Broken pipe", "No space left on device"])
 def broken(request, left):
-    """A descriptor that takes no output, and the system's word for it."""
+    """A descriptor that accepts no output, and the system's error message for it."""
     if request.param == "Broken pipe":
         yield left, request.param
     else:

@@ -1,4 +1,4 @@
-"""A pipeline that ends on a full disk, where nothing can be written about it."""
+"""A pipeline that fails on a full disk, where it can't write anything about the failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.disks import small_file_system
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of four megabytes."""
+    """A 4 MB file system."""
     with small_file_system(tmp_path / "disk", "size=4m,nr_inodes=8") as place:
         yield place
 

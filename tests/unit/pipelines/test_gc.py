@@ -1,4 +1,4 @@
-"""What gc removes, and what it never does."""
+"""What gc removes, and what it never removes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from steadytrain.components.report.words import size
 from steadytrain.components.shared.events.types import SupervisorStarted
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.train.checkpoint import (
     CheckpointStore,
@@ -23,6 +22,7 @@ from steadytrain.components.train.checkpoint import (
 from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import litter
+from steadytrain.pipelines.lock import run_lock
 
 from support.checkpoints import save
 
@@ -40,7 +40,7 @@ def steps(run):
 
 
 def finish(run):
-    """Trained and registered; the gate said no."""
+    """Mark the run as trained and registered, but not promoted by the gate."""
     run.workspace.model.mkdir()
     run.trained(steps=30)
     run.decided(False, "no better", metric="loss", greater_is_better=False, candidate=1.0)
@@ -170,7 +170,7 @@ def stored(run):
 
 
 def test_on_s3_the_newest_and_the_best_stay_and_all_else_goes(make_run, bucket):
-    """Torn ones too, and what an upload that was killed has left."""
+    """It also removes torn checkpoints and the remains of a killed upload."""
     run = make_run(saved=(10, 20, 30, 40), best=20, **ON_S3)
     place = "some/tiny/step-000000"
     bucket.delete_object(Bucket="bucket", Key=f"{place}30/COMMIT")
@@ -199,7 +199,7 @@ def test_on_s3_all_of_a_finished_run_go(make_run, bucket):
 
 
 def test_what_was_written_elsewhere_of_late_is_left_alone(make_run, age, bucket, monkeypatch):
-    """A run of the same name in another folder, on another machine, saves there."""
+    """A run with the same name, in another folder on another machine, saves to the same place."""
     run = make_run(saved=(10, 20), **ON_S3)
     age(run)
     assert "nothing to remove" in gc(run)

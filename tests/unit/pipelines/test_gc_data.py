@@ -1,4 +1,4 @@
-"""Which prepared data gc removes: only those that no run needs that could continue."""
+"""gc removes only the prepared data that no resumable run needs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from steadytrain.components.preprocess.prepared import scratch
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import litter
+from steadytrain.pipelines.lock import run_lock
 
 HOUR = 3600.0
 
@@ -42,7 +42,7 @@ def make_old(*folders):
 
 @pytest.fixture
 def using(make_run, age):
-    """A run that has used data, which were prepared long ago."""
+    """Write a run that used data prepared long ago."""
 
     def make(name="tiny", *, done=False, **options):
         run = make_run(name, **options)

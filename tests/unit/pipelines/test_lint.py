@@ -1,4 +1,4 @@
-"""What breaks on a server is found in the compiled pipeline, with its place and a remedy."""
+"""The lint finds what would break on a server, and reports its place and a fix."""
 
 import warnings
 
@@ -41,7 +41,7 @@ def limited(task):
 
 @pytest.fixture
 def findings(tmp_path):
-    """Compiles a pipeline whose body is given, and lints it."""
+    """Compile a pipeline with the given body, and lint it."""
 
     def find(body, name="pipeline.yaml"):
         dsl_pipeline = dsl.pipeline(name="p")(body)

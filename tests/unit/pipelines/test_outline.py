@@ -1,4 +1,4 @@
-"""What a run's end tells the user."""
+"""What the user sees at the end of a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from steadytrain.components.register.verdict import decided_about
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
+from steadytrain.components.shared.registry.verdict import decided_about
 from steadytrain.pipelines.local import LocalRun
 from steadytrain.pipelines.outline import ending
 

@@ -1,4 +1,4 @@
-"""A command that is refused, since a run is another's, leaves no trace in that run."""
+"""A command that is rejected because another process has the run does not change that run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from steadytrain.components.preprocess import artifacts
 from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.errors import RunBusy
-from steadytrain.components.shared.lock import run_lock
 from steadytrain.components.train import step
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.pipelines import runs
 from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.lock import run_lock
 from steadytrain.pipelines.steps import run_step
 
 STEPS = ("preprocess", "train", "evaluate", "register", "promote", "report")
@@ -32,7 +32,7 @@ with owned(load(Path(sys.argv[1]))):
 
 @pytest.fixture
 def trained(make_run):
-    """A run that another process trains, without the lock of this machine, as a pod does."""
+    """A run that another process trains without this machine's lock, as a pod does."""
     run = make_run()
     process = subprocess.Popen(
         [sys.executable, "-c", TRAIN, str(run.workspace.config)],
@@ -46,7 +46,7 @@ def trained(make_run):
 
 
 def files(run):
-    """What the run's folder holds, but for its report, and probes that come and go."""
+    """Return the files in the run's folder, except its report and temporary probe files."""
     folder = run.workspace.folder
     return {
         path.relative_to(folder): path.read_bytes()
@@ -99,7 +99,7 @@ def test_a_report_of_a_run_at_work_is_only_a_page(trained, make_run, locked):
 
 
 def test_a_run_that_is_taken_over_is_told_of_by_the_other(make_run, monkeypatch):
-    """Its end is not told by the one that was too slow."""
+    """The process that lost the run does not report its end."""
     run = make_run()
 
     def refused(*_, **__):

@@ -1,4 +1,4 @@
-"""`stop` signals the process that holds a run, and never another one."""
+"""`stop` signals the process that holds a run, and never any other process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import pytest
 
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.lock import holder, run_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.local import stop_run
+from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.step_processes import StepProcesses
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from steadytrain.components.shared.lock import run_lock
+from steadytrain.pipelines.lock import run_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import hold
@@ -112,7 +112,7 @@ def test_a_process_of_another_pid_namespace_is_not_mistaken_for_the_holder(works
 
 @pytest.mark.parametrize("change", [{"machine": "another"}, {"born": 1.0}])
 def test_a_process_of_another_host_or_another_time_is_not_stopped(workspace, bystander, change):
-    """As another host writes it, or a holder whose process id has come again."""
+    """The lock names a process on another host, or one whose process ID has been reused since."""
     with run_lock(workspace):
         (path,) = workspace.locks.iterdir()
         told = json.loads(path.read_text()) | {"pid": bystander.pid} | change

@@ -1,4 +1,4 @@
-"""Plans of small configurations, by the product's own table."""
+"""Plans for small configurations, with the product's own table of GPUs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from steadytrain.components.plan.plan import Plan, plan_training
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
-from steadytrain.components.train.plan.hosts import Hosts
-from steadytrain.components.train.plan.plan import Plan, plan_training
+from steadytrain.components.sizing.hardware import all_gpus, find_gpu
+from steadytrain.components.sizing.hosts import Hosts
 
 CONFIGURATION = """
 name: plan
@@ -23,7 +23,7 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture
 def configure(tmp_path) -> Callable[..., RunConfig]:
-    """The configuration with other values, below a folder where nothing is prepared."""
+    """Return the configuration with other values, and an output folder without prepared data."""
 
     def make(**fields: Any) -> RunConfig:
         named = {name.replace("__", "."): value for name, value in fields.items()}
@@ -34,7 +34,7 @@ def configure(tmp_path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def make_plan(configure) -> MakePlan:
-    """A plan for so many GPUs; without a kind the plan chooses one."""
+    """Plan for this many GPUs. Without a GPU type, the plan chooses one."""
 
     def make(
         gpu: str = "",

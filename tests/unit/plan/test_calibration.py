@@ -1,4 +1,4 @@
-"""A plan whose speed is that of real steps of a tiny model on a CPU; and what is refused."""
+"""A plan whose speed is measured with real steps of a tiny model on a CPU, and what it rejects."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from typer.testing import CliRunner
 
+from steadytrain.components.plan import calibration
+from steadytrain.components.plan.calibration import STEPS, calibrate, row_lengths
+from steadytrain.components.plan.launch_files import accelerate_config, filled
+from steadytrain.components.plan.plan import plan_training
+from steadytrain.components.plan.render import render
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.sizing.device import this_cpu
+from steadytrain.components.sizing.hardware import all_gpus, find_gpu
+from steadytrain.components.sizing.machine import Machine
+from steadytrain.components.sizing.time_cost import THE_TABLE, Span, Speed, together
 from steadytrain.components.train.loop.order import RowOrder
-from steadytrain.components.train.plan import calibration
-from steadytrain.components.train.plan.calibration import STEPS, calibrate, row_lengths
-from steadytrain.components.train.plan.device import this_cpu
-from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
-from steadytrain.components.train.plan.launch_files import accelerate_config, filled
-from steadytrain.components.train.plan.machine import Machine
-from steadytrain.components.train.plan.plan import plan_training
-from steadytrain.components.train.plan.render import render
-from steadytrain.components.train.plan.time_cost import THE_TABLE, Span, Speed, together
 from steadytrain.pipelines.cli import app
 
 from support.training import GPT2, LLAMA, class_rows, language_rows, write_data
@@ -40,7 +40,7 @@ TINY = {
 
 @pytest.fixture
 def tiny(configure, tmp_path):
-    """A configuration of a tiny model; with a base, one that has no weights."""
+    """Return the configuration of a tiny model. With `base`, its base folder has no weights."""
 
     def make(architecture=LLAMA, *, base=False, **fields):
         content = {"vocab_size": 64, **architecture}
@@ -55,7 +55,10 @@ def tiny(configure, tmp_path):
 
 @pytest.fixture
 def plan_here():
-    """A calibrated plan for this machine's CPU; accelerate's precision is the process's."""
+    """Return a calibrated plan for this machine's CPU.
+
+    accelerate's precision is global to the process, so its state is reset.
+    """
     threads = torch.get_num_threads()
 
     def make(config):
@@ -89,7 +92,7 @@ def test_hours_and_cost_are_those_of_the_measured_speed(plan_here, tiny):
 
 
 def test_a_plan_for_a_cpu_is_one_for_this_machine_without_a_gpu(plan_here, tiny):
-    plan, _ = plan_here(tiny())
+    plan, _ = plan_here(tiny(training__bf16=False))
     assert plan.works
     assert str(plan.job.machine).startswith("1 x CPU (")
     assert plan.choice.setting.precision == "fp32"
@@ -97,6 +100,32 @@ def test_a_plan_for_a_cpu_is_one_for_this_machine_without_a_gpu(plan_here, tiny)
     assert not plan.remarks
     assert filled(plan).compute.device == "cpu"
     assert accelerate_config(plan)["use_cpu"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16\nflags\t\t: fpu avx512_bf16", "bf16"),
+        ("flags : fpu amx_bf16 amx_tile", "bf16"),
+        ("Features\t: fp asimd bf16 i8mm", "bf16"),
+        ("flags : fpu avx512f", "fp32"),
+        ("flags : fpu avx512_bf16\nflags : fpu avx2", "fp32"),
+        ("model name : none", "fp32"),
+    ],
+)
+def test_a_cpu_is_planned_in_bfloat16_where_it_has_instructions_for_it(
+    plan_here, tiny, tmp_path, monkeypatch, flags, precision
+):
+    (tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr("steadytrain.components.sizing.device._CPUINFO", tmp_path / "cpuinfo")
+    plan, _ = plan_here(tiny())
+    assert plan.works
+    assert plan.choice.setting.precision == precision
+    [decision] = [item for item in plan.decisions if item.field == "training.bf16"]
+    assert decision.value is (precision == "bf16")
+    asked, _ = plan_here(tiny(training__bf16=True))
+    assert asked.works
+    assert asked.choice.setting.precision == "bf16"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Steps on fake tensors; how near to real ones they are test_memory.py tells."""
+"""Steps on fake tensors. test_memory.py checks how close they are to real steps."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from steadytrain.components.memory.architectures import known_models
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.plan import dry_run as module
+from steadytrain.components.plan.dry_run import dry_run
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan import dry_run as module
-from steadytrain.components.train.plan.architectures import known_models
-from steadytrain.components.train.plan.dry_run import dry_run
-from steadytrain.components.train.plan.fit import choose, confirmed
-from steadytrain.components.train.plan.memory import peak_memory
-from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.plan.shape import shape_of
-from steadytrain.components.train.plan.strategy import ways
+from steadytrain.components.sizing.fit import choose, confirmed
+from steadytrain.components.sizing.strategy import ways
 
 LLAMA_1B = known_models()["meta-llama/Llama-3.2-1B"]
 CPU = Setting(length=512, micro_batch=2, cuda=False)

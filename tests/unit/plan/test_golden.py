@@ -1,4 +1,7 @@
-"""The text of whole plans. A golden file is what `render` gives; read it before it is replaced."""
+"""The text of complete plans.
+
+A golden file is the output of `render`. Read the new text before you replace the file.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.train.plan.render import render
+from steadytrain.components.plan.launch_files import filled
+from steadytrain.components.plan.render import render
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA = "hub:meta-llama/Llama-3"
@@ -37,10 +41,32 @@ def test_a_6_gb_card_is_answered_as_it_needs(make_plan):
     assert chosen["training.optim"] == "paged_adamw_8bit"
     text = render(plan)
     assert "DOES NOT WORK" in text
-    assert "embeddings and head stay in 16 bits" in text
     assert "CUDA context" in text
+    assert "data.sequence_length=512 fits" in text
     assert "compute.offload=all" in text
-    assert "model.base=hub:meta-llama/Llama-3.2-3B fits" in text
+
+
+def test_8b_fits_there_with_512_tokens_and_room_to_spare(make_plan):
+    plan = make_plan("rtx4050", data__sequence_length=512)
+    assert plan.works
+    assert plan.choice.capacity - plan.choice.memory.total >= 0.2e9
+    chosen = {decision.field: decision for decision in plan.decisions}
+    table, head = (chosen[f"model.adapter.frozen_{part}"] for part in ("embeddings", "head"))
+    assert (table.value, head.value) == ("host", "4bit")
+    assert "with the same values" in table.reason
+    assert "off by 9 %" in head.reason
+    assert chosen["training.optim"].value == "paged_adamw_8bit"
+    filled_in = filled(plan).model.adapter
+    assert (filled_in.frozen_embeddings, filled_in.frozen_head) == ("host", "4bit")
+
+
+def test_what_the_user_keeps_as_loaded_stays_and_the_way_out_is_named(make_plan):
+    adapter = {"model__adapter__kind": "qlora", "model__adapter__frozen_head": "as_loaded"}
+    plan = make_plan("rtx4050", data__sequence_length=512, **adapter)
+    assert not plan.works
+    assert plan.choice.way.frozen_head == "as_loaded"
+    assert plan.choice.way.frozen_embeddings == "host"
+    assert "model.adapter.frozen_head=4bit" in plan.remedies[0]
 
 
 def test_a_smaller_model_fits_there(make_plan):

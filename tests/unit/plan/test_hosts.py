@@ -1,4 +1,4 @@
-"""What the nodes have, their own memory for offloading and their number, and what a plan says."""
+"""The nodes' own memory for offloading and their number, and what a plan says about them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from steadytrain.components.train.plan.fit import choose
-from steadytrain.components.train.plan.hosts import Hosts, Node
-from steadytrain.components.train.plan.launch_files import filled
-from steadytrain.components.train.plan.render import render
-from steadytrain.components.train.plan.strategy import ways
+from steadytrain.components.plan.launch_files import filled
+from steadytrain.components.plan.render import render
+from steadytrain.components.sizing.fit import choose
+from steadytrain.components.sizing.hosts import Hosts, Node
+from steadytrain.components.sizing.strategy import ways
 
 GB = 10**9
 LARGE = "hub:meta-llama/Llama-3.1-70B"
@@ -56,7 +56,7 @@ def test_known_it_is_told_of_a_node_too(make_plan):
 
 
 def test_a_way_that_the_host_has_no_room_for_is_passed_over(make_plan):
-    """Without adapters it would need that memory; with them it does not."""
+    """Full training would need that memory. Training with adapters does not."""
     fields = {"model__base": LARGE}
     free = make_plan("h100", 8, **fields)
     assert free.choice.way.offload != "none"
@@ -84,7 +84,7 @@ def test_no_remedy_takes_memory_that_the_host_does_not_have(make_plan):
 
 
 def test_another_gpus_host_is_another_host(make_plan):
-    """This machine's memory says nothing of the machines that H100s are in."""
+    """This machine's memory says nothing about machines with H100s."""
     plan = make_plan("rtx4050", 8, hosts=hosts_with(GB, "RTX4050"), model__base=LARGE)
     assert not plan.works
     assert "H100" in [offer.gpu for offer in plan.cheapest]
@@ -125,7 +125,7 @@ def test_of_a_cluster_the_nodes_count_that_have_enough_gpus(make_plan):
             "compute.nproc_per_node = 8: the cluster's nodes have at most 4",
             "compute.nodes=2, compute.nproc_per_node=4",
         ),
-        # A global batch of 32 cannot be cut for 3 nodes.
+        # A global batch of 32 can't be divided among 3 nodes.
         (4, 1, [("H100", 1)] * 3, "compute.nodes = 4: the cluster has 3", "compute.nodes=2"),
     ],
 )

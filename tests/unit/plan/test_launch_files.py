@@ -1,4 +1,4 @@
-"""The files of a plan: each is read by the tool that it is for."""
+"""The launch files of a plan are read by the tools that they are for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import pytest
 import yaml
 
+from steadytrain.components.plan.launch_files import write_files
+from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared.config import load
-from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
-from steadytrain.components.train.plan.launch_files import write_files
-from steadytrain.components.train.plan.plan import plan_training
+from steadytrain.components.sizing.hardware import all_gpus, find_gpu
 
 CASES = {
     "single": ("h100", 1, 1, "3.1-8B"),

@@ -1,13 +1,13 @@
-"""A plan knows what runs have found out."""
+"""A plan uses what earlier runs have learned."""
 
 from __future__ import annotations
 
 import pytest
 
+from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord, SideRecord
-from steadytrain.components.train.plan.hardware import all_gpus, find_gpu
-from steadytrain.components.train.plan.plan import plan_training
+from steadytrain.components.sizing.hardware import all_gpus, find_gpu
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.sizing import Sizing
 
@@ -21,7 +21,7 @@ def decisions_of(plan):
 
 @pytest.fixture
 def learn(configure):
-    """A run ran out of memory, and trained with less."""
+    """Record that a run ran out of memory and trained with a smaller micro-batch."""
 
     def make(micro_batch_size, ranks=1, **fields):
         sizing = sizing_of(configure(**FIELDS, compute__nproc_per_node=ranks, **fields))
@@ -111,7 +111,7 @@ def test_it_says_nothing_of_other_trainings(make_plan, learn, configure):
 
 
 def test_a_run_of_the_configuration_as_it_stands_is_told_of(make_plan, configure):
-    """In 32 bits, where the plan is for 16."""
+    """That run trains in 32 bits, but the plan is for 16 bits."""
     base = {"model__base": FIELDS["model__base"]}
     sizing_of(configure(**base)).remember(History(decisions=[smaller(2)]))
     plan = make_plan("h100", **base)

@@ -1,4 +1,4 @@
-"""What a plan decides, what it leaves alone, and what it says where it cannot work."""
+"""What a plan decides, what it does not change, and what it says if nothing works."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
+from steadytrain.components.plan.plan import plan_training
+from steadytrain.components.plan.render import render
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.plan.fit import choose
-from steadytrain.components.train.plan.hardware import all_gpus, find_gpu, priced
-from steadytrain.components.train.plan.plan import plan_training
-from steadytrain.components.train.plan.render import render
-from steadytrain.components.train.plan.strategy import ways
+from steadytrain.components.sizing.fit import choose
+from steadytrain.components.sizing.hardware import all_gpus, find_gpu, priced
+from steadytrain.components.sizing.strategy import ways
 
 LLAMA = "hub:meta-llama/Llama-3"
 SMALL = "hub:Qwen/Qwen2.5-0.5B"
@@ -129,7 +129,7 @@ def test_adapters_have_the_rules_defaults(make_plan):
 
 
 def test_where_nothing_fits_gpus_that_cannot_do_it_at_all_are_passed_over(make_plan):
-    """A T4 trains in float16, which knows no shards."""
+    """A T4 trains in float16, which does not support sharding."""
     plan = make_plan("rtx4050", 2, compute__strategy="zero2")
     assert not plan.works
     assert plan.remedies
@@ -174,7 +174,7 @@ def test_a_strategy_that_is_too_large_is_told_with_one_that_fits(make_plan):
     fields = {"compute__strategy": "ddp", "model__adapter__kind": "none"}
     plan = make_plan("h100", 4, **fields)
     assert not plan.works
-    assert plan.remedies[0].startswith("compute.strategy=fsdp fits")
+    assert plan.remedies[0].startswith("compute.strategy=fsdp")
 
 
 def test_sequences_longer_than_the_model_takes_are_a_problem(make_plan):
@@ -183,7 +183,7 @@ def test_sequences_longer_than_the_model_takes_are_a_problem(make_plan):
 
 
 def test_every_remedy_that_is_a_setting_works(make_plan):
-    """What is named as fitting is planned, and fits."""
+    """Every setting that the plan says fits can be planned, and fits."""
     plan = make_plan("rtx4050")
     for remedy in plan.remedies:
         settings, found, _ = remedy.partition(" fits")

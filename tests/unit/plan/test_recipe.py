@@ -1,11 +1,11 @@
-"""What decides what is learned: plan and run ask the same rules, and the user's own stays."""
+"""How the training recipe is chosen: plan and run use the same rules and keep the user's values."""
 
 from __future__ import annotations
 
 import pytest
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.train.plan.recipe import learning_rate, recipe_of_run
+from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 
 LLAMA = "hub:meta-llama/Llama-3"
 SMALL = "hub:Qwen/Qwen2.5-0.5B"

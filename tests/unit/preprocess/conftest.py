@@ -17,7 +17,10 @@ Configure = Callable[..., RunConfig]
 
 @pytest.fixture
 def configure(tmp_path: Path) -> Configure:
-    """A small configuration; keyword arguments go to its data section, save `model`, `run`."""
+    """Return a small configuration.
+
+    Keyword arguments go to the data section, except `model`, `run_name`, and `recovery`.
+    """
 
     def make(
         source: Path | str | list[str],
@@ -45,5 +48,5 @@ def configure(tmp_path: Path) -> Configure:
 
 @pytest.fixture
 def prepared(tmp_path: Path, configure: Configure) -> DataRecord:
-    """A hundred texts, prepared."""
+    """The prepared data of a hundred texts."""
     return run(configure(write_jsonl(tmp_path / "texts.jsonl", texts(100))))

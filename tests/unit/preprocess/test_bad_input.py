@@ -24,7 +24,7 @@ CLASSES = {"task": "sequence_classification"}
 
 
 def refused(config: Any, error: type[SteadytrainError] = BadInput) -> SteadytrainError:
-    """The error of a run that must leave no data behind."""
+    """Return the error of a run, which must not leave any data behind."""
     with pytest.raises(error) as caught:
         run(config)
     workspace = Workspace.of(config)
@@ -37,7 +37,7 @@ def refused(config: Any, error: type[SteadytrainError] = BadInput) -> Steadytrai
 
 
 def kept_quarantine(config: Any, error: SteadytrainError) -> list[str]:
-    """Reasons in the quarantine file that the error names."""
+    """Return the reasons in the quarantine file that the error names."""
     path = Workspace.of(config).quarantine
     assert str(path) in error.remedy
     return [json.loads(line)["reason"] for line in path.read_text().splitlines()]

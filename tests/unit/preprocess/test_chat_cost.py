@@ -1,4 +1,4 @@
-"""What a chat, or the template of a tokenizer, may cost."""
+"""Limits on what a chat or a tokenizer's template may cost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.preprocess.validate import NAME_BYTES, Defect, check
-from steadytrain.components.shared import bounded, encoding
+from steadytrain.components.shared import bounded
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.encoding import encode_chat, load_tokenizer
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.tasks.encoding import tokens as encoding
+from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def chat(turns: int, content: str = "a") -> list[dict[str, str]]:
 
 
 def test_a_chat_that_fits_no_template_is_refused_without_trying_all_ways(template: Any) -> None:
-    """White space everywhere: a regular expression tries more splits than there are atoms."""
+    """With white space everywhere, a regular expression tries more splits than there are atoms."""
     trims = template(
         "{% for m in messages %} {{ m.content | trim }} {% endfor %}"
         "{% if messages[0].content | length > 9 %}x{% endif %}"
@@ -50,7 +51,7 @@ def test_a_chat_that_fits_no_template_is_refused_without_trying_all_ways(templat
 
 
 class Counting(list[Any]):
-    """Counts how often an item is looked at."""
+    """A list that counts how often its items are read."""
 
     looks = 0
 
@@ -66,7 +67,7 @@ class Counting(list[Any]):
 
 @pytest.mark.parametrize("turns", [100, 1000])
 def test_the_work_grows_with_the_messages_and_not_with_their_square(turns: int) -> None:
-    """Each message is four tokens: role, content, end, line."""
+    """Each message has four tokens: role, content, end, newline."""
     ids, offsets = Counting([0, 1, 2, 3] * turns), Counting()
     offsets += [(place, place + 1) for place in range(4 * turns)]
     spans = [(4 * turn + 1, 4 * turn + 2) for turn in range(turns)]
@@ -77,7 +78,7 @@ def test_the_work_grows_with_the_messages_and_not_with_their_square(turns: int) 
 
 
 def test_contents_in_another_order_keep_their_roles(template: Any) -> None:
-    """As templates do that put the system message into the last turn of the user."""
+    """Some templates put the system message into the user's last turn."""
     last = template(
         "{% for m in messages[1:] %}{{ m.role }}:{{ m.content | trim }}"
         "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
@@ -145,7 +146,7 @@ def test_a_name_of_three_megabytes_is_a_defect(column: str) -> None:
 
 
 def test_many_small_records_make_many_chunks(tmp_path: Path) -> None:
-    """A chunk is worked on as a whole, with memory for each of its records."""
+    """A chunk is processed as a unit, with memory for each of its records."""
     from steadytrain.components.preprocess.formats import CHUNK_ROWS
     from steadytrain.components.preprocess.inputs import find_inputs
 

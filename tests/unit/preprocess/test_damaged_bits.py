@@ -1,4 +1,4 @@
-"""Bits of prepared data that change on the disk: no step uses them, the next run has them anew."""
+"""Bits of prepared data change on disk: no step uses them, and the next run restores them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.scoring.shards import read_batches
+from steadytrain.components.tasks.scoring.table import read_batches
 from steadytrain.components.train.loop.data import Rows
 
 from support.data import texts, write_jsonl
@@ -56,7 +56,7 @@ def test_no_step_uses_a_bit_that_has_changed(
         place = draw.randrange(len(content))
         damaged = bytearray(content)
         damaged[place] ^= 1 << draw.randrange(8)
-        # Another file: what is mapped into memory is not to change under it.
+        # Write a new file, so that the mapped memory of the old one doesn't change.
         path.unlink()
         path.write_bytes(damaged)
         try:
@@ -64,13 +64,13 @@ def test_no_step_uses_a_bit_that_has_changed(
         except DataError as error:
             found, refused = whole, refused + (str(path) in error.message)
         assert found == whole, f"byte {place}"
-    # The rest hit what is in no use: padding between buffers.
+    # The other flips hit unused bytes: padding between buffers.
     assert refused > FLIPS / 2
     assert use(config, run(config)) == whole
 
 
 def test_batches_are_checked_whatever_they_were_cut_from(tmp_path: Path) -> None:
-    """Slices, nulls, and a bitmap of nulls without one."""
+    """Test slices, nulls, and a null bitmap without nulls."""
     whole = pa.RecordBatch.from_pydict(
         {
             "text": pa.array(["a", None, "bcd", "", None, "e"]),

@@ -27,7 +27,7 @@ Spooled = tuple[str, int, int]
 
 
 def spool_of(folder: Path, records: list[Spooled]) -> Spool:
-    """A spool of (content, side, label), in that order."""
+    """Return a spool of (content, side, label) records, in that order."""
     spool = Spool(folder, 0)
     signatures = sign([content for content, _, _ in records])
     hashes = bands(signatures, ROWS)
@@ -62,7 +62,7 @@ def verdicts(folder: Path, records: list[Spooled], **options: bool) -> dict[Spoo
 
 
 def near(seed: int, change: str) -> str:
-    """A long text with one word of its own."""
+    """Return a long text that differs from others in one word."""
     return f"{sentence(seed, words=300)} {change}"
 
 
@@ -103,7 +103,7 @@ def test_near_duplicates_do_not_depend_on_the_order(tmp_path: Path) -> None:
 
 def test_no_two_that_stay_are_nearly_equal(tmp_path: Path) -> None:
     words = sentence(5, words=120).split()
-    # A chain: each text is near its neighbours and far from those at the other end.
+    # A chain: each text is close to its neighbors and far from those at the other end.
     chain = [" ".join(words[start : start + 100]) for start in range(20)]
     records = [(text, (TRAIN, TEST)[number % 2], 0) for number, text in enumerate(chain)]
     found = verdicts(tmp_path / "s", records)
@@ -150,7 +150,7 @@ def test_bands_find_pairs_at_the_threshold(threshold: float) -> None:
 
 
 def peak_bytes(folder: Path, count: int) -> int:
-    """Most memory that finding duplicates among random records holds at a time."""
+    """Return the peak memory of finding duplicates among random records."""
     generator = np.random.default_rng(count)
     signatures = generator.integers(0, 2**32, (count, PERMUTATIONS), dtype=np.uint32)
     hashes = bands(signatures, ROWS)

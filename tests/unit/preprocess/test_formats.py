@@ -26,7 +26,7 @@ ROWS = [
 
 
 def read(address: Path, **options: Any) -> list[tuple[int, Any]]:
-    """Line and row of everything at an address; a defect as its reason."""
+    """Return the line number and row of every record at an address, or the reason of a defect."""
     data = DataConfig(source=[str(address)], **options)
     files = wanted(find_files(str(address), []), str(address), data)
     return [
@@ -37,7 +37,7 @@ def read(address: Path, **options: Any) -> list[tuple[int, Any]]:
 
 
 def content_of(name: str, rows: list[dict[str, str]], folder: Path) -> bytes:
-    """The rows in the format that a suffix stands for."""
+    """Return the rows in the format of a file suffix."""
     path = folder / f"plain{name}"
     table = pa.Table.from_pylist(rows)
     if name == ".jsonl":

@@ -1,4 +1,4 @@
-"""Columnar files that are damaged, or that ask for more memory than they are worth."""
+"""Columnar files that are damaged or that need far more memory than their size suggests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(path: Path) -> list[Any]:
 
 
 def write_offset_outside(path: Path, make: Any) -> None:
-    """Two texts, the last of which ends a gigabyte after its buffer."""
+    """Write two texts, where the last one ends a gigabyte after its buffer."""
     batch = pa.record_batch({"text": ["good", "bad"]})
     with make(str(path), batch.schema) as out:
         out.write_batch(batch)
@@ -71,7 +71,7 @@ def test_a_trainer_refuses_a_damaged_shard(tmp_path: Path) -> None:
 
 
 def fuzzed(folder: Path, count: int) -> list[Path]:
-    """Files with some bits flipped."""
+    """Write files with some bits flipped."""
     generator = random.Random(3)
     table = pa.table(
         {
@@ -99,7 +99,7 @@ def fuzzed(folder: Path, count: int) -> list[Path]:
 
 
 def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
-    """300 files; that this process is alive afterwards is what is shown."""
+    """The point of these 300 files is that this process survives them."""
     outcomes = {"rows": 0, "refused": 0}
     with Apart() as apart:
         for path in fuzzed(tmp_path, 300):
@@ -114,7 +114,7 @@ def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
 
 
 def test_a_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> None:
-    """469 bytes that hold a gigabyte of text."""
+    """The file has 469 bytes and holds a gigabyte of text."""
     table = pa.table({"text": ["a" * 1_000_000] * 1024})
     pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
     del table

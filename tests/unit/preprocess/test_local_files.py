@@ -1,4 +1,4 @@
-"""What a data folder may not make the product read."""
+"""What a data folder must not make the product read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.data import texts, write_jsonl
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data folder with a file outside beside it."""
+    """A data folder with a file outside of it, in its parent folder."""
     (tmp_path / "data" / "sub").mkdir(parents=True)
     (tmp_path / "data" / "a.txt").write_text("inside\n")
     (tmp_path.parent / "outside.txt").write_text("outside\n")
@@ -99,7 +99,7 @@ def test_only_links_give_an_error_that_says_so(tmp_path: Path) -> None:
 
 
 def test_links_that_stay_inside_are_read_and_so_is_a_linked_source(folder: Path) -> None:
-    """A volume of a ConfigMap looks like this."""
+    """A ConfigMap volume looks like this."""
     real = folder / "..2026"
     real.mkdir()
     (real / "b.txt").write_text("b\n")
@@ -195,7 +195,7 @@ def test_the_data_card_tells_how_many_and_the_count_is_part_of_the_key(
 
 
 def test_a_data_set_of_the_library_with_a_link_that_leaves_it_is_refused(tmp_path: Path) -> None:
-    """The library would follow it."""
+    """The datasets library would follow the link."""
     saved = tmp_path / "saved"
     datasets.Dataset.from_list(texts(3)).save_to_disk(saved)
     (saved / "x.arrow").symlink_to("/etc/passwd")

@@ -1,4 +1,4 @@
-"""Data that look whole and are not: each is named, refused, or told of."""
+"""Data that look complete but are not: each problem is named, rejected, or reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared data are shared by runs and never change, whatever other processes do meanwhile."""
+"""Runs share prepared data, which never change, whatever other processes do meanwhile."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_a_second_run_leaves_alone_what_the_first_has_open(path: Path, configure
     rows, inodes = Rows(shards), [file.stat().st_ino for file in shards]
     second = run(configure(path, run_name="two", recovery=EXPIRED))
     assert second == first
-    # A restarted attempt opens them anew, and reads what it read before.
+    # A restarted attempt opens the files again and reads the same rows.
     assert [file.stat().st_ino for file in shards] == inodes
     assert len(Rows(shards)) == len(rows)
     assert rows[0]["input_ids"].tolist() == Rows(shards)[0]["input_ids"].tolist()
 
 
 def test_damaged_data_stay_where_they_are(path: Path, configure: Any) -> None:
-    """Whoever has them open may still read what is whole of them."""
+    """A process that has them open may still read the parts that are intact."""
     config = configure(path)
     first = run(config)
     first.path("card.json").write_text("{}")
@@ -100,6 +100,31 @@ def test_a_scratch_folder_in_use_is_no_leftover(tmp_path: Path) -> None:
         assert first != second
         assert first.is_dir()
         assert not list(prepared.leftovers(tmp_path, idle_seconds=0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scratch_folder_without_a_lock_is_removed_and_its_owner_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process killed before it makes the lock, or after it removes it, leaves such a folder."""
+    (tmp_path / f"{prepared.PARTIAL}killed").mkdir()
+    (tmp_path / f"{prepared.PARTIAL}half").mkdir()
+    (tmp_path / f"{prepared.PARTIAL}half" / "lock.new").touch()
+    make, made = prepared.tempfile.mkdtemp, list[str]()
+
+    def taken(**given: Any) -> str:
+        found = make(**given)
+        made.append(found)
+        if len(made) == 1:
+            with prepared.scratch(tmp_path, "other"):
+                pass
+        return found
+
+    monkeypatch.setattr(prepared.tempfile, "mkdtemp", taken)
+    with prepared.scratch(tmp_path, "one") as folder:
+        assert len(made) == 3
+        assert [item.name for item in tmp_path.iterdir()] == [folder.name]
+        assert (folder / "lock").is_file()
     assert not list(tmp_path.iterdir())
 
 

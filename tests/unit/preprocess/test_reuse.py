@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def reused(config: Any) -> bool:
-    """Runs, and tells whether earlier outputs were used."""
+    """Run, and return whether earlier outputs were reused."""
     run(config)
     last = read_events(Workspace.of(config).events)[-1]
     assert isinstance(last, StepFinished)
@@ -48,7 +48,7 @@ def test_too_old_for_another_run_yet_good_for_its_own(path: Path, configure: Any
 
 @pytest.mark.parametrize("hidden", ["entry", "file"])
 def test_what_cannot_be_read_is_prepared_again(path: Path, configure: Any, hidden: str) -> None:
-    """A link to itself is refused as another user's file is, to root as well."""
+    """A link to itself can't be opened, even by root, so it acts like another user's file."""
     config = configure(path)
     record = run(config)
     (entry,) = (Workspace.of(config).output / "reuse" / "preprocess").iterdir()

@@ -12,11 +12,11 @@ from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.preprocess.split import SIDES, side_of
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.shared.encoding import encode_chat, encode_text, load_tokenizer
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.encoding.tokens import encode_chat, encode_text, load_tokenizer
 
 from support.data import (
     documents,
@@ -279,7 +279,7 @@ def test_classes_of_a_source_tree_by_package(tmp_path: Path, configure: Any) -> 
 
 
 def grouped(data: Any, side: Side, count: int) -> list[str]:
-    """Names of groups that fall on a side."""
+    """Return names of groups that are assigned to a side."""
     names = (f"group {number}" for number in range(1000))
     return [name for name in names if side_of(b"", name, data) == side][:count]
 

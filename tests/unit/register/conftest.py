@@ -1,4 +1,4 @@
-"""Runs to judge, register and promote, on real MLflow stores."""
+"""Runs to evaluate, register, and promote, with real MLflow stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["empty_store", "own_environment"]
 
 @pytest.fixture
 def trained(tmp_path: Path, empty_store: Path) -> Callable[..., RunConfig]:
-    """A run with a model of some skill; all runs share the output folder and its store."""
+    """Make a run whose model has a given skill. All runs share one output folder and its store."""
 
     def make(run: str, skill: float, changes: dict[str, Any] | None = None, **sections: Any):
         config = make_config(tmp_path / "output", run, **sections)

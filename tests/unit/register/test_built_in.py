@@ -1,4 +1,4 @@
-"""The built-in tasks through evaluation, gate, registry and back, with tiny real models."""
+"""Built-in tasks with tiny real models: evaluate, gate, register, and load back."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def write(path, table):
 
 @pytest.fixture
 def finished(trained):
-    """A run of a built-in task whose model is there: what evaluation begins with."""
+    """Make a run of a built-in task with a model that is ready for evaluation."""
 
     def make(run, task, tokenizer, model, records, **section):
         config = trained(run, 0.5)
@@ -84,7 +84,7 @@ def lines():
 
 
 def better(model, tokenizer):
-    """The model after some steps on the very lines: an improvement that is no luck."""
+    """Train the model on the test lines themselves, so it improves by more than chance."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     for _ in range(10):
@@ -113,7 +113,7 @@ def test_language_models_with_other_tokenizers_are_compared_by_bytes(finished):
     two = finished("two", "causal_lm", second, learned, lines())
     mine, gate = evaluate(two)
     assert gate.promoted, gate.reason
-    # The champion, loaded from the registry, scores what it scored when it was evaluated.
+    # The champion, loaded from the registry, gets the same score as in its own evaluation.
     assert gate.champion == pytest.approx(evaluation.metrics["bits_per_byte"].value, rel=1e-5)
     assert gate.candidate == pytest.approx(mine.metrics["bits_per_byte"].value)
     register(two)
@@ -164,7 +164,7 @@ def nobody_answers(monkeypatch, tmp_path):
 
 @pytest.fixture
 def champion(finished):
-    """The files of a champion, and a better model that will be compared with it."""
+    """The champion's logged files and URI, and a run with a better model to compare with it."""
     tokenizer = make_tokenizer(100)
     one = finished(
         "one", "causal_lm", tokenizer, make_language_model("llama", len(tokenizer)), lines()
@@ -202,7 +202,7 @@ def test_the_code_of_a_hostile_champion_does_not_run(champion, tmp_path, nobody_
     assert not gate.promoted
     assert "modeling_canary.py" in gate.reason
     assert "model.trust_remote_code is false" in gate.reason
-    # MLflow's own way of loading it runs it: what this test is about.
+    # MLflow's own loader does run the code, which is why this test exists.
     with contextlib.suppress(Exception):
         mlflow.transformers.load_model(uri, return_type="components")
     assert canary.exists()
@@ -240,7 +240,7 @@ def test_a_champion_with_the_pinned_code_is_compared(finished, tmp_path, nobody_
     assert gate.champion_version == "1"
     assert gate.promoted, gate.reason
 
-    # Without the option, the same candidate is judged against nothing it would have to run.
+    # Without the option, the champion's code must not run, so nothing is compared or promoted.
     shutil.rmtree(Workspace.of(two).model)
     better(make_language_model("llama", len(tokenizer)), tokenizer).save_pretrained(
         Workspace.of(two).model

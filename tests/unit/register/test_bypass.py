@@ -1,4 +1,4 @@
-"""Ways around the gate, on a real registry: each must leave the champion where it is."""
+"""Attempts to bypass the gate on a real registry. None of them may move the champion."""
 
 import json
 import shutil
@@ -9,10 +9,10 @@ import pytest
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
-from steadytrain.components.register.versions import Registry
 from steadytrain.components.shared.config import RegistryConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
 from steadytrain.components.shared.records import GateRecord
+from steadytrain.components.shared.registry.versions import Registry
 from steadytrain.components.shared.workspace import Workspace
 
 SOURCES = Path(__file__).resolve().parents[3]
@@ -41,7 +41,7 @@ def edit(config, step, **fields):
 
 @pytest.fixture
 def rejected(trained):
-    """A champion, and a run with a worse model that is registered."""
+    """A champion, and a run whose worse model is registered."""
     assert whole(trained("first", 0.9)).champion
     config = trained("second", 0.6)
     evaluate(config)
@@ -88,7 +88,7 @@ def test_one_place_alone_sets_aliases():
         for path in (SOURCES / room).rglob("*.py")
         for _ in range(path.read_text().count("set_registered_model_alias"))
     ]
-    assert found == ["components/register/versions.py"]
+    assert found == ["components/shared/registry/versions.py"]
 
 
 def test_a_configuration_that_was_not_validated_moves_no_champion_either(rejected):
@@ -115,7 +115,7 @@ def test_a_rejected_model_stays_rejected_whatever_becomes_of_its_record(rejected
     edit(rejected, "gate", improvement=None, champion=None)
     with pytest.raises(BadInput, match="without a comparison"):
         promote(rejected)
-    # As if it had been decided before there was a champion: it meets the one that is there.
+    # Pretend the gate decided before any champion existed: it compares with the current one.
     edit(rejected, "gate", champion_version=None, champion_weights="")
     assert not promote(rejected).champion
     assert holder(rejected) == "1"
@@ -244,7 +244,7 @@ def test_weights_that_were_exchanged_in_their_folder_go_no_further(trained, step
 
 
 def test_another_champion_of_the_same_number_is_met(trained):
-    """A registered model that was deleted and made anew begins again with version 1."""
+    """If a registered model is deleted and created again, its versions start at 1 again."""
     assert whole(trained("first", 0.3)).champion
     config = trained("second", 0.8)
     evaluate(config)
@@ -265,7 +265,7 @@ def test_the_registry_gives_the_alias_only_for_what_the_gate_let_through(rejecte
         for version in (registry.numbered("1"), registry.numbered("2")):
             for decision in (gate, gate.model_copy(update={"promoted": True})):
                 if version.number == "2" and decision.promoted:
-                    continue  # Such a record cannot be read from a file: see above.
+                    continue  # Such a record cannot be loaded from a file: see above.
                 with pytest.raises(SteadytrainError, match="not what the gate let through"):
                     registry.name_champion(version, decision, check)
     assert holder(rejected) == "1"

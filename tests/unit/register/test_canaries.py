@@ -1,4 +1,4 @@
-"""Secrets that code shows when it fails are in no output of the step: streams, events, report."""
+"""Secrets that failing code shows appear in no output of a step: streams, events, or report."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def test_no_output_of_a_step_that_shows_its_secrets_has_one(trained, tmp_path):
     assert CANARY not in shown + reported.stdout + reported.stderr
     workspace = Workspace.of(config)
     events = "".join(file.read_text() for file in workspace.events.iterdir())
-    # The message itself is there: nothing was kept away but the secrets.
+    # The message itself is shown. Only the secrets are redacted.
     assert "RuntimeError" in events
     assert "[redacted]" in events
     assert workspace.report.is_file()

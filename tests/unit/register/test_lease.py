@@ -1,4 +1,4 @@
-"""The lock: one holder at a time, in a folder and on S3; a dead holder is succeeded."""
+"""The lock, in a folder and on S3: one holder at a time, and a dead holder is replaced."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from steadytrain.components.shared import lease as module
 from steadytrain.components.shared.errors import RunBusy, StorageError
 from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.storage import S3Storage
+from steadytrain.components.shared.storage.row import Row
 
 from support.s3 import one_request_at_a_time
 
@@ -131,21 +132,19 @@ def test_whoever_is_too_slow_on_s3_is_told_before_the_act(bucket):
 
 
 def test_a_number_that_was_used_and_cleared_away_is_not_the_lock(bucket):
-    """A waiter read the row at 1, slept while 2 came and went, and asks for 2 while 3 holds."""
+    """A waiter saw only 1, slept while 2 came and went, and asks for 2 while 3 holds the lock."""
     storage = S3Storage(f"{bucket}/x.lock")
     held = json.dumps({"owner": "a", "expires": time.time() + 60}).encode()
-    row = module._Row(storage, 60)
     reads = iter([[f"{1:020d}"], [f"{2:020d}", f"{3:020d}"]])
 
     class Stale:
         uri = storage.uri
         read, write, delete = storage.read, storage.write, storage.delete
 
-        def list(self):
+        def list(self, prefix):
             return next(reads)
 
     storage.write(f"{1:020d}", json.dumps({"owner": "b", "expires": 0}).encode())
     storage.write(f"{3:020d}", held)
-    row.storage = Stale()
-    assert not row.take()
+    assert not module._Numbered(Row(Stale()), 60).take()
     assert storage.list() == [f"{1:020d}", f"{3:020d}"]

@@ -1,4 +1,4 @@
-"""Two runs that finish at the same moment, as processes."""
+"""Two processes promote their models at the same moment."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.step import run as register
-from steadytrain.components.register.versions import Registry
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
+from steadytrain.components.shared.registry.versions import Registry
 from steadytrain.components.shared.workspace import Workspace
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def start(config):
 
 @pytest.mark.slow
 def test_of_two_promotions_at_once_the_better_model_ends_as_champion(trained):
-    """Both gates saw no champion. Whoever is second must meet whoever was first."""
+    """Neither gate saw a champion. The second promotion must be compared with the first."""
     configs = [trained("worse", 0.5), trained("better", 0.9)]
     for config in configs:
         _, gate = evaluate(config)
@@ -58,7 +58,7 @@ def test_of_two_promotions_at_once_the_better_model_ends_as_champion(trained):
     champion = Registry(configs[0], worse).by_alias("champion")
     assert champion.number == "2"
     assert RegistrationRecord.load(better.record("promote")).champion
-    # One of them found the other there, and its gate decided again.
+    # One run found the other's champion, so its gate decided again.
     met = [GateRecord.load(place.record("gate")).champion_version for place in (worse, better)]
     assert met in (["2", None], [None, "1"])
     assert RegistrationRecord.load(worse.record("promote")).champion is (met[0] is None)

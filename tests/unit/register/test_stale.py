@@ -1,4 +1,4 @@
-"""Versions that were passed over are found, and go with their files; others never."""
+"""Versions that nothing needs anymore are found and deleted with their files. Others stay."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.stale import PassedOver
 from steadytrain.components.register.step import run as register
-from steadytrain.components.register.versions import Registry
+from steadytrain.components.shared.registry.versions import Registry
 from steadytrain.components.shared.workspace import Workspace
 
 
 def registered(config):
-    """Judges, registers, promotes where the gate says so; gives what may be passed over."""
+    """Evaluate, register, and promote if the gate allows it. Return the run's `PassedOver`."""
     _, gate = evaluate(config)
     register(config)
     if gate.promoted:

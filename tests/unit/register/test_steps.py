@@ -1,4 +1,4 @@
-"""Evaluate, gate, register and promote, one after another, as the pipeline does."""
+"""Evaluate, gate, register, and promote, one after another, as in the pipeline."""
 
 import mlflow
 import pyarrow.parquet as pq
@@ -7,7 +7,6 @@ import pytest
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
-from steadytrain.components.register.versions import PROFILE, Registry
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.records import (
@@ -16,6 +15,7 @@ from steadytrain.components.shared.records import (
     GateRecord,
     RegistrationRecord,
 )
+from steadytrain.components.shared.registry.versions import PROFILE, Registry
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -159,7 +159,7 @@ def test_a_model_that_is_no_better_is_registered_and_not_promoted(trained):
     assert record.version == "2"
     assert not record.champion
     assert champion(second) == "1"
-    # Nothing is promoted against the gate, even where it is asked for.
+    # The gate's decision holds even if promotion is requested.
     assert not promote(second).champion
     assert champion(second) == "1"
 

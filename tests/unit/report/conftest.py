@@ -1,4 +1,4 @@
-"""Runs to be reported on: finished, failed, long, empty, and one that means harm."""
+"""Runs to report on: finished, failed, long, empty, and hostile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.events.types import Validated
-from steadytrain.components.shared.records import Interval
+from steadytrain.components.shared.records import CalibrationBin, Interval, TaskScore
 
 from support.written_run import Writer, data_card
 
@@ -43,7 +43,7 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def language_model(make_config: Callable[..., RunConfig]) -> Writer:
-    """A finished run that became champion, after two attempts that failed."""
+    """A finished run that became champion after two failed attempts."""
     run = Writer(make_config())
     run.preprocess(card=LM_CARD)
     run.begin("train")
@@ -69,6 +69,9 @@ def language_model(make_config: Callable[..., RunConfig]) -> Writer:
             "bits_per_byte": Interval(value=0.8127, low=0.8014, high=0.8239),
         },
         baselines={"loss": 5.912, "unigram_bits_per_byte": 2.144, "uniform": 9.011},
+        tasks={
+            "cloze/acc": TaskScore(value=0.4375, stderr=0.0312, greater_is_better=True, examples=96)
+        },
         slices={
             "asyncio": {"loss": 2.31, "examples": 44},
             "email": {"loss": 2.18, "examples": 61},
@@ -96,7 +99,7 @@ def language_model(make_config: Callable[..., RunConfig]) -> Writer:
 
 @pytest.fixture
 def classifier(make_config: Callable[..., RunConfig]) -> Writer:
-    """A finished run of a classifier that was not promoted."""
+    """A finished classifier run that was not promoted."""
     run = Writer(make_config("packages", "sequence_classification"))
     run.preprocess(labels=CLASSES, card=CLASSES_CARD)
     run.begin("train")
@@ -116,6 +119,7 @@ def classifier(make_config: Callable[..., RunConfig]) -> Writer:
             "accuracy": Interval(value=0.9134, low=0.8931, high=0.9312),
             "macro_f1": Interval(value=0.9017, low=0.8790, high=0.9221),
             "auroc": Interval(value=0.9871, low=0.9822, high=0.9910),
+            "ece": Interval(value=0.0312, low=0.0257, high=0.0391),
         },
         baselines={"accuracy": 0.1622, "macro_f1": 0.0349},
         labels=list(CLASSES),
@@ -126,9 +130,15 @@ def classifier(make_config: Callable[..., RunConfig]) -> Writer:
                 "recall": numbers.uniform(0.8, 1),
                 "f1": numbers.uniform(0.8, 1),
                 "support": sum(confusion[index]),
+                "average_precision": numbers.uniform(0.8, 1),
             }
             for index, label in enumerate(CLASSES)
         },
+        calibration=[
+            CalibrationBin(examples=40, confidence=0.55, accuracy=0.5),
+            CalibrationBin(examples=400, confidence=0.95, accuracy=0.97),
+        ],
+        curves={CLASSES[0]: [(1.0, 0.4), (0.8, 0.9), (0.0, 1.0)]},
     )
     reason = (
         "not promoted: accuracy 0.9134 against 0.9207 of version 4, 0.8 % worse (95% interval "
@@ -174,7 +184,7 @@ def failed(make_config: Callable[..., RunConfig]) -> Writer:
 
 @pytest.fixture
 def long_run(make_config: Callable[..., RunConfig]) -> Writer:
-    """200,000 steps, logged every ten."""
+    """A run of 200,000 steps, logged every ten steps."""
     run = Writer(make_config())
     run.preprocess(card=LM_CARD)
     run.begin("train")
@@ -190,13 +200,13 @@ def hostile_text() -> str:
 
 @pytest.fixture
 def bare(make_config: Callable[..., RunConfig]) -> Writer:
-    """A run that has a configuration and nothing else."""
+    """A run with a configuration and nothing else."""
     return Writer(make_config())
 
 
 @pytest.fixture
 def hostile(make_config: Callable[..., RunConfig]) -> Writer:
-    """Every text that comes from data, libraries or people tries to break out of the page."""
+    """A run where every text from data, libraries, or people tries to break out of the page."""
     run = Writer(make_config(task=f"module:{HOSTILE}"))
     labels = (HOSTILE, "other")
     run.preprocess(labels=labels, card=data_card(HOSTILE, {HOSTILE: 3, "other": 4}))

@@ -1,4 +1,4 @@
-"""Ten lines on what happened: what failed, what was decided and changed, what to do."""
+"""Summarize a run in ten lines: failures, decisions, changes, and what to do."""
 
 from __future__ import annotations
 

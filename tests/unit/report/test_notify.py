@@ -1,4 +1,4 @@
-"""The webhook, against real servers: one that listens, one that refuses, one that hangs."""
+"""The webhook, with real servers that listen, refuse, or hang."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from steadytrain.components.report import webhook
 from steadytrain.components.report.artifacts import report
 from steadytrain.components.report.notify import notify
-from steadytrain.components.shared import webhook
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 
@@ -24,7 +24,7 @@ SECRET = "T0KEN-in-the-path"
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dict[str, str]]]]:
-    """Starts a server that answers with a status, sets the variable, keeps what it was told."""
+    """Start a server with a given status, set the webhook variable, and return what it receives."""
     servers = []
 
     def start(status: int = 200, *, slowly: bool = False) -> list[dict[str, str]]:
@@ -66,7 +66,7 @@ def warnings(workspace: Any) -> list[str]:
 
 
 def never_told(workspace: Any) -> bool:
-    """Whether the address stands in no file of the output folder."""
+    """Return whether the webhook address is absent from every file in the output folder."""
     files = [path for path in workspace.output.rglob("*") if path.is_file()]
     return files != [] and not any(SECRET.encode() in path.read_bytes() for path in files)
 

@@ -21,7 +21,7 @@ RUNS = ("language_model", "classifier", "failed", "long_run", "hostile", "bare")
 
 
 class Page(HTMLParser):
-    """The page's elements and visible text by section; fails where tags do not match."""
+    """A page's elements, and its visible text by section. Fails if tags do not match."""
 
     def __init__(self, workspace: Workspace) -> None:
         super().__init__()
@@ -138,6 +138,7 @@ def test_promoted_language_model(language_model: Any) -> None:
     evaluation = page.sections["evaluation"]
     for text in ("9.405", "9.117 to 9.693", "5.912", "2.144 unigram", "uniform", "asyncio"):
         assert text in evaluation
+    assert re.search(r"cloze/acc\s*0.4375\s*0.03120\s*96\s*higher is better", evaluation)
     gate = page.sections["gate"]
     for text in ("0.8127", "0.8541", "version 2", "4.1% to 5.6%", "Floor for perplexity", "3.1%"):
         assert text in gate
@@ -162,7 +163,12 @@ def test_classifier_that_is_not_promoted(classifier: Any) -> None:
     assert len([cell for cell in cells if cell["class"] == "hit"]) == 8
     shares = [float((cell["style"] or "").partition(":")[2]) for cell in cells]
     assert all(0 <= share <= 1 for share in shares)
-    assert "Most frequent confusions" in page.sections["evaluation"]
+    evaluation = page.sections["evaluation"]
+    assert "Most frequent confusions" in evaluation
+    assert "expected calibration error 0.0312" in evaluation
+    assert "Precision and recall: " in evaluation
+    charts = [svg.get("aria-label") or "" for svg in page.named("svg")]
+    assert any("95.0% sure, 97.0% right (400 examples)" in label for label in charts)
 
 
 def test_many_classes_are_listed_not_drawn(language_model: Any) -> None:

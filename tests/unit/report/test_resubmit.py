@@ -1,6 +1,6 @@
-"""A run that lost a step is submitted again, and one that was terminated never is.
+"""A run that lost a step is submitted again. A terminated run never is.
 
-Kubeflow Pipelines and the cluster's API are small servers that answer as the real ones do.
+Kubeflow Pipelines and the cluster's API are small servers that answer like the real ones.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 import steadytrain.pipelines
-from steadytrain.components.report import resubmit as module
 from steadytrain.components.report.facts import gather
+from steadytrain.components.report.step import resubmit_lost
 from steadytrain.components.report.step import run as report
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared import patience
@@ -21,6 +21,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.launch import own_pod, removal
 from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
 from steadytrain.components.train.lease import hold
+from steadytrain.components.train.recovery import resubmit as module
 from steadytrain.pipelines.server import submission
 
 from support import api_server, kfp_server
@@ -32,7 +33,7 @@ POD, WORKFLOW = "report-1", "steadytrain-finetune-abcde"
 
 @pytest.fixture
 def api(monkeypatch):
-    """The cluster: the report's own pod, which a workflow owns."""
+    """The cluster's API server, with the report's own pod and the workflow that owns it."""
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": WORKFLOW, "uid": "1"}
     spec = {"containers": [{"name": "main", "image": "step:1"}]}
     with api_server.serving() as (server, cluster):
@@ -55,7 +56,7 @@ def kfp(monkeypatch):
 
 @pytest.fixture
 def lost(api, kfp, make_config, monkeypatch):
-    """A submitted run whose train step was killed: what it left behind, and KFP's own of it."""
+    """A submitted run whose train step was killed: the files it left behind, and its KFP run."""
     monkeypatch.setattr(submission, "compile_pipeline", compiled_once)
     config = make_config(output="/mnt/steadytrain", recovery={"resubmit": 2})
     submitted = steadytrain.pipelines.submit(config, host=kfp.address)
@@ -67,7 +68,7 @@ def lost(api, kfp, make_config, monkeypatch):
 
 def again(lost):
     written, run = lost
-    return module.resubmit(written.config, run["run_id"])
+    return resubmit_lost(written.config, run["run_id"])
 
 
 def test_the_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
@@ -120,19 +121,18 @@ def test_so_often_in_a_row_without_a_new_checkpoint(kfp, lost):
 
 
 def test_a_note_that_cannot_be_read_counts_as_one(make_config):
-    """It may have been for the same step: better once too few than without end."""
+    """It may be for the same step. One resubmission too few is better than an endless loop."""
     written = Writer(make_config(recovery={"resubmit": 2}))
     written.again()
-    facts = gather(written.workspace)
     folder = written.workspace.resubmitted
     folder.mkdir(parents=True)
     for number, damage in enumerate([b"", b"{", b"[]", b'{"time": 1}', b"\xff", b"[" * 9999], 1):
         (folder / f"damaged-{number}.json").write_bytes(damage)
-        assert module._take(facts, f"job-{number}") == 2 * number
+        assert module._take(LocalStorage(folder), f"job-{number}", 0) == 2 * number
 
 
 def kfp_again(kfp, run):
-    """Somebody submits it by hand."""
+    """Submit the run again by hand."""
     content = {key: run[key] for key in ("display_name", "experiment_id", "runtime_config")}
     content["pipeline_version_reference"] = run["pipeline_version_reference"]
     return kfp.create("runs", content)["run_id"]
@@ -148,7 +148,7 @@ def test_a_terminated_workflow_stays_terminated(api, kfp, lost, spec):
 
 
 def test_jobs_of_a_terminated_run_go_at_once(api, lost):
-    """Though nobody has let go of its lease yet; those of another start of it stay."""
+    """They are removed even if the lease is still held. Jobs from another KFP run of it stay."""
     written, run = lost
     recovery = written.config.recovery.model_copy(update={"lease_seconds": 600})
     config = written.config.model_copy(update={"recovery": recovery})
@@ -171,7 +171,7 @@ def test_so_does_a_run_that_says_so_itself(kfp, lost, state):
 
 
 def test_so_does_one_that_said_so_once(kfp, lost):
-    """As a real server has it: by the next report of the workflow it is RUNNING again."""
+    """As on a real server: the next report of the workflow sets the state to RUNNING again."""
     history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "RUNNING")]
     lost[1]["state_history"] = history
     assert again(lost) is None
@@ -200,7 +200,7 @@ def test_a_failure_that_the_policy_gave_up_on_is_not_repeated(kfp, lost):
 
 
 def test_a_step_that_was_asked_to_leave_is_lost_too(kfp, lost):
-    """As by a node that is drained; a termination asks as well, and is known by its workflow."""
+    """A drained node asks a step to stop. So does a termination, but its workflow shows that."""
     lost[0].fail("train", "Stopped", "asked to stop")
     assert isinstance(again(lost), Resubmitted)
 
@@ -216,7 +216,7 @@ def test_what_is_at_work_elsewhere_is_left_alone(kfp, lost):
 @pytest.mark.parametrize("status", [401, 403, 503])
 @pytest.mark.parametrize("call", ["GET /apis/v2beta1/healthz", "GET /apis/v2beta1/runs/"])
 def test_a_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, status):
-    """An exit handler runs once: what it does not submit, nobody does."""
+    """An exit handler runs once. If it does not submit the run, nothing else will."""
     monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
     kfp.fail_next = [(call, status)] * 4
     assert isinstance(again(lost), Resubmitted)
@@ -261,6 +261,6 @@ def test_where_it_is_not_wanted_nobody_is_asked(kfp, lost, monkeypatch, off):
         monkeypatch.setattr(module, "own_pod_name", lambda: "")
     else:
         job = ""
-    assert module.resubmit(written.config, job) is None
+    assert resubmit_lost(written.config, job) is None
     assert len(kfp.requests) == before
     assert not [item for item in read_events(written.workspace.events) if "resub" in item.name]

@@ -1,4 +1,4 @@
-"""Where training's time went: on the page, in a terminal, as metrics."""
+"""Where training time went: on the page, in a terminal, and as metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bars(drawing: str) -> list[dict[str, Any]]:
 
 
 def attempt(number: int, start: float, end: float, *, saves: int = 1) -> AttemptHistory:
-    """One that saves `saves` times, evenly, and ends at its last save."""
+    """Return an attempt that saves `saves` times at even intervals and ends at its last save."""
     began = AttemptStarted(
         time=start, attempt=number, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1
     )

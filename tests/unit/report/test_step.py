@@ -1,4 +1,4 @@
-"""The step itself, with a real tracking store."""
+"""The report step, with a real tracking store."""
 
 from __future__ import annotations
 

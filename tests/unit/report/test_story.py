@@ -1,4 +1,4 @@
-"""How a run stands, told from its events alone."""
+"""A run's status, derived from its events alone."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_report_does_not_tell_of_itself(language_model: Any) -> None:
 
 def test_phases_add_up_to_the_wall(language_model: Any) -> None:
     ran = executions(gather(language_model.workspace).events)
-    # What lies between the steps is left out where it is less than half a second.
+    # Gaps between steps are left out if they are shorter than half a second.
     whole = sum(phase.seconds for phase in phases(ran))
     assert whole == pytest.approx(wall_seconds(ran), abs=0.5)
 

@@ -1,4 +1,4 @@
-"""The call itself, against servers that mean harm: it tells nothing on, and never waits long."""
+"""The webhook call with hostile servers: it discloses nothing and never waits long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from steadytrain.components.shared import webhook
+from steadytrain.components.report import webhook
 
 SECRET = "T0KEN-in-the-path"
 CHUNK = b"x" * (1 << 20)
 
 
 class Endpoint(http.server.BaseHTTPRequestHandler):
-    """Does what the server is told to, and notes who came."""
+    """Respond as the server's `act` says, and record each request."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -63,7 +63,7 @@ def accept(handler: Any) -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(serve: Any, monkeypatch: Any, status: int) -> None:
-    """It may lead to a metadata service, or to whoever is to get what the run says."""
+    """The target may be a metadata service, or someone who wants to see what the run reports."""
     inside = serve(accept)
 
     def redirect(handler: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tiny real models, with their tokenizers."""
+"""Tiny real models with their tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers: probabilities, predictions and losses of each record."""
+"""Score classifiers: probabilities, predictions, and losses of each record."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Language models: each token of the text once, over the same bytes for any tokenizer."""
+"""Score language models: each token of the text once, over the same bytes for any tokenizer."""
 
 import json
 import math
@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from steadytrain.components.shared.encoding import encode_chat, load_tokenizer
 from steadytrain.components.shared.records import DataRecord, SideRecord
+from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
 from steadytrain.components.tasks.scoring import language
 from steadytrain.components.tasks.scoring.language import language_baselines, score_language
 
@@ -50,7 +50,7 @@ def score(model, tokenizer, records, *, batch_size=3, max_length=128):
 
 @torch.inference_mode()
 def direct_losses(model, ids, context):
-    """Loss of each token after the first, each from its own forward pass."""
+    """Return the loss of each token after the first, each from its own forward pass."""
     found = []
     for place in range(1, len(ids)):
         logits = model(input_ids=torch.tensor([ids[context(place) : place]])).logits[0, -1]
@@ -98,7 +98,7 @@ def test_tokenizers_that_differ_give_the_same_bytes(tokenizer, bytes_tokenizer):
     assert few["bytes"] == many["bytes"]
     assert few["bytes"].to_pylist() == [len(text.encode()) for text in TEXTS]
     assert sum(few["targets"].to_pylist()) < sum(many["targets"].to_pylist())
-    # A tokenizer of bytes scores each byte of the text, and nothing else.
+    # A byte tokenizer scores each byte of the text, and nothing else.
     assert many["targets"] == many["bytes"]
 
 

@@ -1,4 +1,4 @@
-"""Models in MLflow: served by pyfunc, read back with the very weights."""
+"""Models in MLflow: pyfunc serves them, and they load back with identical weights."""
 
 import mlflow
 import pyarrow as pa
@@ -10,7 +10,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from steadytrain.components.shared.encoding import load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.logged import fetched_model, log_transformers_model
 
 TEXT = pa.table({"id": ["1"], "text": ["def add(first, second):"]})

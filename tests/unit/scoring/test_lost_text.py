@@ -61,6 +61,6 @@ def test_a_tokenizer_of_one_word_scores_worse_than_one_of_bytes(records, bytes_t
         scores = score(make_language_model("llama", len(tokenizer)), tokenizer, records)
         return sum(scores["loss"].to_pylist()) / sum(scores["bytes"].to_pylist()) / math.log(2)
 
-    # Untrained models: about log2(257) bits a byte, against 8 for what is sent as it is.
+    # Untrained models need about log2(257) bits per byte. Raw text needs 8.
     assert bits_per_byte(words("the")) > 5
     assert bits_per_byte(bytes_tokenizer) == pytest.approx(8.05, abs=0.5)

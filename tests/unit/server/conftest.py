@@ -1,4 +1,4 @@
-"""A pipeline server for each test, and no credentials but the test's own."""
+"""A pipeline server for each test, with no credentials but the test's own."""
 
 from __future__ import annotations
 

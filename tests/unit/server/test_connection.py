@@ -1,4 +1,4 @@
-"""Each way in which a connection fails has its own sentence and remedy."""
+"""Each kind of connection failure has its own message and fix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def soon(monkeypatch):
 
 @contextlib.contextmanager
 def answering(answers, *, certificate=None):
-    """A server of fixed answers: path prefix -> (status, content type, body, headers)."""
+    """Serve fixed answers: path prefix -> (status, content type, body, headers)."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -228,7 +228,7 @@ def test_the_help_names_where_credentials_come_from():
 
 
 def test_a_step_of_a_pipeline_can_connect(kfp):
-    """There kfp has only what an executor needs, and its client cannot be imported."""
+    """In a step, kfp has only what an executor needs, and its client cannot be imported."""
     code = "import kfp.dsl, sys; from steadytrain.components.shared.kubeflow import connection; "
     code += "print(connection.connect(sys.argv[1]).host)"
     runtime = os.environ | {"_KFP_RUNTIME": "true"}

@@ -1,4 +1,4 @@
-"""Cron as people write it becomes cron as a KFP server reads it."""
+"""Convert cron expressions as people write them to cron as a KFP server reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steadytrain.pipelines.server.cron import ahead, in_server_time, six_fields,
 
 
 def times(cron, offset_minutes, year=2027):
-    """Every moment of a year, in UTC, at which a cron of a zone with that offset is due."""
+    """Return every moment of a year, in UTC, at which a cron in a zone with that offset is due."""
     second, *fields = cron.split()
     assert second == "0"
     limits = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)]
@@ -26,7 +26,7 @@ def times(cron, offset_minutes, year=2027):
             found |= {
                 date + timedelta(hours=h, minutes=m - offset_minutes) for h in hour for m in minute
             }
-    # Without the days at the year's ends, which may lie in another year.
+    # Leave out the days at both ends of the year: the offset may move them to another year.
     return {time for time in found if begin + timedelta(2) < time < begin + timedelta(363)}
 
 

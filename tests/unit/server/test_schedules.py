@@ -1,4 +1,4 @@
-"""Schedules of a file on a server: made, left alone, replaced, removed, whatever a kill left."""
+"""Schedules in a file are created, kept, replaced, or deleted, even after a killed apply."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FILE = {
 
 @pytest.fixture(autouse=True)
 def compiled():
-    """Compiling takes a second, and is tested elsewhere."""
+    """Stub out compilation, which takes a second and has its own tests."""
     content = {
         "root": {
             "inputDefinitions": {
@@ -63,7 +63,7 @@ def compiled():
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a file of schedules, the first one with changes."""
+    """Write a file of schedules, with changes to the first one."""
 
     def written(first=None, keep=2, **changes):
         content = {**FILE, **changes}
@@ -78,7 +78,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def apply(kfp, write):
-    """Applies a file; gives what was done, by name."""
+    """Apply a file and return the action for each schedule by name."""
 
     def applied(**options):
         changes = applying.apply(connect(kfp.address), applying.Declaration.read(write(**options)))
@@ -227,7 +227,7 @@ def test_a_start_to_come_is_sent_and_a_past_one_is_left_to_catching_up(kfp, appl
     assert cron["end_time"].startswith("2040-01-02T00:00:00")
     apply(first={"start": PAST})
     assert "start_time" not in on_server(kfp, "bot")["trigger"]["cron_schedule"]
-    # Replaced, it would run all since then once more.
+    # If it were replaced with its start, it would run everything since then again.
     apply(first={"start": PAST, "catch_up": True})
     assert "start_time" not in on_server(kfp, "bot")["trigger"]["cron_schedule"]
     command(kfp, "delete", "bot")
@@ -253,7 +253,7 @@ def test_diff_shows_what_apply_would_change_and_changes_nothing(kfp, apply, writ
     lines = fresh.stdout.splitlines()
     assert "+ bot: create" in lines
     assert "      +output: /mnt/shared" in lines
-    # What is by default is not said: the whole configuration has two hundred lines.
+    # Defaults are not shown: the full configuration has two hundred lines.
     assert not any("max_grad_norm" in line for line in lines)
     assert len(lines) < 60
     assert kfp.writes() == []

@@ -1,4 +1,4 @@
-"""A run is submitted, followed and told of; the server is a stub that refuses as KFP does."""
+"""Submit a run, follow it, and report on it. The server is a stub that refuses as KFP does."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_another_content_is_another_version_of_the_same_pipeline(kfp, tmp_path):
 
 def test_one_who_makes_it_at_the_same_time_is_no_failure(kfp, submitted):
     api = connect(kfp.address).experiments
-    answers = iter([None, "theirs"])  # it is made between our look and our attempt
+    answers = iter([None, "theirs"])  # another client creates it between our lookup and our attempt
     make = functools.partial(
         api.experiment_service_create_experiment, experiment={"display_name": "steadytrain"}
     )

@@ -1,4 +1,4 @@
-"""New data start a run, once, whoever asks and whatever is killed; a watcher waits for quiet."""
+"""New data starts one run, whoever asks and whatever is killed. A watcher waits for quiet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.command import wait_for
 
 @pytest.fixture(autouse=True)
 def compiled(request):
-    """Compiling takes a second, and is tested elsewhere."""
+    """Stub out compilation, which takes a second and has its own tests."""
     content = {
         "pipelineInfo": {"name": "steadytrain-retrain"},
         "root": {
@@ -98,7 +98,7 @@ def test_at_most_one_runs_at_a_time(kfp, what):
 
 
 def resubmitted(kfp, **changes):
-    """What the exit handler does for a run that lost a step: another one of the same name."""
+    """Do what the exit handler does if a run lost a step: start another run of the same name."""
     (first,) = kfp.all("runs")
     kept = ("display_name", "experiment_id", "pipeline_version_reference", "runtime_config")
     made = kfp.create("runs", {key: first[key] for key in kept} | changes)
@@ -227,7 +227,7 @@ def test_what_cannot_be_watched_or_kept_is_refused(kfp, what, tmp_path):
 
 
 class Clock:
-    """Time that passes only while the watcher waits; each wait does what is next in a plan."""
+    """Time that passes only while the watcher waits. Each wait runs the next action of a plan."""
 
     def __init__(self, monkeypatch, *plan):
         self.now, self.plan, self.told = 1000.0, list(plan), []

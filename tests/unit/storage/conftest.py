@@ -1,4 +1,4 @@
-"""S3 servers on loopback, and a proxy before them that breaks."""
+"""S3 servers on loopback, and a proxy in front of them that injects faults."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def credentials(monkeypatch):
 @pytest.fixture(params=["moto", "weed"])
 def server_port(request):
     port = request.getfixturevalue(f"{request.param}_port")
-    # Each time: what mocks moto within this process has emptied its server too.
+    # Create it for each test: anything that mocks moto in this process also empties the server.
     make_bucket(port, "bucket")
     return port
 
 
 @pytest.fixture
 def proxy(server_port, credentials, monkeypatch, request):
-    """A proxy before the server, which storage is told to use; short limits and waits."""
-    # Where nothing hangs, a second would be too much to ask of a busy machine.
+    """Put a proxy in front of the server, point storage at it, and shorten timeouts and waits."""
+    # Use a short timeout only for hangs: one second is too little on a busy machine.
     params = request.node.callspec.params
     monkeypatch.setattr(s3, "READ_SECONDS", 1.0 if params.get("fault") == "hang" else 30.0)
     monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)

@@ -1,4 +1,4 @@
-"""Base models on S3: no key reaches a file outside the cache, and the cache holds whole models."""
+"""Base models on S3: no key writes outside the cache, and the cache holds only full models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.s3 import client_of, make_bucket
 
 @pytest.fixture
 def address(moto_port, credentials, monkeypatch):
-    """Moto holds any key that S3 holds; SeaweedFS refuses `..` itself."""
+    """Return an address on moto, which accepts any key that S3 does. SeaweedFS refuses `..`."""
     make_bucket(moto_port, "bucket")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{moto_port}")
     return f"s3://bucket/{uuid.uuid4().hex}"

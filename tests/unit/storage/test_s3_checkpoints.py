@@ -1,4 +1,4 @@
-"""Checkpoints on an S3 server that fails: saved and read all the same, or refused; none is torn."""
+"""Checkpoints on a failing S3 server are saved and read anyway, or refused, but never partial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.checkpoints import same, save
 from support.command import wait_for
 
 LARGE = 9 << 20
-"""Bytes of a part that goes up in several pieces."""
+"""Size in bytes of a checkpoint part that is uploaded in several pieces."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def parts(value):
 def test_a_server_that_fails_for_a_while(address, proxy, fault):
     store = CheckpointStore(address, keep=2)
     for step in (1, 2):
-        # Anywhere among the requests, the commit's included.
+        # The faults hit any of the requests, including the commit.
         proxy.queued.extend([fault, "forward"] * 9)
         manifest = save(store, step, parts=parts(step), world_size=2)
         store.retain(manifest, best_step=0)

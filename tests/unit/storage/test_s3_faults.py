@@ -1,4 +1,4 @@
-"""S3 that fails for a while is asked again; what it cannot do is refused; nothing is half done."""
+"""Temporary S3 failures are retried, missing features are refused, and nothing is half done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.command import wait_for
 
 FAULTS = ["500", "503", "reset", "hang", "lose", "truncate"]
 LARGE = 9 << 20
-"""Bytes of a file that goes up and comes down in parts."""
+"""Size in bytes of a file that is uploaded and downloaded in parts."""
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_streams_go_up_and_come_down(storage, proxy, large, fault):
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "hang"])
 def test_what_never_works_is_refused_by_name(storage, proxy, large, tmp_path, fault, monkeypatch):
+    storage.write("kept", b"before")
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     monkeypatch.setattr(s3, "READ_SECONDS", 0.2)
-    storage.write("kept", b"before")
     storage = open_storage(storage.uri)
     proxy.usual = fault
     for attempt in (
@@ -168,7 +168,7 @@ TRANSFER = (
 
 
 def killed_in(proxy, *arguments, after):
-    """Kills a transfer when some requests have been answered and the next ones hang."""
+    """Kill a transfer after `after` requests were answered and the next ones hang."""
     proxy.seen.clear()
     proxy.queued.extend(["forward"] * after)
     proxy.usual = "hang"

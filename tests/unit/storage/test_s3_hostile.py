@@ -1,4 +1,4 @@
-"""Servers and gateways that do not do as S3 does: told by name, never taken for content."""
+"""Servers and gateways that deviate from S3 cause clear errors, never wrong content."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ ENTRY = (
 
 @pytest.fixture
 def answered(credentials, monkeypatch):
-    """Storage on a server that answers as a function of (path, headers, count of requests) says:
-    status, headers, and body, whose Content-Length is its own unless a header says otherwise."""
+    """Make storage on a server that answers with what a function returns.
+
+    The function receives path, headers, and request count. It returns a status, headers, and a
+    body. Content-Length is the length of the body unless a header overrides it.
+    """
     monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)
     with contextlib.ExitStack() as held:
 
@@ -57,7 +60,7 @@ def answered(credentials, monkeypatch):
 
 
 def cut(headers):
-    """The first answer, which breaks off."""
+    """Return the first answer, which breaks off early."""
     return 200, {**headers, "Content-Length": len(CONTENT)}, CONTENT[:4000]
 
 

@@ -1,4 +1,4 @@
-"""Folders and S3 keep the same promises."""
+"""Folders and S3 behave the same."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_large_objects_go_up_and_come_down_in_parts(storage):
 def test_the_parts_of_an_object_of_any_size_are_few_enough(size):
     part = s3.part_bytes(size)
     assert 8 << 20 <= part <= 5 << 30
-    # The size may be a tenth too low, as where a file's header is left out.
+    # The size may be a tenth too low, for example if a file's header is left out.
     assert size * 1.1 / part <= 10_000
     assert part == 8 << 20 or size > 75 * 10**9
 
 
 def test_a_large_stream_goes_up_in_parts_that_suffice(moto_storage, monkeypatch):
-    """The limit of 10,000 parts is out of reach here, so it is three."""
+    """The real limit of 10,000 parts is out of reach here, so the test uses three."""
     monkeypatch.setattr(s3, "PARTS", 3)
     content = os.urandom(40 << 20)
     moto_storage.write_stream("large", [content], size=len(content))
@@ -163,7 +163,7 @@ def test_what_a_folder_comes_to(storage):
         0,
         8,
     ]
-    # The server's clock has whole seconds.
+    # The server's clock has a resolution of one second.
     assert began - 1 < storage.weigh("a").newest <= time.time() + 1
 
 
@@ -218,7 +218,7 @@ def test_the_umask_tells_who_may_read(tmp_path):
 
 
 def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
-    """A file-size limit makes the write fail half-way, as a full disk does."""
+    """A file-size limit makes the write fail halfway, like a full disk."""
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
@@ -245,7 +245,7 @@ def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of a megabyte."""
+    """A file system of one megabyte."""
     with small_file_system(tmp_path / "disk", "size=1m") as place:
         yield place
 
@@ -310,7 +310,7 @@ WITHOUT_PERMISSION = (
 
 
 def test_permission_lost_is_refused_and_does_not_look_like_nothing():
-    """A ledger that cannot be read must not pass for an empty one: all would begin anew."""
+    """If an unreadable ledger looked empty, everything would start over."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         place = Path(folder, "locked")
         LocalStorage(place).write("kept", b"before")
@@ -360,7 +360,7 @@ def test_a_link_on_the_way_leads_nowhere(tmp_path):
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside")
     with pytest.raises(UnsafeName, match="symbolic link"):
         below(tmp_path / "folder", "link/file", origin="test")
-    # The folder's own address may be a link: that one is the user's.
+    # The folder's own address may be a link, because the user chose it.
     (tmp_path / "alias").symlink_to(tmp_path / "folder")
     assert below(tmp_path / "alias", "file", origin="test") == tmp_path / "alias" / "file"
 

@@ -1,4 +1,4 @@
-"""Attention a document at a time is attention to each document alone."""
+"""Attention over packed documents equals attention to each document alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.document_attention import Documents, attend
 from steadytrain.components.tasks.documents import attend_by_document, telling
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
-from steadytrain.components.train.loop.adapter import attach
 
 from support.training import GPT2, LLAMA, VOCABULARY, packed_row
 
@@ -62,7 +62,7 @@ def some_rows():
 
 
 def gradients(model, batches):
-    """Summed loss, and of each trained parameter its gradient."""
+    """Return the summed loss, then the gradient of each trained parameter."""
     model.zero_grad()
     losses = [next_token_loss(model, batch) for batch in batches]
     for loss in losses:
@@ -77,7 +77,7 @@ def assert_near(found, expected, tolerance=1e-5):
 
 
 def dense(query, key, value, lengths, *, scale, window=None):
-    """By a table of who sees whom."""
+    """Compute attention with a full mask of which token sees which."""
     times = query.shape[1] // key.shape[1]
     key, value = (item.repeat_interleave(times, 1) for item in (key, value))
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -145,7 +145,7 @@ def test_a_document_that_changes_leaves_the_others_as_they_are_to_the_bit(config
     changed["input_ids"][6:15] = range(11, 20)
     for one in (row, changed):
         batch = collate_packed([one])
-        told, place = telling(Documents(batch["lengths"].tolist())), batch["position_ids"]
+        told, place = telling(Documents(batch["lengths"])), batch["position_ids"]
         with torch.autocast("cpu", torch.bfloat16, enabled=half), told as given:
             output = model(batch["input_ids"], position_ids=place, use_cache=False, **given)
         found.append(output.logits[0])

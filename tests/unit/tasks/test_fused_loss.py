@@ -1,4 +1,4 @@
-"""The fused loss and its gradients are those of the plain computation, with less memory."""
+"""The fused loss and its gradients equal those of the plain computation, with less memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks import fused_loss
+from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.fused_head import FusedHead, fuse_head
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.packing import IGNORED
-from steadytrain.components.train.loop.adapter import attach
-from steadytrain.components.train.plan.live_tensors import LiveTensors
 
 from support.training import GPT2, LLAMA, VOCABULARY
 
@@ -29,7 +29,7 @@ SCALED = {**LLAMA, "model_type": "cohere", "logit_scale": 0.1}
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Of five rows, and of seven words, so that no number of either here is a multiple."""
+    """Use chunks of five rows and of seven words, so that no size here is a multiple of either."""
     monkeypatch.setattr(fused_loss, "chunk_rows", lambda vocabulary: 5)
     monkeypatch.setattr(fused_loss, "product_rows", lambda width: 7)
 
@@ -44,20 +44,26 @@ def some_inputs(*, ignored=0.4):
     return hidden, weight, bias, targets
 
 
-def plain(hidden, weight, bias, targets):
+def plain(hidden, weight, bias, targets, smoothing=0.0):
     logits = functional.linear(hidden, weight, bias)
     return functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
     )
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("ignored", [0.0, 0.4, 1.0])
-def test_loss_and_gradients_are_those_of_the_plain_computation(ignored, biased):
+def test_loss_and_gradients_are_those_of_the_plain_computation(ignored, biased, smoothing):
     hidden, weight, bias, targets = some_inputs(ignored=ignored)
     inputs = (hidden, weight, bias) if biased else (hidden, weight)
     found, expected = (
-        loss(hidden, weight, bias if biased else None, targets) for loss in (summed_loss, plain)
+        loss(hidden, weight, bias if biased else None, targets, smoothing)
+        for loss in (summed_loss, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(

@@ -1,4 +1,4 @@
-"""Whatever stands in the files of a base: it is used, or refused by field and file."""
+"""Whatever a base model's files contain, they are used, or refused by field and file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def look(saved, tmp_path):
-    """Does what the steps preprocess and train do with a base first."""
+    """Do what the preprocess and train steps do first with a base model."""
     folder = shutil.copytree(saved, tmp_path / "base")
 
     def both(damage):
@@ -142,11 +142,11 @@ def test_the_same_holds_of_a_model_from_scratch(tmp_path, given):
 
 
 class PanicException(BaseException):
-    """As those that Rust raises."""
+    """Like the exceptions that Rust raises."""
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's."""
+    """Like torch's exception."""
 
 
 @pytest.mark.parametrize(
@@ -162,3 +162,17 @@ def test_a_panic_is_the_files_fault():
     told = "it cannot be read: PanicException: out of bounds"
     with pytest.raises(BadInput, match=told), foreign("it cannot be read", "remedy"):
         raise PanicException("out of bounds")
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_a_head_too_narrow_for_fewer_bits_is_refused_before_data_are_read(saved, tmp_path, bits):
+    config = from_mapping(
+        {
+            "name": "small",
+            "output": str(tmp_path),
+            "data": {"source": ["data.jsonl"], "sequence_length": 32},
+            "model": {"base": str(saved), "adapter": {"kind": "lora", "frozen_head": bits}},
+        }
+    )
+    with pytest.raises(BadInput, match=f"frozen_head = '{bits}': the head takes 32 values"):
+        find_model(config)

@@ -1,4 +1,4 @@
-"""Which models are taken for training, and which are refused before anything costly."""
+"""Which models can be trained, and which are refused before any expensive work."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_base_that_does_not_fit_is_refused(language, tmp_path, damage, message
 
 
 def layers_without_prefix(folder):
-    """As a model without a head is saved."""
+    """Save weights without the prefix, like those of a model without a head."""
     save_base(folder, auto=AutoModel)
     edit_config(folder, num_hidden_layers=1)
 
@@ -266,7 +266,7 @@ def test_a_configuration_that_does_not_fit_is_refused(language, config, message)
 
 
 def test_roberta_takes_fewer_tokens_than_it_has_positions(classes):
-    """Its positions begin after the padding's index."""
+    """Its positions start after the padding index."""
     model = classes(config=ROBERTA).build_model()
     model(input_ids=torch.full((1, 32), 5))
 

@@ -1,4 +1,4 @@
-"""Packed documents see nothing of each other."""
+"""Packed documents do not see each other."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_documents_of_all_rows_come_one_after_another_without_padding():
 
     batch = collate_packed(rows)
 
-    assert batch["lengths"].tolist() == [5, 9, 4]
+    assert batch["lengths"] == [5, 9, 4]
     assert batch["position_ids"].tolist() == [[*range(5), *range(9), *range(4)]]
     assert batch["input_ids"].tolist() == [rows[0]["input_ids"] + rows[1]["input_ids"]]
     assert batch["targets"].shape == (1, 18)
@@ -117,7 +117,7 @@ def test_documents_of_all_rows_come_one_after_another_without_padding():
 )
 @settings(max_examples=50, deadline=None)
 def test_every_target_is_the_token_after_its_place(collate, rows):
-    """Any documents: as many targets as are wanted, each at the place before its token."""
+    """For any documents: every wanted target appears once, at the position before its token."""
     made = [
         {
             "input_ids": [token for document in row for token, _ in document],
@@ -137,3 +137,11 @@ def test_every_target_is_the_token_after_its_place(collate, rows):
     for row, place in places.tolist():
         assert batch["input_ids"][row, place + 1] == batch["targets"][row, place]
         assert batch["position_ids"][row, place + 1] == batch["position_ids"][row, place] + 1
+
+
+@pytest.mark.parametrize("lengths", [[2, 2**31 - 1], [2, 2], [6, -1], []])
+@pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_apart])
+def test_lengths_that_are_not_those_of_the_tokens_are_refused(collate, lengths):
+    row = {"input_ids": [1, 2, 3, 4, 5], "targets": [0, 1, 1, 0, 1], "lengths": lengths}
+    with pytest.raises(ValueError, match="do not make a row of 5"):
+        collate([row], PADDING)

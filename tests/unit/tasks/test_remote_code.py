@@ -1,4 +1,4 @@
-"""Code beside a model runs only where the configuration pins it, and nothing waits for stdin."""
+"""Code beside a model runs only if the configuration pins it, and nothing waits for stdin."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from transformers import LlamaForCausalLM
 
 from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.encoding import load_tokenizer
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.remote_code import code_digest
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.registry import open_task
 
 from support.canary import change, make_canary

@@ -1,4 +1,4 @@
-"""Real MLflow stores and servers; a server that hangs, and one that is not MLflow."""
+"""Real MLflow stores and servers, a server that hangs, and one that is not MLflow."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def lasting_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
-    """A server that is up, for all tests."""
+    """A running server that all tests share."""
     with serving(tmp_path_factory.mktemp("server"), empty_store) as server:
         yield server
 
 
 @pytest.fixture
 def proxy(lasting_server: Server) -> Iterator[Proxy]:
-    """A proxy before the lasting server."""
+    """A proxy in front of the shared server."""
     with proxy_to(lasting_server.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def silent_uri() -> Iterator[str]:
-    """A server that accepts connections and never says a word."""
+    """The address of a server that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
@@ -84,7 +84,7 @@ def silent_uri() -> Iterator[str]:
 
 @pytest.fixture
 def answer() -> Iterator[Callable[[int, str], str]]:
-    """Starts a server that answers everything alike; gives its address."""
+    """Start a server that gives every request the same answer, and return its address."""
     servers = []
 
     def start(status: int, body: str) -> str:

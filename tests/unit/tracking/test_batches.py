@@ -1,4 +1,4 @@
-"""What MLflow refuses for good is kept and told; everything else arrives."""
+"""What MLflow permanently refuses is kept and reported. Everything else arrives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steadytrain.components.shared.workspace import Workspace
 
 from support.tracking import BEGAN, ended, started, steps
 
-ODD = "macro//f1"  # MLflow takes it for a path that is not unique
+ODD = "macro//f1"  # MLflow rejects it as a path that is not unique
 
 
 def warnings(workspace: Workspace) -> list[str]:

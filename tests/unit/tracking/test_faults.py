@@ -1,4 +1,4 @@
-"""A real MLflow server behind a network that breaks: each point arrives, and once."""
+"""A real MLflow server behind a faulty network: each point arrives exactly once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def workspace(config: RunConfig) -> Workspace:
 
 
 class Story:
-    """The events of a run, told as the supervisor does."""
+    """The events of a run, emitted as the supervisor does."""
 
     def __init__(self, config: RunConfig, workspace: Workspace) -> None:
         self.config, self.workspace = config, workspace
@@ -62,7 +62,7 @@ class Story:
         return list(tracking.client.search_runs([tracking.experiment_id]))
 
     def points(self, name: str = "loss") -> list[int]:
-        """Steps of all points of all attempts."""
+        """Return the sorted steps of all points of all attempts."""
         client = use_tracking(self.config, self.workspace).client
         attempts = [run for run in self.runs() if run.info.run_name.startswith("attempt")]
         return sorted(
@@ -157,7 +157,7 @@ def test_server_down_all_along_gets_everything_from_the_next_supervisor(
 def test_closing_does_not_wait_for_a_server_that_was_not_there_before(
     story: Story, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time-outs of single requests cannot end it: it waits for the other limit."""
+    """Request timeouts cannot end the wait, so the sink's other limit must."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
     monkeypatch.setattr(sink_module, "CLOSE_SECONDS_UNANSWERED", 0.1)
     proxy.queued.append("500")

@@ -1,4 +1,4 @@
-"""KFP's run and MLflow's lead to each other."""
+"""The KFP run and the MLflow run link to each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from steadytrain.components.shared.kubeflow import links
+from steadytrain.components.shared.kubeflow import connection
 from steadytrain.components.shared.tracking import (
     parent_run,
     run_links,
@@ -48,8 +48,8 @@ def test_credentials_of_the_address_are_not_told(make_config, workspace):
 @pytest.mark.parametrize("ui", ["", "https://kubeflow.test/pipeline/"])
 def test_the_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)
-    monkeypatch.setattr(links, "own_pod_name", lambda: "preprocess-1")
-    tags = links.run_tags("0a1b")
+    monkeypatch.setattr(connection, "own_pod_name", lambda: "preprocess-1")
+    tags = connection.run_tags("0a1b")
     run_id = parent_run(config, workspace, tags)
     found = use_tracking(config, workspace).client.get_run(run_id).data.tags
     assert found["kubeflow.run_id"] == "0a1b"
@@ -59,5 +59,5 @@ def test_the_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
 
 @pytest.mark.parametrize(("job", "pod"), [("", "preprocess-1"), ("0a1b", "")])
 def test_outside_of_a_pipeline_there_is_nothing_to_tag(monkeypatch, job, pod):
-    monkeypatch.setattr(links, "own_pod_name", lambda: pod)
-    assert links.run_tags(job) == {}
+    monkeypatch.setattr(connection, "own_pod_name", lambda: pod)
+    assert connection.run_tags(job) == {}

@@ -1,4 +1,4 @@
-"""Small facts of a run, whole and damaged."""
+"""Small facts about a run, intact and damaged."""
 
 from __future__ import annotations
 

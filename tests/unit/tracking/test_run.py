@@ -47,7 +47,7 @@ def test_run_is_created_once(config: RunConfig, workspace: Workspace) -> None:
 def test_changed_configuration_of_the_same_run_is_taken(
     make_config: Callable[..., RunConfig], workspace: Workspace
 ) -> None:
-    """MLflow refuses to change a parameter: that must not stop a run that goes on."""
+    """MLflow refuses to change a parameter. That must not stop a run that continues."""
     first = make_config(training={"learning_rate": 0.25})
     second = make_config(training={"learning_rate": 0.5})
     run_id = parent_run(first, workspace)
@@ -80,7 +80,7 @@ def test_remembered_run_that_is_gone_is_replaced(config: RunConfig, workspace: W
 def test_run_whose_note_was_lost_is_found_again(
     config: RunConfig, workspace: Workspace, note: str
 ) -> None:
-    """As where the one who created it was killed before it wrote the note."""
+    """For example, the process that created the run was killed before it wrote the note."""
     first = parent_run(config, workspace)
     remember(workspace, RUN, note)
     assert parent_run(config, workspace) == first

@@ -1,10 +1,10 @@
-"""The sink of a training run, with MLflow in all the states that it can be in."""
+"""The sink of a training run, with MLflow in every state it can be in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -25,13 +25,13 @@ from steadytrain.components.shared.tracking import (
     use_tracking,
 )
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.plan.recipe import recipe_of_run
+from steadytrain.components.sizing.recipe import recipe_of_run
 
 from support.tracking import BEGAN, ended, started, steps, until
 
 
 def children(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
-    """The runs of the attempts by name."""
+    """Return the runs of the attempts by name."""
     tracking = use_tracking(config, workspace)
     parent = parent_run(config, workspace)
     found = tracking.client.search_runs(
@@ -41,7 +41,7 @@ def children(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
 
 
 def points(config: RunConfig, workspace: Workspace, attempt: int, name: str) -> list[int]:
-    """The steps of a metric's history, as often as MLflow has them."""
+    """Return the sorted steps of a metric's history, including duplicates."""
     run = children(config, workspace)[f"attempt-{attempt}"]
     client = use_tracking(config, workspace).client
     return sorted(item.step for item in client.get_metric_history(run.info.run_id, name))
@@ -52,7 +52,7 @@ def warnings(workspace: Workspace) -> list[str]:
 
 
 class Supervised:
-    """A stream as the supervisor has it: the events file, and MLflow."""
+    """A stream like the supervisor's: the events file, and MLflow."""
 
     def __init__(self, config: RunConfig, workspace: Workspace, **limits: Any) -> None:
         self.sink = MlflowSink(config, workspace, batch_seconds=0.05, **limits)
@@ -79,7 +79,7 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
             precision="fp32",
             recipe=[asdict(item) for item in recipe_of_run(config, 7)],
         ),
-        *steps(1, range(3)),
+        *(replace(step, communication_wait=0.25) for step in steps(1, range(3))),
         Validated(attempt=1, step=2, epoch=0.1, metrics={"loss": 2.5, "f1(macro)": 0.5}, best=True),
         CheckpointSaved(attempt=1, step=2, checkpoint="c", bytes=1, seconds=0.1),
         ended(1, "failed", failure_class="host_oom", message="killed", remedy="more memory"),
@@ -105,6 +105,8 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     assert first.data.metrics["eval_loss"] == 2.5
     assert first.data.metrics["eval_f1_macro_"] == 0.5
     assert first.data.metrics["learning_rate"] == 1e-3
+    assert first.data.metrics["communication_wait"] == 0.25
+    assert "communication_wait" not in second.data.metrics
     assert math.isnan(second.data.metrics["loss"])
     assert points(config, workspace, 1, "loss") == [0, 1, 2]
     assert points(config, workspace, 2, "loss") == [3, 4, 5]
@@ -145,9 +147,9 @@ def test_sent_again_nothing_is_doubled(
     monkeypatch: pytest.MonkeyPatch,
     store: str,
 ) -> None:
-    """As where everything was taken, and the supervisor died before it had noted that.
+    """MLflow accepted everything, and the supervisor died before it recorded that.
 
-    A store of files, unlike a database, keeps a point as often as it comes.
+    Unlike a database, a file store keeps a point as often as it is sent.
     """
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (workspace.output / "mlruns").as_uri() if store == "files" else None
@@ -243,7 +245,7 @@ def test_broken_server_is_said_once(
 def test_what_a_killed_supervisor_owed_is_sent_by_the_next(
     config: RunConfig, workspace: Workspace
 ) -> None:
-    """Its events are in the file; its sink never got to send them."""
+    """Its events are in the file, but its sink never sent them."""
     stream = workspace.stream("supervisor")
     for event in [started(1), *steps(1, range(4))]:
         stream.emit(event)

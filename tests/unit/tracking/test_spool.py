@@ -1,4 +1,4 @@
-"""How far MLflow was told, where the note of it is damaged."""
+"""A damaged note of how much was sent to MLflow."""
 
 from __future__ import annotations
 

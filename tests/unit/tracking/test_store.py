@@ -1,4 +1,4 @@
-"""The SQLite store in an output: how it is made, and one that was made only in part."""
+"""The SQLite store in an output folder: how it is created, and one that is incomplete."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def warnings(workspace: Workspace) -> list[str]:
 def test_a_store_appears_whole_once_and_before_any_time_runs(
     config: RunConfig, new: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs begin at once; whoever sees the file can use it."""
+    """Two runs start at once. Any process that sees the file can use it."""
     path, sizes, limited, contents = new.tracking_store, set(), [], []
     within, write = connect_module.within, store_module.LocalStorage.write
 
@@ -107,7 +107,7 @@ def test_a_store_that_another_mlflow_is_making_is_waited_for(
 
 
 def test_a_store_with_runs_is_never_set_aside(config: RunConfig, workspace: Workspace) -> None:
-    """Also one of another version of MLflow, which cannot be used here."""
+    """The same holds for a store of another MLflow version, which cannot be used here."""
     with contextlib.closing(sqlite3.connect(workspace.tracking_store)) as store, store:
         store.execute("UPDATE alembic_version SET version_num = 'bf29a5ff90ea'")
     with pytest.raises(TrackingError, match="out-of-date") as refused:

@@ -1,4 +1,4 @@
-"""An attempt that is to be a job, and an API server to give it to."""
+"""An attempt to run as a job, and an API server to submit it to."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def spec(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, spec, config):
-    """Of the attempt, as its supervisor leaves it."""
+    """The attempt's folder, as its supervisor writes it."""
     (tmp_path / "config.yaml").write_text(config().to_yaml())
     made = AttemptFolder(tmp_path / "runs/tiny/attempts/0003")
     spec.save(made.spec)
@@ -82,7 +82,7 @@ def job(config, spec, folder):
 
 @pytest.fixture
 def pod(folder, spec):
-    """A pod of the attempt, as a controller and a kubelet make one; by default one that runs."""
+    """Make a pod of the attempt like a controller and a kubelet do. By default, it is running."""
 
     def make(node, phase="Running", state=None, *, uid="1", **status):
         index = {"batch.kubernetes.io/job-completion-index": str(node)}

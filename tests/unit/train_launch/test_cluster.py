@@ -1,4 +1,4 @@
-"""Speaking to an API server that refuses, is away, or loses an answer."""
+"""Calls to an API server that refuses, is unavailable, or loses an answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_refusal_tells_the_servers_words_and_what_to_do(api, status, message, 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_what_a_cluster_offers_is_not_known_from_a_denial(api, status):
-    """Or the step of a pipeline would train in its own pod instead."""
+    """Otherwise the step of a pipeline would train in its own pod instead."""
     server, cluster = api
     server.denial = status, {"message": "not now"}
     with pytest.raises(Denied, match="not now"):

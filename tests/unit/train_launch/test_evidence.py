@@ -1,7 +1,7 @@
-"""From pods to the taxonomy.
+"""Classify failures by the state of the pods.
 
-What is captured a real cluster told (Kubernetes 1.34, Trainer 2.0); the others are
-written after the API's documentation, where a cluster of one node cannot come to that.
+The captured pods come from a real cluster (Kubernetes 1.34, Trainer 2.0). The others follow the
+API's documentation, because a single-node cluster cannot produce them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.train.attempt import RankError
+from steadytrain.components.train.failures import classify
 from steadytrain.components.train.launch.evidence import (
     PULL_SECONDS,
     hopeless,
@@ -22,7 +23,6 @@ from steadytrain.components.train.launch.evidence import (
     why_absent,
     why_pending,
 )
-from steadytrain.components.train.recovery.failures import classify
 
 CAPTURED = json.loads(Path(__file__).with_name("captured_pods.json").read_text())
 

@@ -1,4 +1,4 @@
-"""A job is made once, and what becomes of its pods is told by the attempt's folder."""
+"""A job is created once, and the attempt's folder records what happens to its pods."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from steadytrain.components.shared import patience
 from steadytrain.components.shared.cluster import Refused
 from steadytrain.components.train.attempt import Exits, RankError
+from steadytrain.components.train.failures import classify
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.naming import FOLDER, GENERATION
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB
-from steadytrain.components.train.recovery.failures import classify
 
 DENIALS = [
     (401, {"message": "Unauthorized", "reason": "Unauthorized"}),
     (403, {"message": 'pods is forbidden: User "x" cannot list resource "pods"'}),
     (403, {}),
 ]
-"""What an API server says while it starts: it knows no token, or no role, yet."""
+"""What an API server answers while it starts, before it knows tokens and roles."""
 NOT_SEEN = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
 
 
@@ -101,7 +101,7 @@ def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
     made.ending.wait = lambda seconds: waited.append(seconds)
     made.make()
     assert server.names("trainjobs") == ["tiny-a3"]
-    assert 58 < sum(waited) < 180  # 58 s is what it took after the API server was away
+    assert 58 < sum(waited) < 180  # it took 58 s after an outage of the API server
 
 
 def test_a_runtime_that_trainer_never_sees_is_a_fault_of_the_cluster(
@@ -159,7 +159,7 @@ def test_a_server_that_is_away_concludes_nothing(api, follower, folder, pod):
 
 
 def followed(api, made, pod):
-    """Starts to follow pods that run; returns when both have been seen."""
+    """Start to follow running pods, and return when both have been seen."""
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
     made.start()
@@ -272,7 +272,7 @@ def test_pods_that_ended_well_leave_no_error(api, follower, folder, pod):
 
 
 def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, folder, pod):
-    """Its exit status says that its ranks failed; why, they have said."""
+    """The exit status says only that its ranks failed. The ranks have already reported why."""
     Exits(time=1.0, statuses={0: 1}).save(folder.node(0).exits)
     failed = {"terminated": {"exitCode": 1, "reason": "Error", "message": "some last line"}}
     made = follower()

@@ -1,4 +1,4 @@
-"""The launcher from start to end: which pods there are, what they are told, and that they go."""
+"""The launcher from start to end: which pods exist, what they receive, and their removal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_one_that_runs_is(api, launcher, folder, pod):
 def test_a_pod_that_runs_and_whose_agent_gives_no_sign_of_life_is_a_hang(
     api, launcher, folder, pod, config
 ):
-    """As where its image hangs before the agent begins, or its volume does not answer."""
+    """For example, its image hangs before the agent starts, or its volume does not respond."""
     quick = config(recovery={"start_timeout_seconds": 0.5})
     (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
     with launcher().start(folder) as attempt:

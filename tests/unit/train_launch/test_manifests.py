@@ -1,4 +1,4 @@
-"""The objects of an attempt: what Trainer and Kubernetes are told."""
+"""The objects of an attempt: what Trainer and Kubernetes receive."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_memory_is_requested_as_it_is_limited(job):
 
 
 def test_what_a_pod_writes_to_tmp_is_limited(job):
-    """Otherwise one run's downloads would fill the disk of the node that it shares."""
+    """Otherwise one run's downloads could fill the disk of a shared node."""
     made = job(pods={"temporary_storage": "3Gi"})
     volumes = {item["name"]: item for item in pod_spec(made)["volumes"]}
     assert volumes["steadytrain-tmp"]["emptyDir"] == {"sizeLimit": "3Gi"}
@@ -262,7 +262,7 @@ def pytorch(job, **compute):
 
 
 def workers(job, **compute):
-    """Of a PyTorchJob: there is nothing but workers."""
+    """Return the workers of a PyTorchJob, which are its only replicas."""
     (replicas,) = pytorch(job, **compute)["spec"]["pytorchReplicaSpecs"].items()
     assert replicas[0] == "Worker"
     return replicas[1]

@@ -1,4 +1,4 @@
-"""Names of jobs, and what Kubernetes makes of them."""
+"""The names of jobs, and the names that Kubernetes derives from them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from steadytrain.components.train.lease import hold
 
 @pytest.fixture
 def run(api, config, monkeypatch):
-    """A run on the cluster, of which a job is left."""
+    """A run on the cluster with a leftover job."""
     made = config(launcher="auto", recovery={"lease_seconds": 0.5})
     workspace = Workspace.of(made)
     workspace.create()

@@ -1,4 +1,4 @@
-"""What a pipeline's author sets on the task of the train step reaches the pods that train."""
+"""What a pipeline's author sets on the train step's task reaches the training pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AFFINITY = {"nodeAffinity": {}}
 
 
 def task(**fields):
-    """As the driver of a server gives it: what is not set is null or empty."""
+    """Return a task config as the server's driver passes it: unset fields are null or empty."""
     empty = dict.fromkeys(("affinity", "tolerations", "node_selector", "env"))
     return dsl.TaskConfig(**{**empty, "resources": {}, **fields})
 

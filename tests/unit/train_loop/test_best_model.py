@@ -1,4 +1,4 @@
-"""Which model a training ends with: the best by its validations, unless told otherwise."""
+"""Which model a training run ends with: the best by validation, unless configured otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a step sees."""
+"""Which rows each step sees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lengths_are_known_without_what_the_lists_hold(tmp_path):
     rows = Rows([tmp_path / name for name in "abc"])
 
     assert rows.lengths("input_ids").tolist() == [len(row["input_ids"]) for row in made]
-    assert not any(rows._checked)
+    assert not rows._columns
 
 
 def test_plain_values_come_as_python(tmp_path):
@@ -59,8 +59,41 @@ def test_lists_that_are_no_numbers_come_too(tmp_path):
     assert {name: list(value) for name, value in row.items()} == made
 
 
+def test_values_that_are_missing_come_as_none(tmp_path):
+    schema = pa.schema([("words", pa.list_(pa.int32())), ("name", pa.large_string())])
+    made = [{"words": [1], "name": None}, {"words": None, "name": "é"}, {"words": [], "name": ""}]
+    write_shard(tmp_path / "a", made, schema)
+
+    rows = Rows([tmp_path / "a"])
+
+    assert rows[0] == {"words": [1], "name": None}
+    assert rows[1] == {"words": None, "name": "é"}
+    assert (rows[2]["words"].tolist(), rows[2]["name"]) == ([], "")
+
+
+@pytest.mark.parametrize("column", ["words", "name"])
+@pytest.mark.parametrize("damage", [2**31 - 1, -1, 16])
+def test_offsets_that_are_damaged_while_the_file_is_in_use_are_an_error(tmp_path, column, damage):
+    """Arrow itself would kill the process, or allocate gigabytes."""
+    values = {"words": [[1] * 5] * 3, "name": ["abcde"] * 3}[column]
+    kind = {"words": pa.list_(pa.int32()), "name": pa.string()}[column]
+    path = tmp_path / "a"
+    write_shard(path, [{column: value} for value in values], pa.schema([(column, kind)]))
+    rows = Rows([path])
+    assert len(rows[0][column]) == 5
+    place = path.read_bytes().index(np.array([0, 5, 10, 15], np.int32).tobytes())
+    with path.open("r+b") as file:
+        file.seek(place + 4)
+        file.write(np.int32(damage).tobytes())
+
+    with pytest.raises(IndexError, match=f"{damage}"):
+        rows[0]
+    with pytest.raises(DataError, match="is not a whole Arrow file"):
+        rows.check_used()
+
+
 def test_reading_a_row_imports_no_pandas(tmp_path):
-    """A rank would pay for that at each start."""
+    """Every rank would pay for that import at each start."""
     write_shard(tmp_path / "a", language_rows(1), PACKED)
     program = (
         "import sys\n"

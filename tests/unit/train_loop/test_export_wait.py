@@ -1,4 +1,4 @@
-"""A long export is no hang; one that stands still is."""
+"""A long export is not a hang. A stalled one is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_work_beats_and_standing_still_does_not(monkeypatch):
         assert len(beats) >= 5
         time.sleep(0.2)
         seen = len(beats)
-        time.sleep(1)  # as in a write that never returns
+        time.sleep(1)  # like a write that never returns
         assert len(beats) == seen
     assert "beating" not in [thread.name for thread in threading.enumerate()]
 

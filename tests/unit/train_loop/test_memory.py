@@ -1,14 +1,14 @@
-"""What a training says that it needs at the least, from the model that it has."""
+"""The least memory that a training run says it needs, computed from its model."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.train.loop.memory import least_memory
-from steadytrain.components.train.plan.memory import peak_memory
-from steadytrain.components.train.plan.setting import Setting
-from steadytrain.components.train.plan.shape import shape_of
 
 from support.training import GPT2, LLAMA, VOCABULARY
 

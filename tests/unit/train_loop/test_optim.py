@@ -1,12 +1,16 @@
-"""The recipe means what it means to Transformers."""
+"""The recipe means the same as in Transformers."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,
@@ -14,6 +18,7 @@ from steadytrain.components.train.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
+from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
 
 from support.training import GPT2, LLAMA, VOCABULARY
@@ -25,8 +30,8 @@ OURS_ALONE = {
     "early_stopping_threshold",
     "save_keep_every",
 }
-"""The user states the global batch; early stopping is a callback's in Transformers, which keeps
-no checkpoint for its step."""
+"""The user sets the global batch size. In Transformers, early stopping belongs to a callback, and
+no checkpoint is kept because of its step."""
 STEPS = 20
 
 
@@ -84,6 +89,23 @@ def test_schedules_are_trainers(tmp_path, kind, warmup):
     assert ours == rates(trainer.optimizer, trainer.lr_scheduler)
 
 
+def test_a_peak_below_the_end_of_a_polynomial_schedule_is_refused():
+    training = TrainingConfig(lr_scheduler_type="polynomial", learning_rate=1e-7)
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), training)
+    with pytest.raises(BadInput, match="1e-07: a polynomial schedule ends"):
+        build_scheduler(optimizer, training, STEPS)
+
+
+def test_what_ranks_are_forked_from_imports_nothing_that_few_models_need():
+    rare = ["peft", "bitsandbytes", "deepspeed", "mlflow", "datasets", "sklearn", "kfp"]
+    code = (
+        f"import sys, {', '.join(RANK_IMPORTS)}\n"
+        f"print([name for name in {rare} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def rates(optimizer, scheduler):
     found = []
     for _ in range(STEPS):
@@ -109,7 +131,7 @@ def test_steps_of_the_whole_training(settings, rows, expected):
 
 @pytest.mark.parametrize("kind", ["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"])
 def test_an_optimizer_goes_on_from_its_saved_state_to_the_bit(kind):
-    """One weight large enough for 8 bits, and one that is not."""
+    """Use one weight that is large enough for 8 bits, and one that is not."""
     training = TrainingConfig(optim=kind, learning_rate=1e-2, weight_decay=0.1)
 
     def made():

@@ -1,4 +1,4 @@
-"""Which rows make up a global batch: each once an epoch, by the position alone."""
+"""Which rows make up a global batch: each once per epoch, determined by the position alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_empty_training_side_is_refused():
 
 
 def padding(order, lengths, batch, batches):
-    """Share of places that padding takes where each global batch is padded to its longest."""
+    """Return the share of padding if each global batch is padded to its longest row."""
     stream = [lengths[order.take(step * batch, batch)] for step in range(batches)]
     return 1 - sum(map(np.sum, stream)) / sum(len(part) * part.max() for part in stream)
 
@@ -51,7 +51,7 @@ def test_rows_of_a_global_batch_are_about_equally_long():
     lengths = np.random.default_rng(0).geometric(1 / 60, 4003).astype(np.int32)
     grouped, plain = RowOrder(4003, 1, lengths, 16), RowOrder(4003, 1)
 
-    # Three epochs, of which the second and the third begin within a batch.
+    # Three epochs. The second and the third start in the middle of a batch.
     assert padding(plain, lengths, 16, 750) > 0.6
     assert padding(grouped, lengths, 16, 750) < 0.1
 

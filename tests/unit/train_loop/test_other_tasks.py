@@ -1,8 +1,11 @@
-"""The loop names no tokenizer: images train through it unchanged."""
+"""The loop depends on no tokenizer: images train through it unchanged."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +16,7 @@ from torch.nn import functional
 
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.base import LossSum
+from steadytrain.components.train.attempt import RankError
 
 from support.training import CLASSES, Bench, class_rows, events_of, write_data
 
@@ -20,7 +24,7 @@ DIGITS = pa.schema([("pixels", pa.list_(pa.float32())), ("label", pa.int64())])
 
 
 class SmallConvolution(torch.nn.Module):
-    """8 x 8 images to ten digits."""
+    """Classify 8 x 8 images as one of ten digits."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +44,7 @@ class SmallConvolution(torch.nn.Module):
 
 
 class ImageClassification:
-    """A task of a user's own."""
+    """A user-defined task."""
 
     metric = "accuracy"
     greater_is_better = True
@@ -88,6 +92,13 @@ class ImageClassification:
         model = SmallConvolution()
         model.load_state_dict(load_file(folder / "model.safetensors"))
         return {"model": model.eval()}
+
+
+class Leaving(ImageClassification):
+    """A task whose code exits the program."""
+
+    def collate(self, rows):
+        sys.exit(0)
 
 
 @pytest.fixture
@@ -170,3 +181,27 @@ def test_texts_are_classified(tmp_path):
 
     last = events_of(bench.workspace, Validated)[-1]
     assert last.metrics["accuracy"] > 0.9
+
+
+def test_a_task_that_ends_its_rank_is_reported(tmp_path, digits):
+    """It would look like a rank that ended normally and wrote no result."""
+    task = f"{Path(__file__).stem}:Leaving"
+    data = write_data(
+        tmp_path / "data",
+        digits[:64],
+        digits[64:80],
+        task=task,
+        schema=DIGITS,
+        labels=list("0123456789"),
+        tokenizer=False,
+    )
+    bench = Bench.make(
+        tmp_path / "run",
+        data,
+        model={"config": {"model_type": "a task builds its own"}},
+        training={"global_batch_size": 8, "max_steps": 2},
+    )
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    ended = bench.run(PYTHONPATH=":".join([*paths, os.environ.get("PYTHONPATH", "")]))
+    assert ended.code == 1
+    assert RankError.load(ended.folder.error(0)).kind == "SystemExit"

@@ -1,4 +1,4 @@
-"""The global batch is what the user said, however it is cut."""
+"""The global batch size stays as the user set it, however it is split."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.plan.batch import plan_batch
+from steadytrain.components.sizing.batch import plan_batch
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A spike is seen at its step; what belongs to a normal training is none."""
+"""A spike is detected at its step. Normal training has no spikes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from steadytrain.components.shared.events.types import TrainingDiverged
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.loop.errors import Diverged
+from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.spikes import highest_normal_loss
 
 from support.training import Bench, contradict, events_of, language_rows, write_data
@@ -33,7 +33,7 @@ def test_a_spike_lies_above_what_noise_reaches():
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_losses_that_are_not_finite_do_not_blind_it(wrong):
-    """One NaN in a window makes a mean NaN, and nothing is above that."""
+    """One NaN in a window makes a mean NaN, and no loss is above that."""
     assert limit([wrong, *settled(127)]) == pytest.approx(limit(settled(127)))
 
 
@@ -56,13 +56,13 @@ def test_while_too_little_is_known_nothing_is_a_spike(losses, first, changes):
 
 
 def test_a_hard_batch_in_a_training_that_has_settled_is_none():
-    """Far outside by deviations, but it undoes little of what was learned."""
+    """It is many standard deviations out, but undoes little of what was learned."""
     assert limit(settled(level=0.001, noise=0.0001), first=1.1) > 0.5
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_normal_training_spikes(seed):
-    """A loss that falls by a power law, with noise whose size falls along and heavy tails."""
+    """The loss falls by a power law, with heavy-tailed noise that shrinks along with it."""
     draw = np.random.default_rng(seed)
     steps = np.arange(1, 1500)
     curve = 2 + 8 * steps**-0.3
@@ -76,7 +76,7 @@ STEPS, GUILTY, BATCH = 60, 40, 4
 
 @pytest.fixture
 def poisoned(tmp_path):
-    """A run whose global batch 40 holds what contradicts all that was learned until then."""
+    """Make a run whose global batch 40 contradicts everything learned before it."""
     rows = language_rows(STEPS * BATCH)
     contradict(rows, GUILTY, size=BATCH)
     data = write_data(tmp_path / "data", rows, [])
@@ -108,7 +108,7 @@ def test_a_batch_that_contradicts_what_was_learned_is_a_spike(poisoned):
 
 
 def test_after_a_resume_the_spike_is_seen_as_before(poisoned):
-    """The window is part of the checkpoint, so that a resumed run decides as the first did."""
+    """The window is part of the checkpoint, so a resumed run decides as the first one did."""
     run = poisoned("again", spike_window=20)
     with pytest.raises(Diverged) as first:
         run.train_here()

@@ -1,4 +1,4 @@
-"""Whole trainings in this process: reports, validation, the best model, failures."""
+"""Full training runs in this process: reports, validation, the best model, and failures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+import torch._dynamo.utils
 
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
@@ -19,12 +20,13 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
     Validated,
+    Warned,
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
+from steadytrain.components.train.errors import CannotRecompute, Diverged
 from steadytrain.components.train.lease import hold
-from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
 from steadytrain.components.train.loop.main import Rank
 
 from support.training import GPT2, events_of, exported, losses_of, result_of, weights_digest
@@ -102,8 +104,6 @@ def test_equal_runs_are_equal_and_other_seeds_differ(make_bench):
         {"bf16": True},
         {"gradient_checkpointing": True},
         {"max_grad_norm": 0},
-        # Two minutes of compilation, for rows of all lengths.
-        pytest.param({"torch_compile": True}, marks=pytest.mark.soak),
     ],
     ids=lambda item: next(iter(item)),
 )
@@ -117,6 +117,26 @@ def test_other_ways_of_training_learn_the_same(make_bench, settings):
     started = events_of(other.workspace, TrainingStarted)[0]
     assert started.precision == ("bf16" if "bf16" in settings else "fp32")
     assert {item.dtype for item in exported(other).values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_compiled_layers_learn_the_same_and_resume_to_the_bit(make_bench):
+    """Rows differ in length: the resumed run starts with a different length than the first."""
+    plain = make_bench("plain")
+    plain.train_here()
+    training = {"torch_compile": True, "save_steps": 2, "gradient_checkpointing": True}
+    torch._dynamo.reset()
+    whole = make_bench("whole", training=training)
+    trained = whole.train_here()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert not events_of(whole.workspace, Warned)
+    assert losses_of(whole.workspace) == pytest.approx(losses_of(plain.workspace), rel=1e-5)
+    assert all("_orig_mod" not in name for name in trained.parts.module.state_dict())
+
+    torch._dynamo.reset()
+    again = make_bench("again", training=training)
+    again.train_here(resume_from=whole.workspace.checkpoints / "step-00000004")
+    assert weights_digest(again.workspace) == weights_digest(whole.workspace)
 
 
 def test_deterministic_mode_trains(make_bench):
@@ -198,7 +218,7 @@ def test_a_stop_file_ends_training_at_a_step_with_a_checkpoint(make_bench, monke
 
 
 def test_an_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch):
-    """PyTorch's own scaler, on the CPU; float16 itself needs a GPU."""
+    """Use PyTorch's own scaler on the CPU. float16 itself needs a GPU."""
     from steadytrain.components.train.loop import setup
 
     make = setup.make_accelerator
@@ -298,7 +318,7 @@ def test_a_lower_learning_rate_holds_after_the_state_is_loaded(make_bench):
 
 
 def test_an_open_learning_rate_is_as_it_was_decided_before(make_bench):
-    """Whatever the rules of a later version would say."""
+    """The rules of a later version do not change it."""
     bench = make_bench(training={"learning_rate": None, "warmup_steps": 1})
     earlier = Decision("training.learning_rate", 0.25, "by an earlier version's rules")
     folder = changed_spec(bench.attempt(), recipe=(earlier,))

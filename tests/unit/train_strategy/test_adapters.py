@@ -1,4 +1,4 @@
-"""Adapters: what leaves training is read by plain Transformers, with or without its base."""
+"""Adapters: plain Transformers loads the exported model, with or without its base."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.digest import BASE_FILE, weights_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
-from steadytrain.components.train.loop.adapter import attach
 from steadytrain.components.train.loop.export import export_model
 
 from support.training import CLASSES, Bench, class_rows, language_rows, write_data
 from support.training import LLAMA as NARROW
 
-# Blocks of 4-bit numbers are of 64.
+# A block of 4-bit numbers has 64 values.
 LLAMA = {**NARROW, "hidden_size": 64, "intermediate_size": 128}
 ADAPTER = {"kind": "lora", "rank": 4}
 RECIPE = {"global_batch_size": 4, "max_steps": 6, "learning_rate": 1e-2, "save_steps": 3}
@@ -30,7 +30,7 @@ IDS = torch.arange(2, 34).reshape(2, 16)
 
 
 def trained(root, data, name, model):
-    """A bench whose training has ended, in a folder of its own."""
+    """Return a bench that has finished training, in its own folder."""
     bench = Bench.make(root / name, data, training=RECIPE, model=model, compute={"device": "cpu"})
     bench.train_here()
     return bench
@@ -93,7 +93,7 @@ def test_for_judging_adapters_are_added_to_the_base(adapted, data):
 
 
 def test_adapters_are_not_added_to_another_base(adapted, base, data, tmp_path):
-    """As where a shared folder is updated between training and registration."""
+    """For example, a shared folder is updated between training and registration."""
     bench = adapted[False]
     judged = weights_digest(bench.workspace.model)
     other = shutil.copytree(base, tmp_path / "other")
@@ -148,6 +148,21 @@ def test_layers_that_the_model_does_not_have_are_refused(base):
         attach(model, AdapterConfig(kind="lora", targets=["nothing"]))
 
 
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_a_table_with_two_uses_gets_no_adapters(target):
+    """If trained for one use, they would also change the other use in the exported model."""
+    adapter = AdapterConfig(kind="lora", rank=4, targets=[target])
+    for tied in (False, True):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**LLAMA, vocab_size=32, tie_word_embeddings=tied)
+        )
+        if tied:
+            with pytest.raises(BadInput, match=rf"{target} shares its weights"):
+                attach(model, adapter)
+        else:
+            attach(model, adapter)
+
+
 def test_defaults_are_those_of_the_rules():
     adapter = AdapterConfig(kind="lora")
     assert (adapter.rank, adapter.scale, adapter.dropout) == (16, 32, 0.05)
@@ -171,7 +186,7 @@ def test_where_it_computes_in_16_bits_the_frozen_base_has_no_more(tmp_path, data
 
 @pytest.fixture
 def quantized(data, base):
-    """A model in 4 bits with adapters, and its task; on a CPU, where only its parts are allowed."""
+    """A 4-bit model with adapters, and its task. A CPU allows only the parts of such a run."""
     content = {"name": "q", "data": {"source": ["x"]}, "training": {"bf16": True}}
     model = {"base": base, "adapter": {**ADAPTER, "kind": "qlora"}}
     config = from_mapping({**content, "model": model})
@@ -199,7 +214,7 @@ def test_its_adapters_are_judged_beside_the_base_as_it_was(quantized, tmp_path, 
     export_model(task, model, tmp_path / "model")
     loaded = task.load_exported(tmp_path / "model")["model"]
     plain = AutoModelForCausalLM.from_pretrained(base)
-    # Fresh adapters add nothing.
+    # Untrained adapters add nothing.
     assert torch.equal(logits(loaded), logits(plain))
 
 
@@ -218,3 +233,16 @@ def test_where_there_is_no_cuda_what_needs_it_is_refused(tmp_path, data, base, s
     bench = Bench.make(tmp_path, data, model=model, **sections)
     with pytest.raises(BadInput, match=told):
         bench.train_here()
+
+
+def test_beside_stacked_experts_linear_layers_alone_are_adapted():
+    fields = {**LLAMA, "model_type": "mixtral", "vocab_size": 40, "num_local_experts": 2}
+    config = AutoConfig.for_model(**fields)
+    model = attach(AutoModelForCausalLM.from_config(config), AdapterConfig(kind="lora"))
+    trained = [name for name, item in model.named_parameters() if item.requires_grad]
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }

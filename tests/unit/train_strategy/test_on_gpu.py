@@ -1,10 +1,11 @@
-"""What only a GPU has: offload to the host, 4-bit weights, paged moments, 16 bits."""
+"""What needs a GPU: offload to the host, 4-bit weights, paged moments, and 16 bits."""
 
 from __future__ import annotations
 
 import pytest
 
 from support.strategies import MIDDLE, RECIPE, STEPS, middle, train
+from support.training import LLAMA
 
 pytestmark = pytest.mark.gpu
 
@@ -22,20 +23,26 @@ CASES = {
         {"kind": "qlora", "rank": 4, "dropout": 0.0},
     ),
 }
+CASES["small-card"] = (
+    *CASES["qlora"][:3],
+    {**CASES["qlora"][3], "frozen_embeddings": "host", "frozen_head": "4bit"},
+)
+# In 4 bits, 64 values share a scale.
+MODEL = {"config": {**LLAMA, "hidden_size": 64, "intermediate_size": 128}}
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    """A model in float32 on a CPU: its folder and its losses."""
+    """Train a float32 model on a CPU, and return its folder and its losses."""
     folder = tmp_path_factory.mktemp("single")
-    return folder, train(folder)
+    return folder, train(folder, model=MODEL)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns_about_the_same_and_resumes(tmp_path, single, name):
     folder, losses = single
     strategy, offload, training, adapter = CASES[name]
-    sections = {"training": {**RECIPE, **training}}
+    sections = {"training": {**RECIPE, **training}, "model": MODEL}
     if adapter:
         sections["model"] = {"base": str(folder / "runs/tiny/model"), "adapter": adapter}
     whole = train(tmp_path / "whole", strategy, offload, device="cuda", **sections)

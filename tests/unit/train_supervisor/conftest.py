@@ -1,4 +1,4 @@
-"""Runs whose ranks are a small program that behaves as a test tells it to."""
+"""Runs whose ranks are a small program that behaves as a test asks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def launcher():
 
 @pytest.fixture
 def make_folder(tmp_path, config):
-    """An attempt's folder that names what to run."""
+    """Make an attempt's folder that says what to run."""
 
     def make(*, attempt=1, **recovery):
         folder = AttemptFolder(tmp_path / "attempts" / f"{attempt:04d}")
@@ -110,7 +110,7 @@ def supervisor(config, data, launcher):
 
 @pytest.fixture
 def held(workspace):
-    """A supervisor's lease."""
+    """Return a function that holds a supervisor's lease."""
 
     def hold_it(seconds):
         return hold(LocalStorage(workspace.lease), run_id="tiny", seconds=seconds)

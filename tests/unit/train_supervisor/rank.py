@@ -1,7 +1,7 @@
-"""A stand-in for a rank: `python rank.py HOW ... FOLDER`. Behaves as told, quickly.
+"""A stand-in for a rank that behaves as asked, quickly: `python rank.py HOW ... FOLDER`.
 
-Under torchrun RANK tells which rank it is; "1:HOW" applies to rank 1 alone, the
-others then wait to be told to leave, or with "1:HOW:OTHER" do that.
+Under torchrun, RANK says which rank it is. "1:HOW" applies to rank 1 alone. The others then wait
+until they are asked to exit, or with "1:HOW:OTHER" do OTHER.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def finish_badly(folder: AttemptFolder) -> int:
 
 
 def finish_second(folder: AttemptFolder) -> int:
-    """Fails in the first attempt, finishes in the second."""
+    """Fail in the first attempt, and finish in the second."""
     return finish(folder) if AttemptSpec.load(folder.spec).attempt == 2 else crash(folder)
 
 
@@ -62,7 +62,7 @@ def crash(folder: AttemptFolder) -> int:
 
 
 def crash_late(folder: AttemptFolder) -> int:
-    """Crashes once another rank is waiting."""
+    """Crash as soon as another rank is waiting."""
     while not list(folder.path.glob("waiting-*")):
         time.sleep(0.02)
     return crash(folder)
@@ -81,7 +81,7 @@ def report(folder: AttemptFolder) -> int:
 
 
 def diverge(folder: AttemptFolder) -> int:
-    """Its loss is not finite after step 3."""
+    """Report a loss that is not finite after step 3."""
     RankError(
         rank=RANK,
         time=time.time(),
@@ -94,7 +94,7 @@ def diverge(folder: AttemptFolder) -> int:
 
 
 def save(folder: AttemptFolder) -> int:
-    """Saves a checkpoint whenever a file `save-<step>` asks for it, until one asks to finish."""
+    """Save a checkpoint for each file `save-<step>`, and finish once a file `end` exists."""
     spec = AttemptSpec.load(folder.spec)
     stream = Workspace.of(load(Path(spec.config))).stream("rank-0")
     step = 1
@@ -110,17 +110,17 @@ def save(folder: AttemptFolder) -> int:
 
 
 def fit(folder: AttemptFolder) -> int:
-    """Runs out of memory with a micro-batch above 2."""
+    """Run out of memory with a micro-batch above 2, else finish."""
     return report(folder) if AttemptSpec.load(folder.spec).micro_batch_size > 2 else finish(folder)
 
 
 def kill_first(folder: AttemptFolder) -> int:
-    """Is killed in the first attempt, finishes in the second."""
+    """Get killed in the first attempt, and finish in the second."""
     return finish(folder) if AttemptSpec.load(folder.spec).attempt == 2 else kill(folder)
 
 
 def allocate(folder: AttemptFolder) -> int:
-    """Takes all the memory that there is."""
+    """Use up all the memory."""
     taken = []
     while True:
         taken.append(b"x" * (1 << 22))
@@ -132,7 +132,7 @@ def kill(folder: AttemptFolder) -> int:
 
 
 def segfault(folder: AttemptFolder) -> int:
-    """A library logs what it has handled; native code crashes after step 4."""
+    """Log a handled exception as a library does, then crash in native code after step 4."""
     print("step 3", flush=True)
     try:
         raise ModuleNotFoundError("No module named 'fused'")
@@ -144,12 +144,12 @@ def segfault(folder: AttemptFolder) -> int:
 
 
 def segfault_first(folder: AttemptFolder) -> int:
-    """Crashes in the first attempt, finishes in the second."""
+    """Crash in native code in the first attempt, and finish in the second."""
     return finish(folder) if AttemptSpec.load(folder.spec).attempt == 2 else segfault(folder)
 
 
 def wait(folder: AttemptFolder) -> int:
-    """Leaves on SIGTERM as preempted."""
+    """Wait for SIGTERM, and exit as preempted."""
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     (folder.path / f"waiting-{RANK}").touch()
@@ -157,13 +157,13 @@ def wait(folder: AttemptFolder) -> int:
         time.sleep(0.02)
     if RANK == 0:
         result(folder, "preempted")
-    # As the real rank does, so that a second SIGTERM finds it leaving by itself.
+    # Like the real rank, so that a second SIGTERM does not interrupt its exit.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return 143
 
 
 def ignore(folder: AttemptFolder) -> int:
-    """Hangs, whatever it is told, and so does what it has started."""
+    """Hang and ignore SIGTERM, and start a process that hangs too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (folder.path / f"waiting-{RANK}").touch()
@@ -172,7 +172,7 @@ def ignore(folder: AttemptFolder) -> int:
 
 
 def orphan(folder: AttemptFolder) -> int:
-    """Leaves a process behind that has left its tree."""
+    """Leave behind a process that is no longer in this process's tree."""
     leave = (
         "import os, sys, time; os.fork() and os._exit(0); "
         "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
@@ -185,7 +185,7 @@ def orphan(folder: AttemptFolder) -> int:
 
 
 def validate(folder: AttemptFolder) -> int:
-    """Validates again and again, until the stop file says what to report."""
+    """Validate repeatedly until the stop file says which outcome to report."""
     spec = AttemptSpec.load(folder.spec)
     stream = Workspace.of(load(Path(spec.config))).stream("rank-0")
     step = 0

@@ -1,4 +1,4 @@
-"""The agent: what it is asked, what it finds, and what it tells, all in the attempt's folder."""
+"""The agent: what it receives, finds, and reports, all in the attempt's folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from steadytrain.components.train.agent.memory import host_memory, oom_kills
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptResult, Exits
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.launch import agent as agent_module
-from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import conclude
 
 from support.limited_group import limited_group
@@ -28,7 +28,7 @@ RANK = Path(__file__).with_name("rank.py")
 
 @pytest.fixture
 def agent():
-    """Starts an agent by itself, as a pod would."""
+    """Start an agent on its own, as a pod does."""
     begun = []
 
     def start(folder, how, *, before=()):
@@ -85,7 +85,7 @@ def test_ranks_that_ignore_it_are_down_before_another_may_begin(make_folder, age
 
 
 def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
-    # The agent itself must be there within the same time.
+    # The agent itself must start within the same time.
     folder = make_folder(start_timeout_seconds=20)
     with launcher("ignore").start(folder) as attempt:
         exits = ended(attempt)
@@ -152,8 +152,8 @@ def test_where_the_kernel_counts(tmp_path, membership, file):
     assert oom_kills(tmp_path, tmp_path / "membership") == 3
 
 
-# Documentation/admin-guide/cgroup-v2.rst of Linux, "memory.events": a flat-keyed file, which
-# exists on non-root cgroups; its fields count what happens further down too.
+# From Linux's Documentation/admin-guide/cgroup-v2.rst, "memory.events": a flat-keyed file, which
+# exists on non-root cgroups. Its fields also count what happens further down.
 SECOND_VERSION = """\
 low 0
 high 1173
@@ -166,7 +166,7 @@ sock_throttled 0
 
 
 def test_the_count_of_control_groups_version_2_as_the_kernel_documents_it(tmp_path):
-    """This machine may have version 1 alone, whose real kill is told above."""
+    """This machine may have only version 1. The test above covers a real kill there."""
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     own = tmp_path / "kubepods.slice" / "pod1.scope"
     own.mkdir(parents=True)

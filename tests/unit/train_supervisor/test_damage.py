@@ -1,4 +1,4 @@
-"""A supervisor that finds its run's state damaged, or cannot write it, or died over it."""
+"""A supervisor that finds its run's state damaged, cannot write it, or died before it could."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spec(workspace, attempt):
 def test_a_batch_is_left_out_although_the_supervisor_died_before_it_decided(
     supervisor, workspace, data, config
 ):
-    """Else the same divergence came again, and counted as the second one."""
+    """Otherwise the same divergence would come again, and count as the second one."""
     workspace.create()
     workspace.config.write_text(config.to_yaml())
     data.save(workspace.record("preprocess"))
@@ -58,7 +58,7 @@ def test_a_batch_is_left_out_although_the_supervisor_died_before_it_decided(
 
 
 def test_a_ledger_that_refuses_for_a_while_ends_no_run(supervisor, workspace, wait_for):
-    """A file stands where its folder should be: the system itself refuses every write."""
+    """A file takes the place of the ledger's folder, so the system itself refuses every write."""
     running = supervisor("save")
     folder, ledger = workspace.attempts / "0001", workspace.ledger
     away = ledger.with_name("away")
@@ -156,12 +156,12 @@ def test_what_is_lost_in_ledger_and_events_is_an_error_and_no_new_beginning(supe
     Path(raised.value.remedy.rpartition("touch ")[2]).touch()
     outcome = supervisor("finish").run()
     assert outcome.succeeded
-    # The lost attempt's files are left alone.
+    # The lost attempt's files stay as they are.
     assert (workspace.attempts / "0002").is_dir()
 
 
 def test_every_entry_of_the_ledger_is_among_the_events(supervisor, workspace):
-    """From where it is restored."""
+    """The ledger is restored from the events."""
     running = supervisor("diverge")
     running.run()
     told = read_events(workspace.events)

@@ -1,11 +1,11 @@
-"""The name of the device, asked of the driver's own tool."""
+"""The name of the device, as the driver's own tool reports it."""
 
 from __future__ import annotations
 
 import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
-from steadytrain.components.train.plan.device import device_name
+from steadytrain.components.sizing.device import device_name
 
 
 @pytest.fixture

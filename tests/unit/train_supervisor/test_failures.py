@@ -1,22 +1,23 @@
-"""Every failure becomes one class, and the root cause wins over its echoes."""
+"""Every failure is assigned one class, and the root cause wins over its echoes."""
 
 from __future__ import annotations
 
 import math
 import signal
+from pathlib import Path
 
 import pytest
 
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.checkpoint import CheckpointDamaged
-from steadytrain.components.train.loop.errors import CannotRecompute, Diverged
-from steadytrain.components.train.recovery.failures import FailureClass, classify
+from steadytrain.components.train.errors import CannotRecompute, CompiledCodeDamaged, Diverged
+from steadytrain.components.train.failures import FailureClass, classify
 
 from support import captured
 
-# Texts that no fault on this machine gives, as they stand in an issue on github.com.
-# Class of exception, text, class of failure, a word of the remedy, issue.
+# Messages that no fault on this machine produces, as quoted in GitHub issues.
+# Columns: exception class, message, failure class, a word of the fix, issue.
 CITED = [
     (
         "OutOfMemoryError",
@@ -191,7 +192,7 @@ CITED = [
     ),
 ]
 
-# Faults that this machine does give: what they raise is classed as it is raised.
+# Faults that this machine can produce. The tests classify the exceptions they raise.
 CAPTURED = [
     (captured.default_cpu_allocator, "gpu_oom", "micro_batch_size"),
     (captured.numpy_memory, "host_oom", "more memory"),
@@ -201,13 +202,13 @@ CAPTURED = [
     (captured.gloo_times_out, "collective_timeout", "slow or gone"),
     (captured.c10d_key_never_comes, "collective_timeout", "slow or gone"),
     (captured.c10d_others_never_come, "collective_timeout", "slow or gone"),
-    (captured.c10d_nobody_listens, "network", "names of the hosts"),
+    (captured.c10d_nobody_listens, "network", "host names"),
     (captured.connection_refused, "network", "network"),
     (captured.connection_reset, "network", "network"),
     (captured.broken_pipe, "network", "network"),
-    (captured.no_such_host, "network", "names of the hosts"),
+    (captured.no_such_host, "network", "host names"),
     (captured.disk_full, "storage", "free space"),
-    (captured.s3_slow_down, "storage", "give access"),
+    (captured.s3_slow_down, "storage", "grant access"),
     (captured.torn_archive, "checkpoint_corrupt", "remove the checkpoint"),
     (captured.torn_safetensors, "checkpoint_corrupt", "remove the checkpoint"),
     (captured.gradient_not_a_number, "divergence", "learning_rate"),
@@ -220,7 +221,7 @@ CAPTURED = [
     (captured.shapes_that_do_not_fit, "user_bug", "traceback"),
 ]
 
-# The product's own errors, which bring their remedy along.
+# steadytrain's own errors, which include a fix.
 OWN = [
     (StorageError("it cannot be written", remedy="do this"), "storage"),
     (CheckpointDamaged("a file has another content", remedy="do this"), "checkpoint_corrupt"),
@@ -228,8 +229,9 @@ OWN = [
     (CannotRecompute("no activation checkpointing", remedy="do this"), "gpu_oom"),
     (DataError("a shard is missing", remedy="do this"), "data"),
     (BadInput("the model has no weights", remedy="do this"), "user_bug"),
+    (CompiledCodeDamaged(Path("compiled"), ImportError("file too short")), "storage"),
 ]
-# What a library logs of an exception that it has handled.
+# What a library logs about an exception that it has handled.
 HANDLED = (
     "WARNING:apex: the slow path is taken\nTraceback (most recent call last):\n"
     '  File "fast.py", line 3, in <module>\n    import fused\n\n'
@@ -243,7 +245,7 @@ FULL_DISK = (
     'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
     "OSError: [Errno 28] No space left on device\n"
 )
-# As torch.distributed prints what nobody has caught.
+# The way torch.distributed prints an uncaught exception.
 PREFIXED = (
     "[rank1]: Traceback (most recent call last):\n"
     '[rank1]:   File "a.py", line 3, in <module>\n[rank1]:     read()\n'
@@ -385,7 +387,7 @@ def test_ranks_that_torchrun_takes_down_are_no_cause():
 
 
 def test_a_rank_that_was_killed_for_outliving_another_is_no_cause():
-    """Rank 1 meets a network that is gone; rank 0 waits for it until our agent kills it."""
+    """Rank 1 loses the network. Rank 0 waits for it until our agent kills rank 0."""
     told = reported("DistNetworkError", "The client socket has timed out after 60000ms", rank=1)
     failure = classify([told], {1: 1, 0: -9}, {})
     assert (failure.failure_class, failure.rank) == ("network", 1)

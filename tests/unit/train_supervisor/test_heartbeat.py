@@ -1,4 +1,4 @@
-"""Signs of life: rare, cheap, and judged by the observer's own clock."""
+"""Heartbeats: rare, cheap, and timed by the observer's own clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launcher and agent: exits and logs by rank, told in the attempt's folder; nothing left behind."""
+"""Launcher and agent: exits and logs by rank in the attempt's folder, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_first_of_two_that_fails_comes_first(launcher, folder):
 
 
 def test_who_hangs_while_another_failed_is_killed_soon(launcher, folder):
-    """torchrun asks it to leave and then waits for 30 s; the root cause must stay the first."""
+    """torchrun asks it to exit and then waits 30 s. The root cause must still come first."""
     exits = run(launcher("1:crash_late:ignore", ranks=2), folder)
     assert time.time() - folder.log(1).stat().st_mtime < 15
     assert next(iter(exits.items())) == (1, 1)

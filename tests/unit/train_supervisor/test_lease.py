@@ -1,4 +1,4 @@
-"""The lease: one supervisor at a time, succeeded when it is dead or silent, fenced afterwards."""
+"""The lease: one supervisor at a time. A dead or silent one is replaced, and fenced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moto import mock_aws
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
-from steadytrain.components.train.lease import Holder, Renewal, Row, held, hold
+from steadytrain.components.train.lease import Generations, Holder, Renewal, held, hold
 
 HOLD = """
 import sys
@@ -66,7 +66,7 @@ def own(storage, seconds=60.0):
 
 
 def elsewhere(storage, generation):
-    """The object of a holder on another machine, of which nothing is known but this."""
+    """Write the object of a holder on another machine. Nothing else is known about the holder."""
     name = f"generation-{generation:08d}"
     content = Holder.here().model_copy(update={"machine": "elsewhere", "host": "far"})
     storage.write(name, content.model_dump_json().encode())
@@ -107,7 +107,7 @@ def test_a_stopped_holder_is_succeeded_when_its_time_is_up_and_finds_itself_fenc
         with own(folder, seconds=1.0) as lease:
             assert lease.generation == 2
             with pytest.raises(RunBusy, match=f"taken over by process {os.getpid()}"):
-                Row(folder).fence(1)
+                Generations(folder).fence(1)
     finally:
         other.send_signal(signal.SIGCONT)
 
@@ -141,7 +141,7 @@ def test_a_holder_elsewhere_that_renews_is_left_alone(folder):
 
 def test_a_holder_renews_and_sees_that_it_lost(folder, wait_for):
     with own(folder, seconds=0.8) as lease:
-        wait_for(lambda: Row(folder).holder(1).renewed > 2)
+        wait_for(lambda: Generations(folder).holder(1).renewed > 2)
         assert not lease.lost
         elsewhere(folder, 2)
         wait_for(lambda: lease.lost)
@@ -217,7 +217,7 @@ def test_of_many_that_ask_at_once_one_gets_it(folder):
 
 
 def test_a_number_that_was_used_and_cleared_away_is_not_the_lease(folder):
-    """Someone looked when 1 was the last, slept while 2 came and went, and asks for 2."""
+    """A process saw 1 as the last, slept while 2 came and went, and asks for 2."""
     elsewhere(folder, 1)
 
     class Late(LocalStorage):

@@ -109,7 +109,7 @@ def test_an_object_an_event_under_names_that_sort(ledger, storage):
 
 def test_two_writers_never_take_the_same_number(storage):
     class Late(LocalStorage):
-        """Another writer comes between the look and the write."""
+        """Storage where another writer comes between the listing and the write."""
 
         def list(self, prefix=""):
             names = super().list(prefix)
@@ -127,7 +127,7 @@ def test_two_writers_never_take_the_same_number(storage):
 
 
 def test_what_a_supervisor_writes_after_it_was_succeeded_is_void(storage):
-    """It looked at the lease, was stopped for long, and writes when it wakes up."""
+    """It checked the lease, was suspended for a long time, and writes when it wakes up."""
     leases = LocalStorage(storage.folder.parent / "lease")
     older, newer = (Ledger(storage, run_id="tiny") for _ in range(2))
     with hold(leases, run_id="tiny", seconds=60) as older.lease:
@@ -176,7 +176,7 @@ STORY = [
 
 
 def flip(path):
-    """Still JSON, and another number."""
+    """Change a number and keep the JSON valid."""
     path.write_text(path.read_text().replace('"skipped_batch": 7', '"skipped_batch": 5'))
 
 
@@ -267,7 +267,7 @@ def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
 
 
 def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, storage):
-    """Else budgets, batches left out and rates lowered were forgotten without a word."""
+    """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
     with pytest.raises(LedgerDamaged, match="there was an attempt 2") as raised:
         ledger.mend([], attempts=2)
     accept = Path(raised.value.remedy.rpartition("touch ")[2])
@@ -287,7 +287,7 @@ def test_what_lies_in_the_folder_beside_entries_is_passed_over(ledger, storage):
 
 
 def test_a_write_that_was_refused_and_made_all_the_same_is_there_once(storage):
-    """Over a network file system the answer may be lost."""
+    """On a network file system, the answer may be lost."""
 
     class Lossy(LocalStorage):
         answers = 2

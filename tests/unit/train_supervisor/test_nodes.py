@@ -1,4 +1,4 @@
-"""Two agents, one a node: their ranks are one group, which ends as one."""
+"""Two agents, one per node: their ranks are one group, which ends as one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.heartbeat import Beat
-from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import conclude
 
 from support.nodes import NodesLauncher

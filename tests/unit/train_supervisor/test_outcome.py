@@ -1,4 +1,4 @@
-"""How an attempt has ended: what rank 0 tells, how the ranks left, and what was asked."""
+"""How an attempt ended: rank 0's result, the exits of the ranks, and the request."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def told(folder, outcome):
     [
         ("finished", {0: 0}, None, "finished", None),
         ("early_stopped", {0: 0}, None, "early_stopped", None),
-        # It had finished before the request came.
+        # It finished before the request came.
         ("finished", {0: 0}, "preempted", "finished", None),
-        # Somebody wrote the stop file.
+        # Someone wrote the stop file.
         ("stopped", {0: 0}, None, "stopped", None),
         ("pruned", {0: 0, 1: 0}, None, "pruned", None),
         ("preempted", {0: 143, 1: 143}, None, "preempted", "preemption"),
         ("preempted", {0: 143}, "stopped", "stopped", None),
-        # Killed at the end of the grace, or before it could listen.
+        # Killed at the end of the grace period, or before it could handle the signal.
         (None, {0: -9}, "preempted", "preempted", None),
         (None, {0: -15}, "stopped", "stopped", None),
-        # A result alone is no success.
+        # A result alone is not a success.
         ("finished", {0: 0, 1: -9}, None, "failed", "host_oom"),
         ("pruned", {0: 3}, None, "failed", "unknown"),
         (None, {0: 0}, None, "failed", "unknown"),

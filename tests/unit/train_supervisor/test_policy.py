@@ -1,4 +1,4 @@
-"""The policy: what follows a failure, from the ledger's history alone."""
+"""The policy: what follows a failure, based on the ledger's history alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     DecisionMade,
 )
-from steadytrain.components.train.plan.batch import BatchPlan, plan_batch
-from steadytrain.components.train.plan.hardware import GIB
-from steadytrain.components.train.recovery.failures import Failure, FailureClass
+from steadytrain.components.sizing.batch import BatchPlan, plan_batch
+from steadytrain.components.sizing.hardware import GIB
+from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.ladder import LADDER, ladder_for, next_rung
 from steadytrain.components.train.recovery.policy import decide
@@ -34,7 +34,7 @@ AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN]
 
 
 class Run:
-    """A run as the ledger tells it, failing as it is told."""
+    """A run as its ledger records it, which fails on request."""
 
     def __init__(self, settings=EXACT, *, batch=8, ranks=1, nodes=1, device="GPU"):
         self.settings, self.device, self.nodes = settings, device, nodes
@@ -117,11 +117,21 @@ def test_what_would_come_again_stops_at_once(kind):
 @pytest.mark.parametrize("kind", sorted(set(BUDGETED) - {FailureClass.PREEMPTION}))
 def test_three_in_a_row_open_the_breaker_and_its_last_try_stops_the_run(kind):
     run = Run()
+    if kind is FailureClass.CHECKPOINT_CORRUPT:
+        assert run.fail(kind).delay_seconds == 0
     delays = [run.fail(kind, unexplained=True).delay_seconds for _ in range(3)]
     assert delays == [2, 4, 120]
     last = run.fail(kind, unexplained=True)
     assert last.action == "stop"
     assert "breaker" in last.reason
+
+
+def test_the_first_damaged_checkpoint_costs_nothing():
+    run = Run(replace_settings(max_failures_per_class=1, breaker_failures=1))
+    decision = run.fail(FailureClass.CHECKPOINT_CORRUPT)
+    assert (decision.action, decision.delay_seconds) == ("retry", 0)
+    assert "back to the newest checkpoint" in decision.reason
+    assert "breaker" in run.fail(FailureClass.NETWORK).reason
 
 
 def test_nodes_that_stay_away_are_done_without_down_to_what_is_allowed():
@@ -204,10 +214,10 @@ def test_a_crash_moves_nothing():
 
 
 def test_a_step_that_is_saved_a_third_time_is_no_progress():
-    """A checkpoint that is lost and saved again does not keep a run alive for ever."""
+    """A checkpoint that is lost and saved again must not keep a run alive forever."""
     run = Run()
     run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
-    for _ in range(3):
+    for _ in range(4):
         run.step = 0
         run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
     run.step = 0
@@ -280,7 +290,7 @@ def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
 
 
 def test_a_rung_that_would_not_help_is_passed_over():
-    """By the plan's estimate: weights and moments are most of it, whatever the micro-batch."""
+    """In the plan's estimate, weights and moments need most memory at any micro-batch."""
     needed = {4: 990, 2: 985, 1: 980}
 
     def estimate(plan):
@@ -358,7 +368,7 @@ def test_a_rank_that_was_killed_and_nobody_knows_why_changes_nothing(device):
 
 
 def test_what_was_lowered_stays_lowered():
-    """The rungs of either ladder hold on when the other memory runs out."""
+    """The fallbacks for one memory stay in effect when the other memory runs out."""
     run = Run(device="NVIDIA H100")
     kinds = [FailureClass.GPU_OOM, FailureClass.HOST_OOM, FailureClass.GPU_OOM]
     plans = []
@@ -410,8 +420,8 @@ def test_any_history(faults, recovery, device):
 class Spent:
     """What a run has used of its budgets since its last new checkpoint, counted without the policy.
 
-    By class; the failure of the attempt that saved is the first one that counts. That of the
-    breaker's last try, which is allowed whatever a class has left, is the breaker's own.
+    It counts by class. The failure of the attempt that saved is the first one that counts. The
+    breaker allows a last try whatever a class has left, so that failure counts for the breaker.
     """
 
     APART = frozenset({FailureClass.PREEMPTION, FailureClass.DIVERGENCE})
@@ -423,19 +433,22 @@ class Spent:
         if saves:
             self.failures.clear()
             self.last_try = False
-        if not decision.rung:
+        if not decision.rung and "back to the newest checkpoint whose" not in decision.reason:
             breakers_own = self.last_try and kind not in self.APART
             self.failures["last try" if breakers_own else kind] += 1
         self.last_try |= "breaker is open" in decision.reason
 
     def left(self, kind):
-        """Failures of a class that the run may still have; a divergence's third one stops it."""
+        """Return how many more failures a class may have. A third divergence stops the run."""
         most = 3 if kind is FailureClass.DIVERGENCE else self.recovery.max_failures_per_class
         return most - self.failures[kind]
 
     @property
     def left_to_the_breaker(self):
-        """Its last try counted in. A divergence has an end of its own, which comes first."""
+        """Return how many more failures the breaker allows, including its last try.
+
+        Divergences have a limit of their own, which comes first.
+        """
         crashes = sum(self.failures[kind] for kind in set(self.failures) - self.APART)
         return self.recovery.breaker_failures + 1 - crashes
 
@@ -450,7 +463,7 @@ def test_no_budget_is_ever_overdrawn(faults, recovery, device):
         assert spent.left(kind) >= 0
         assert spent.left_to_the_breaker >= 0
         used, most = spent.failures[kind], recovery.max_failures_per_class
-        if decision.action == "retry" and "breaker" not in decision.reason:
+        if decision.action == "retry" and "nothing changes" in decision.reason:
             assert spent.left(kind) > 0
             assert f"{used} of at most {most} in a row" in decision.reason
         if decision.action == "stop":
@@ -461,9 +474,11 @@ def test_no_budget_is_ever_overdrawn(faults, recovery, device):
 @given(data=st.data(), recovery=SETTINGS)
 def test_without_progress_it_always_ends(data, recovery):
     run = Run(recovery)
-    rungs = 5  # of a micro-batch of 8: 4, 2, 1, activation checkpointing, and no snapshot
+    rungs = 5  # OOM fallbacks from micro-batch 8: 4, 2, 1, activation checkpointing, no snapshot
     divergences = 3
-    most = recovery.max_failures_per_class + recovery.breaker_failures + 1 + rungs + divergences
+    first_damage = 1
+    most = recovery.max_failures_per_class + recovery.breaker_failures + 1
+    most += rungs + divergences + first_damage
     for _ in range(most):
         if run.fail(data.draw(st.sampled_from(list(FailureClass)))).action == "stop":
             return
@@ -477,7 +492,7 @@ def test_with_progress_between_them_a_run_survives_any_number_of_faults(kinds):
 
 
 def test_progress_after_a_fallback_to_an_older_checkpoint_counts():
-    """Step 100 was damaged; until the run was past it again, every failure counted as stalled."""
+    """After step 100 is damaged, failures below it must not count as stalled: there is progress."""
     run = Run()
     for _ in range(10):
         run.fail(FailureClass.NETWORK, saves=True)

@@ -1,4 +1,4 @@
-"""What may change when a run is continued, and what may not: every field, by a real ledger."""
+"""What may change when a run continues, and what may not: every field, with a real ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from steadytrain.components.train.recovery.supervisor import Supervisor
 
 REFUSED = {
     "model": {
-        "framework": "other",
         "base": "package:sklearn",
         "revision": "main",
         "config": {"model_type": "gpt2"},
@@ -43,6 +42,7 @@ REFUSED = {
         "lr_scheduler_type": "linear",
         "warmup_steps": 0.1,
         "weight_decay": 0.1,
+        "label_smoothing_factor": 0.1,
         "max_grad_norm": 0.5,
         "adam_beta1": 0.8,
         "adam_beta2": 0.99,
@@ -101,8 +101,11 @@ ACCEPTED = {
     },
 }
 SECTIONS_WITHIN = {"compute.pods", "model.adapter"}
-NOT_ALONE = {"training.optim", "compute.offload", "model.trust_remote_code"}
-"""That go only with another value of another field than the run's here."""
+NOT_ALONE = {
+    *("training.optim", "compute.offload", "model.trust_remote_code"),
+    "model.framework",
+}
+"""Fields that can change only together with another field of this run, or need another package."""
 SECTIONS = {
     "model": ModelConfig,
     "training": TrainingConfig,
@@ -134,7 +137,7 @@ def test_the_tables_leave_out_no_field():
 
 @pytest.fixture
 def begun(config, data, launcher):
-    """A run that was begun; gives a supervisor with something changed."""
+    """Start a run, and return a function that makes a supervisor with one setting changed."""
     supervisor = Supervisor(config, data, launcher("finish"))
     supervisor.launcher = NoRanks(supervisor.launcher)
     with pytest.raises(Reached):
@@ -155,7 +158,7 @@ def begun(config, data, launcher):
 
 
 class Reached(Exception):
-    """The ranks would be started now."""
+    """The supervisor would start the ranks now."""
 
 
 class NoRanks:
@@ -181,6 +184,26 @@ def test_what_decides_what_is_learned_is_refused_by_name(begun, section, name, v
     assert f"-> {value!r}" in error.value.message
     assert error.value.message.count(" -> ") == 1 + (name == "base")
     assert MAY_DIFFER in error.value.remedy
+
+
+def test_of_adapters_only_where_frozen_embeddings_are_kept_may_change(tmp_path, data):
+    (tmp_path / "config.json").write_text("{}")
+    content = {"name": "a", "data": {"source": ["x"]}}
+
+    def with_adapter(**fields):
+        adapter = {"kind": "lora", **fields}
+        return from_mapping({**content, "model": {"base": str(tmp_path), "adapter": adapter}})
+
+    before = with_adapter()
+    moved, cut = with_adapter(frozen_embeddings="host"), with_adapter(frozen_head="8bit")
+    told = settings(before, data), settings(moved, data)
+    assert refused(*told) == []
+    assert "'device' -> 'host'" in accepted(*told)
+    assert "not to the bit" not in accepted(*told)
+    assert inputs_digest(before, data) == inputs_digest(moved, data)
+    (why,) = refused(settings(before, data), settings(cut, data))
+    assert why.startswith("model.adapter.frozen_head ")
+    assert inputs_digest(before, data) != inputs_digest(cut, data)
 
 
 @pytest.mark.parametrize(("section", "name", "value"), fields(ACCEPTED))
@@ -212,7 +235,7 @@ def test_another_adapter_is_refused_by_its_field(begun):
 
 
 def changed(config, data, common, section, name, value):
-    """Settings before and after a change, in a configuration that has `common` too."""
+    """Return the settings before and after a change, both with `common` in the compute section."""
     content = config.model_dump()
     for field, told in common.items():
         content["compute"][field] = told

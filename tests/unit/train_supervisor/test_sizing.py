@@ -1,4 +1,4 @@
-"""How a run cuts its batch, by what its ledger and earlier runs tell."""
+"""How a run splits its batch, based on its ledger and on earlier runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_fewer_nodes_have_more_of_the_same_batch_each(config, data):
 
 
 def test_a_host_without_room_for_a_snapshot_teaches_nothing_of_the_device(config, data):
-    """Else a later run with a larger micro-batch would be held to this one's."""
+    """Otherwise a later run with a larger micro-batch would be limited to this one's."""
     sizing = Sizing(config, data, "GPU", 1)
     sizing.remember(History(decisions=[decided(8, snapshot=False)]))
     assert not sizing._path.exists()
@@ -68,7 +68,7 @@ SMALL = {**LARGE, "hidden_size": 512, "num_hidden_layers": 4}
 
 
 TALL = {**LARGE, "hidden_size": 8192, "num_hidden_layers": 40, "intermediate_size": 28_672}
-"""Of the size at which the plan takes the host's memory too."""
+"""Large enough that the plan uses the host's memory too."""
 
 
 def sized(config, data, device=H100, ranks=1, **sections):
@@ -81,7 +81,7 @@ def sized(config, data, device=H100, ranks=1, **sections):
 
 
 def test_on_a_gpu_that_the_plan_knows_it_begins_as_planned(config, data):
-    """More than what is derived without it."""
+    """The planned micro-batch is larger than the one derived without a plan."""
     sizing = sized(config, data, training=WIDE)
     assert str(sizing.plan(History())) == "64 x 1"
     assert sizing.planned().action == "planned"
@@ -143,7 +143,7 @@ def test_what_is_too_large_for_one_gpu_is_shared_from_the_start(config, data):
 
 
 def test_what_does_not_fit_anyhow_begins_as_configured(config, data):
-    """The ladder may know better than the formula."""
+    """The OOM fallbacks may find a size that fits, even if the formula says that nothing does."""
     sizing = sized(config, data, model={"config": {"model_type": "llama"}}, training=WIDE)
     assert (str(sizing.plan(History())), sizing.planned()) == ("8 x 8", None)
 

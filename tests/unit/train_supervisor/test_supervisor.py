@@ -1,4 +1,4 @@
-"""The supervisor, over ranks that are a stand-in."""
+"""The supervisor, with stand-in ranks."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def test_a_crash_at_the_same_step_again_stops_the_run(supervisor):
 
 
 def test_ranks_that_are_preempted_unasked(supervisor):
-    """A spot node that goes signals the ranks; the supervisor was not asked anything.
+    """A reclaimed spot node signals the ranks. The supervisor itself gets no request.
 
-    It goes on by itself, and gives up where no attempt comes to a checkpoint.
+    It continues on its own, and gives up if no attempt reaches a checkpoint.
     """
     running = supervisor("wait")
 

@@ -1,4 +1,4 @@
-"""What ranks are forked from: imported once for all attempts, replaced when it is gone."""
+"""The process that forks ranks: it imports once for all attempts, and is replaced if it dies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.recovery.failures import FailureClass
 from steadytrain.components.train.recovery.outcome import conclude
 
 RANK = Path(__file__).with_name("rank.py")
@@ -21,7 +21,7 @@ RANK = Path(__file__).with_name("rank.py")
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module to import ahead, which does what a test says."""
+    """Make a launcher that imports a module with the given code ahead of time."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(filter(None, sys.path))}")
 
     def make(content, how="tell"):
@@ -113,7 +113,7 @@ def test_an_agent_that_never_starts_is_told_with_what_is_known(
 
 
 def test_an_agent_that_never_gives_a_sign_of_life_is_a_hang(module, make_folder):
-    """As where an import waits for a file server that does not answer."""
+    """For example, an import waits for a file server that does not respond."""
     folder = make_folder(start_timeout_seconds=1)
     code = "import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(600)"
     with module(code) as launcher, launcher.start(folder) as attempt:
@@ -129,7 +129,7 @@ def test_an_agent_that_never_gives_a_sign_of_life_is_a_hang(module, make_folder)
 
 
 def test_with_a_second_thread_ranks_are_started_and_not_forked(module, folder):
-    """Whatever lock it holds, nobody would release in a fork."""
+    """In a fork, nothing would release a lock that the second thread holds."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True)"
     with module(f"{thread}.start()") as launcher:
         assert run(launcher, folder) == {0: 0}

@@ -1,4 +1,4 @@
-"""Where the time went: spans that add up, held against runs that are played step by step."""
+"""Where the time went: spans that add up, checked against runs simulated step by step."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def ended(attempt, time, step, outcome="failed"):
 
 @dataclass
 class Played:
-    """A run, played step by step; it keeps the books in its own way.
+    """A run, simulated step by step, which keeps its own books.
 
-    taken: for each step, the attempt and the seconds of each time that it was taken.
+    taken: for each step, the seconds of each time that it ran.
     """
 
     save_every: int
@@ -76,7 +76,7 @@ class Played:
         self.clock += seconds
 
     def attempt(self, steps, *, comes_to_its_first_step=True, outcome="failed", damaged=0):
-        """Takes steps from the newest checkpoint but `damaged` ones, then ends."""
+        """Run steps from the newest checkpoint that is not among the `damaged` newest, then end."""
         del self.checkpoints[max(1, len(self.checkpoints) - damaged) :]
         step = self.checkpoints[-1]
         number = self.history.next_attempt
@@ -107,7 +107,7 @@ class Played:
         one.ended = ended(number, self.clock, step, outcome)
 
     def books(self):
-        """Seconds by kind; of a step taken again only the last time counts, if it was kept."""
+        """Return seconds by kind. Of a repeated step, only the last run counts, if it was kept."""
         finished = self.history.attempts[-1].ended.outcome == "finished"
         kept = math.inf if finished else self.checkpoints[-1]
         useful = sum(sum(times) for step, times in self.taken.items() if step <= kept)
@@ -121,10 +121,10 @@ class Played:
 KINDS = ("useful", "lost", "restarting", "checkpointing", "waiting")
 FAULTS = st.lists(
     st.tuples(
-        st.integers(0, 25),  # steps that it comes to
+        st.integers(0, 25),  # steps that it runs
         st.booleans(),
         st.integers(0, 3),  # newest checkpoints that are damaged
-        st.floats(0, 130),  # wait before the next
+        st.floats(0, 130),  # wait before the next attempt
     ),
     max_size=8,
 )
@@ -132,7 +132,7 @@ FAULTS = st.lists(
 
 @pytest.mark.parametrize("write", [0.5, 2.0, 3.0, 11.0])
 def test_a_wait_for_the_writer_is_counted_where_it_was(write):
-    """Each save waits for the one before it, however long that writes beside the training."""
+    """Each save waits for the one before it, however long that one writes during training."""
     clock, waited, under_way = 1000.0, 0.0, None
     one = AttemptHistory(started(1, clock), ready(1, clock))
 
@@ -226,7 +226,7 @@ def test_an_attempt_at_work_counts_up_to_its_last_sign_of_life():
 
 
 def test_work_that_was_saved_and_not_recorded_survives_in_part():
-    """The supervisor died after a save at step 30 that its ledger does not know."""
+    """The supervisor died after a save at step 30 that its ledger does not contain."""
     history = History(
         [
             AttemptHistory(started(1, 0), ready(1, 10), [saved(1, 30, 20, 0)], ended(1, 50, 40)),
@@ -269,7 +269,7 @@ def point(attempt, time, step):
 
 
 def test_the_time_in_which_a_rank_stood_still_is_lost_whatever_was_saved_after_it():
-    """Let go on to tell its stacks, it has committed a checkpoint before it was ended."""
+    """Resumed to dump its stacks, the rank committed a checkpoint before it was killed."""
     hung = AttemptHistory(started(1, 100), ready(1, 107))
     hung.checkpoints = [saved(1, 110.25, 3), saved(1, 720, 4)]
     hung.ended = dataclasses.replace(ended(1, 721, 4), still_since=112.0)

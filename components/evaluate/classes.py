@@ -1,0 +1,53 @@
+"""A classifier's predictions on the examples of the test side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Classified examples.
+
+    label: (examples,), the true class.
+    prediction: (examples,), the predicted class.
+    probabilities: (examples, classes).
+    """
+
+    label: IntArray
+    prediction: IntArray
+    probabilities: FloatArray
+
+
+def confusion(classes: Classes, count: int) -> list[list[int]]:
+    """Return the confusion matrix. Rows are true labels, columns are predictions."""
+    from sklearn.metrics import confusion_matrix
+
+    matrix = confusion_matrix(classes.label, classes.prediction, labels=range(count))
+    return [[int(cell) for cell in row] for row in matrix]
+
+
+def per_class(
+    classes: Classes, names: list[str], averages: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Return precision, recall, f1 and support by label.
+
+    A value is 0 if the class has no predictions or no examples.
+
+    Args:
+        averages: average precision by label. It is added for the classes that have one.
+    """
+    from sklearn.metrics import precision_recall_fscore_support
+
+    columns = precision_recall_fscore_support(
+        classes.label, classes.prediction, labels=range(len(names)), zero_division=0
+    )
+    keys = ("precision", "recall", "f1", "support")
+    return {
+        name: {key: float(column[index]) for key, column in zip(keys, columns, strict=True)}
+        | ({"average_precision": averages[name]} if name in averages else {})
+        for index, name in enumerate(names)
+    }

@@ -1,0 +1,187 @@
+"""Run a trained model behind lm-eval's interface.
+
+Texts are tokenized exactly as in lm-eval's own `hf` model, so results agree. The scoring of the
+tokens is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs, resolve_max_length
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.scoring.continuations import Answer, Continuations, Request
+from steadytrain.components.tasks.scoring.generation import Wanted, generate
+from steadytrain.components.tasks.scoring.table import padding_id
+
+Progress = Callable[[str, int, int], None]
+"""Called with the kind of work, the number of requests done, and their total number."""
+
+
+class Harness(TemplateLM):  # type: ignore[misc]
+    """A causal language model with its tokenizer.
+
+    Attributes:
+        remarks: what is slower than it could be or differs from what the task asks, one sentence
+            each.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, batch_size: int, progress: Progress) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.remarks: list[str] = []
+        self._model, self._batch_size, self._progress = model, batch_size, progress
+        self.max_length = int(resolve_max_length(model.config, tokenizer))
+        self._continuations = Continuations(
+            model, batch_size=batch_size, longest=self.max_length, fill=padding_id(tokenizer)
+        )
+        if why := self._continuations.padded:
+            self.remarks.append(f"tasks read padded batches that share no beginnings: {why}")
+
+    @property
+    def eot_token_id(self) -> int:
+        token: int = self.tokenizer.eos_token_id
+        return token
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Return the token that replaces an empty context: BOS, or EOS if there is no BOS."""
+        token = self.tokenizer.bos_token_id
+        return self.eot_token_id if token is None else int(token)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        return self._encode([string], add_special_tokens)[string]
+
+    def _encode(
+        self, texts: Iterable[str], add_special_tokens: bool | None = None
+    ) -> dict[str, list[int]]:
+        """Return tokens by text.
+
+        A text that already starts with the text of the prefix token is tokenized without special
+        tokens, unless `add_special_tokens` says otherwise. So the prefix appears only once.
+        """
+        begin = self.tokenizer.decode(self.prefix_token_id)
+        found: dict[str, list[int]] = {}
+        unique = list(dict.fromkeys(texts))
+        begun = [text for text in unique if has_bos_prefix(text, begin)]
+        if add_special_tokens is None and begun:
+            found |= self._encode(begun, add_special_tokens=False)
+        rest = [text for text in unique if text not in found]
+        if rest:
+            how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+            ids = self.tokenizer(rest, return_attention_mask=False, verbose=False, **how)
+            found |= zip(rest, ids["input_ids"], strict=True)
+        return found
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Return (nats, greedy) of each request's continuation, given its context."""
+        pairs = [_without_space(*request.args) for request in requests]
+        texts = (text for context, rest in pairs if context for text in (context, context + rest))
+        with_context = self._encode(texts)
+        alone = self._encode((rest for context, rest in pairs if not context), False)
+        asked = []
+        for context, rest in pairs:
+            if context:
+                begin = with_context[context]
+                asked.append(Request(begin, with_context[context + rest][len(begin) :]))
+            else:
+                asked.append(self._first(alone[rest]))
+        return self._answers("log-likelihoods", asked)
+
+    def _first(self, tokens: list[int]) -> Request:
+        """Build a request for text without context: the prefix token, once, and the text."""
+        if tokens[:1] == [self.prefix_token_id]:
+            return Request(tokens[:1], tokens[1:])
+        return Request([self.prefix_token_id], tokens)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        return self._answers("log-likelihoods", [Request(*request[1:]) for request in requests])
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """Return the log-likelihood of each request's text, in nats.
+
+        Each token counts once, given as much of the text before it as fits in the context.
+        """
+        texts = [request.args[0] for request in requests]
+        tokens = self._encode(texts)
+        windows = [
+            [
+                Request(*make_disjoint_window(window))
+                for window in get_rolling_token_windows(
+                    token_list=tokens[text],
+                    prefix_token=self.prefix_token_id,
+                    max_seq_len=self.max_length,
+                    context_len=1,
+                )
+            ]
+            for text in texts
+        ]
+        found = iter(self._answers("texts", [window for own in windows for window in own]))
+        return [sum(next(found)[0] for _ in own) for own in windows]
+
+    def _answers(self, what: str, requests: Sequence[Request]) -> list[tuple[float, bool]]:
+        for request in requests:
+            if not 0 < len(request.continuation) <= self.max_length:
+                raise BadInput(
+                    f"an lm-eval task asks for a continuation of {len(request.continuation)} "
+                    f"tokens, where the model takes 1 to {self.max_length}",
+                    remedy="leave that task out of evaluation.tasks, or shorten its answers",
+                )
+        answers: list[Answer] = self._continuations.ask(
+            requests, lambda done: self._progress(what, done, len(requests))
+        )
+        return [(answer.nats, answer.greedy) for answer in answers]
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """Return the text that follows each request's context, up to its stop."""
+        alike: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            alike.setdefault(repr(request.args[1]), []).append(index)
+        encoded = self._encode(request.args[0] for request in requests)
+        tokens = {text: ids or [self.prefix_token_id] for text, ids in encoded.items()}
+        found: dict[int, str] = {}
+
+        def report(done: int) -> None:
+            self._progress("answers", len(found) + done, len(requests))
+
+        for members in alike.values():
+            answers = generate(
+                self._model,
+                self.tokenizer,
+                [tokens[requests[index].args[0]] for index in members],
+                self._wanted(requests[members[0]].args[1]),
+                batch_size=self._batch_size,
+                longest=self.max_length,
+                report=report,
+            )
+            found |= zip(members, answers, strict=True)
+        return [found[index] for index in range(len(requests))]
+
+    def _wanted(self, given: dict[str, Any]) -> Wanted:
+        """Convert lm-eval's generation settings of a task to those of Transformers."""
+        settings = dict(normalize_gen_kwargs(given))
+        stops, most = settings.pop("until"), settings.pop("max_gen_toks")
+        settings.pop("max_length", None)
+        if not settings["do_sample"]:
+            settings.pop("temperature", None)
+        if most > self.max_length // 2:
+            self.remarks.append(
+                f"answers end at {self.max_length // 2} tokens and not at {most}: the model's "
+                f"context is {self.max_length}"
+            )
+            most = self.max_length // 2
+        return Wanted(most, [stop for stop in stops if stop], settings)
+
+
+def _without_space(context: str, rest: str) -> tuple[str, str]:
+    """Move the spaces at the end of the context to the start of the rest, as tokenizers expect."""
+    bare = context.rstrip()
+    return (bare, context[len(bare) :] + rest) if bare != context else (context, rest)

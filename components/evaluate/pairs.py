@@ -1,0 +1,47 @@
+"""Candidate and champion on the same test examples, for the gate to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+
+Resampled = Callable[[FloatArray], FloatArray]
+"""Weights (resamples, examples) -> a metric (resamples,); NaN if undefined."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models on the same examples, in the same order.
+
+    version, digest: the champion's version number and the digest of its weights.
+    candidate, champion: each model's metric.
+    units: (examples,), the unit of each example. Units are resampled as a whole.
+    slices: row numbers by slice value.
+    """
+
+    version: str
+    digest: str
+    candidate: Resampled
+    champion: Resampled
+    units: IntArray
+    slices: Mapping[str, IntArray]
+
+
+def mean(numerators: FloatArray, weights: FloatArray) -> Resampled:
+    """Return a metric that adds up: the sum of numerators over the sum of weights.
+
+    Args:
+        numerators: (examples,).
+        weights: (examples,).
+    """
+
+    def resampled(times: FloatArray) -> FloatArray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values: FloatArray = times @ numerators / (times @ weights)
+        return values
+
+    return resampled

@@ -1,0 +1,118 @@
+"""Per-example scores of a model, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray, units_of
+from steadytrain.components.evaluate.classes import Classes
+from steadytrain.components.shared.errors import BadInput
+
+_KNOWN: Final = {
+    *("id", "group", "slice", "loss", "targets", "bytes", "label", "prediction", "probabilities")
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The result of `Task.score`, as arrays with one value per example.
+
+    loss: nats, summed over the example's targets.
+    bytes: size of the scored text.
+    classes: None if the task has no classes.
+    columns: all other numeric columns by name, for metrics of other packages.
+    """
+
+    id: list[str]
+    loss: FloatArray
+    targets: FloatArray
+    bytes: FloatArray
+    units: IntArray
+    slices: list[str | None]
+    classes: Classes | None = None
+    columns: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Scores:
+        """Convert a table with the columns of `Task.score`.
+
+        Raises:
+            BadInput: a number of targets or bytes is negative.
+        """
+
+        def numbers(name: str) -> FloatArray:
+            return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
+
+        for name in ("targets", "bytes"):
+            if (numbers(name) < 0).any():
+                raise BadInput(
+                    f"the task's score() gives negative {name}",
+                    remedy="count the targets and the bytes of each record, 0 where there are none",
+                )
+        return cls(
+            id=[str(item) for item in table.column("id").to_pylist()],
+            loss=numbers("loss"),
+            targets=numbers("targets"),
+            bytes=numbers("bytes"),
+            units=units_of(table.column("group").to_pylist()),
+            slices=table.column("slice").to_pylist(),
+            classes=_classes(table) if "label" in table.column_names else None,
+            columns={
+                item.name: numbers(item.name)
+                for item in table.schema
+                if item.name not in _KNOWN and _is_number(item.type)
+            },
+        )
+
+    def only(self, rows: IntArray) -> Scores:
+        """Return the scores of some examples."""
+        classes = self.classes and Classes(
+            self.classes.label[rows],
+            self.classes.prediction[rows],
+            self.classes.probabilities[rows],
+        )
+        return Scores(
+            id=[self.id[row] for row in rows],
+            loss=self.loss[rows],
+            targets=self.targets[rows],
+            bytes=self.bytes[rows],
+            units=self.units[rows],
+            slices=[self.slices[row] for row in rows],
+            classes=classes,
+            columns={name: values[rows] for name, values in self.columns.items()},
+        )
+
+    def by_slice(self) -> dict[str, IntArray]:
+        """Return the row numbers of each slice value, sorted by value."""
+        values = sorted({value for value in self.slices if value is not None})
+        column = np.array([value or "" for value in self.slices], dtype=object)
+        defined = np.array([value is not None for value in self.slices])
+        return {value: np.flatnonzero(defined & (column == value)) for value in values}
+
+    @property
+    def metric(self) -> str:
+        """The default metric to compare models by, if the gate doesn't name one."""
+        if self.classes is not None:
+            return "accuracy"
+        return "bits_per_byte" if self.bytes.sum() > 0 else "loss"
+
+
+def _classes(table: pa.Table) -> Classes:
+    probabilities: Any = table.column("probabilities").combine_chunks()
+    return Classes(
+        label=np.asarray(table.column("label").to_numpy(), dtype=np.int64),
+        prediction=np.asarray(table.column("prediction").to_numpy(), dtype=np.int64),
+        probabilities=np.asarray(probabilities.flatten(), dtype=np.float64).reshape(
+            table.num_rows, -1
+        ),
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))

@@ -1,1 +1,0 @@
-"""Evaluation, gate, registration and promotion in one step, for fewer pods."""

@@ -1,1 +1,0 @@
-"""Is there anything new to learn? The first step of retraining."""

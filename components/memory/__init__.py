@@ -1,0 +1,1 @@
+"""How much memory training needs: by formula, and for other models by tracing them."""

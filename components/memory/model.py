@@ -1,0 +1,65 @@
+"""The configured model, without its weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, Final
+
+from steadytrain.components.memory.architectures import architecture_of
+from steadytrain.components.memory.families import has_formula
+from steadytrain.components.memory.shape import Shape, shape_of
+from steadytrain.components.shared.config import RunConfig
+
+ASSUMED_LABELS: Final = 2
+"""Classes if a classification's labels are not configured; they use almost no memory."""
+
+
+def model_shape(config: RunConfig) -> Shape:
+    """Return the sizes of the configured model, by formula.
+
+    Raises:
+        BadInput: its architecture is unknown, or has no formula.
+    """
+    return shape_of(architecture_of(config.model), labels=label_count(config))
+
+
+def any_model_shape(config: RunConfig) -> Shape:
+    """Return the sizes of any model that Transformers can build.
+
+    Raises:
+        BadInput: its architecture is unknown, or can't be built here.
+    """
+    return any_shape(architecture_of(config.model), label_count(config))
+
+
+def any_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
+    """Return the shape by formula, or for architectures without one by a trace on fake tensors.
+
+    Args:
+        architecture, labels: as for `shape_of`.
+
+    Raises:
+        BadInput: there is no formula, and torch is not installed or Transformers can't build the
+            model.
+    """
+    if has_formula(architecture) or importlib.util.find_spec("torch") is None:
+        return shape_of(architecture, labels=labels)
+    # Imported late, because it imports torch.
+    from steadytrain.components.memory.traced import traced_shape
+
+    return traced_shape(architecture, labels)
+
+
+def label_count(config: RunConfig) -> int:
+    """Return the classes of a classification head; 0 for a language model's head."""
+    if config.data.task != "sequence_classification":
+        return 0
+    return len(config.data.labels or ()) or ASSUMED_LABELS
+
+
+def model_name(config: RunConfig) -> str:
+    """Return the model's name, as people know it."""
+    if config.model.base is None:
+        return f"{config.model.config['model_type']} from scratch"
+    return config.model.base.removeprefix("hub:")

@@ -1,0 +1,192 @@
+"""Peak memory of a rank, by part, from formulas. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from steadytrain.components.memory.activations import (
+    entry_memory,
+    exit_memory,
+    gradient_memory,
+    layer_memory,
+    plain_loss,
+    stream,
+)
+from steadytrain.components.memory.kept import LayerMemory
+from steadytrain.components.memory.setting import FP32, Setting
+from steadytrain.components.memory.shape import Shape
+from steadytrain.components.memory.states import States, states
+from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
+
+_NAMES: Final = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "logits": "logits and loss",
+    "buffers": "buffers",
+    "fragmentation": "fragmentation",
+    "context": "CUDA context",
+}
+"""Names for people of the parts of device memory."""
+CUDA_CONTEXT: Final = 600 * 2**20
+"""Bytes of a GPU that CUDA's context, cuBLAS and NCCL need: an assumption, not measured."""
+FRAGMENTATION: Final = 0.04
+"""Share of the tensors lost to the caching allocator's rounding and gaps: also an assumption."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank at its peak, by part.
+
+    moment: the moment of the step when the peak occurs.
+    host: bytes of host memory for this rank's offloading and paging.
+    """
+
+    moment: str
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    buffers: int
+    fragmentation: int = 0
+    context: int = 0
+    host: int = 0
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, int], moment: str) -> Memory:
+        """Build it from device bytes by name; missing names count as 0."""
+        fields = {field: parts.get(name, 0) for field, name in _NAMES.items()}
+        return cls(moment=moment, **fields)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The device bytes by name."""
+        return {name: getattr(self, field) for field, name in _NAMES.items()}
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def peak_memory(shape: Shape, setting: Setting) -> Memory:
+    """Return the peak of a rank's memory during a step other than the first."""
+    found = max(_Step(shape, setting).moments(), key=lambda moment: moment.total)
+    if not setting.cuda:
+        return found
+    return replace(found, fragmentation=int(FRAGMENTATION * found.total), context=CUDA_CONTEXT)
+
+
+class _Step:
+    """The moments of a step when memory may peak."""
+
+    def __init__(self, shape: Shape, setting: Setting) -> None:
+        self.shape, self.setting = shape, setting
+        self.held: States = states(shape, setting)
+        self.layer: LayerMemory = layer_memory(shape, setting)
+        self.stored = self.layer.entry if setting.recompute else self.layer.kept
+        self.outside = entry_memory(shape, setting)
+        self.before = self.held.gradients - self.held.bucket if self.held.waits else 0
+        # Autocast's copies of weights outlive the forward pass if backward needs them.
+        self.copies = 0 if setting.recompute else self.held.copies
+
+    def moments(self) -> Iterator[Memory]:
+        """Yield the moments, in order."""
+        held, layer = self.held, self.layer
+        kept = self.outside + self.shape.layers * self.stored
+        kept += exit_memory(self.shape, self.setting)
+        yield from self._losses(kept)
+        yield self._moment(
+            "the head's backward",
+            kept + self.copies + layer.entry,
+            self.before + held.head_gradient,
+        )
+        yield from self._layers()
+        # A tied table's two gradients and their sum, in addition to what has accumulated.
+        tables = (2 if self.shape.tied else 0) + (1 if held.waits else 0)
+        yield self._moment(
+            "the embeddings' backward", layer.entry, held.gradients + tables * held.head_gradient
+        )
+        yield self._moment("the update", held.update, held.gradients)
+
+    def _losses(self, kept: int) -> Iterator[Memory]:
+        """Yield the moments of a chunk of rows, with the gradients that forward computes for it."""
+        held, shape, setting = self.held, self.shape, self.setting
+        if shape.labels:
+            yield self._moment("the end of forward", kept + held.copies, self.before)
+            return
+        if not shape.fused:
+            logits = plain_loss(shape, setting)
+            yield self._moment("the loss", kept + held.copies, self.before, logits)
+            return
+        # The head's input, the rows of it that have a target, and their gradient.
+        rows = setting.tokens * shape.hidden * (stream(setting) + 2 * setting.width)
+        rows -= gradient_memory(shape, setting)
+        chunk = min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.vocabulary
+        kept += held.copies + held.head_copy + rows
+        gradients = self.before + held.head_sum
+        # The gradient replaces the logits in place. On CPUs, 16-bit logits also need a block in 32
+        # bits; Liger's kernel keeps that in registers.
+        block = 0 if setting.cuda else block_rows(shape.vocabulary) * shape.vocabulary
+        wide = min(chunk, block) * FP32 if setting.half else 0
+        errors = chunk * setting.width
+        yield self._moment("the loss", kept, gradients, errors + wide)
+        if setting.quantizes_head:
+            # A block of the head, its part of the gradient of the head's input, and the sum.
+            sums = 2 * min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.hidden * FP32
+            yield self._moment(
+                "the head's gradient", kept + held.head_block + sums, gradients, errors
+            )
+            return
+        part = 2 * product_rows(shape.hidden) * shape.hidden
+        product = min(held.head_sum // 2, part) if setting.half else 0
+        yield self._moment("the head's gradient", kept, gradients + product, errors)
+
+    def _layers(self) -> Iterator[Memory]:
+        """Yield the backward of the last layer, which runs first, and of the first layer."""
+        held, layer, count = self.held, self.layer, self.shape.layers
+        growing = held.gradients - held.bucket
+        own = growing * self.shape.layer // max(self.shape.parameters, 1)
+        recomputed = layer.kept if self.setting.recompute else 0
+        if recomputed and stream(self.setting) == FP32:
+            # The layer's input is already stored. A 16-bit input gets a 32-bit copy in addition.
+            recomputed -= layer.entry
+        a_layer = held.copies // max(count, 1)
+        for above, name in (
+            (0, "the last layer's backward"),
+            (count - 1, "the first layer's backward"),
+        ):
+            below = count - above
+            head = held.head_gradient if self.shape.tied or not held.waits else 0
+            done = head + (self.before if held.waits else held.bucket + above * own)
+            copies = below * a_layer if self.copies else a_layer
+            kept = self.outside + below * self.stored + recomputed + copies + layer.entry
+            # By then, half or all of the feed-forward's matrices have their gradients.
+            for half, gradient in (
+                (layer.feed_forward_backward, held.layer_gradient // 3),
+                (layer.attention_backward - layer.feed_forward, held.layer_gradient * 2 // 3),
+            ):
+                found = self._moment(name, kept + half, done + gradient)
+                yield replace(found, buffers=found.buffers + held.layers_gathered)
+
+    def _moment(self, name: str, activations: int, gradients: int, logits: int = 0) -> Memory:
+        held, setting = self.held, self.setting
+        return Memory(
+            moment=name,
+            weights=held.weights,
+            gradients=gradients,
+            optimizer=held.optimizer,
+            activations=activations,
+            logits=logits,
+            buffers=held.gathered + _inputs(setting),
+            host=held.host,
+        )
+
+
+def _inputs(setting: Setting) -> int:
+    """Return the bytes of three 64-bit batch tensors and the attention mask while it is built."""
+    mask = setting.micro_batch * setting.length**2 if setting.masked else 0
+    return 3 * 8 * setting.tokens + mask

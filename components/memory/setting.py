@@ -1,0 +1,89 @@
+"""How a model is trained, as far as it affects memory and time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config.compute import SHARDING, Offload, Strategy
+
+Precision = Literal["fp32", "bf16", "fp16"]
+FP32: Final = 4
+"""Bytes per value."""
+NF4_BITS: Final = 4 + 0.127
+"""Bits of a 4-bit weight, including its doubly quantized constants (Dettmers et al. 2023, "QLoRA",
+section 3)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One rank's part of a training run.
+
+    length: tokens of a sequence.
+    micro_batch: sequences per forward pass.
+    recompute: whether backward recomputes a layer's activations.
+    masked: whether attention gets a mask, as padding requires; packed documents don't need one.
+    accumulates: whether gradients accumulate over more than one micro-batch.
+    strategy: resolved: never "auto".
+    cuda: whether on a GPU, whose kernels keep less.
+    """
+
+    length: int
+    micro_batch: int = 1
+    precision: Precision = "fp32"
+    recompute: bool = False
+    masked: bool = False
+    accumulates: bool = False
+    strategy: Strategy = "single"
+    ranks: int = 1
+    offload: Offload = "none"
+    adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009  immutable
+    optim: str = "adamw_torch"
+    cuda: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a micro-batch."""
+        return self.micro_batch * self.length
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are in 16 bits."""
+        return self.precision != "fp32"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value that a matrix product returns."""
+        return 2 if self.half else 4
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.strategy in ("fsdp", "zero3")
+
+    @property
+    def shards_gradients(self) -> bool:
+        return self.strategy in ("fsdp", "zero2", "zero3")
+
+    @property
+    def shards_optimizer(self) -> bool:
+        return self.strategy in SHARDING
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are gathered from ranks or the host for computing."""
+        return self.shards_weights and (self.ranks > 1 or self.offload == "all")
+
+    @property
+    def deepspeed(self) -> bool:
+        return self.strategy in ("zero1", "zero2", "zero3")
+
+    @property
+    def quantizes_head(self) -> bool:
+        """Whether a frozen head uses fewer bits than it was loaded with."""
+        return self.adapter.freezes and self.adapter.frozen_head != "as_loaded"
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether autocast makes 16-bit copies of 32-bit weights."""
+        return self.half and self.strategy in ("single", "ddp") and not self.adapter.freezes

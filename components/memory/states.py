@@ -1,0 +1,191 @@
+"""What a rank keeps from step to step: weights, gradients, optimizer state.
+
+Sixteen bytes per parameter with AdamW in 32 bits, and how ranks share them: Rajbhandari et al.
+2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 3.1 and 5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from steadytrain.components.memory.buckets import bucket_values
+from steadytrain.components.memory.frozen import (
+    frozen_width,
+    head_block,
+    host_table,
+    saved_outside,
+)
+from steadytrain.components.memory.setting import FP32, NF4_BITS, Setting
+from steadytrain.components.memory.shape import Shape
+
+_MOMENTS: Final = {"adamw_torch": 8.0, "adamw_bnb_8bit": 2.03, "paged_adamw_8bit": 0.0}
+"""Bytes per trained parameter on the device. In 8 bits: two moments, each with a 32-bit constant
+per block of 256 values (bitsandbytes). Paged ones move to the host when memory is short (Dettmers
+et al. 2023, "QLoRA", section 3)."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one rank.
+
+    gradients: at the end of backward.
+    bucket: the part of `gradients` that is full gradients being exchanged; it doesn't exist in
+        forward.
+    waits: whether gradients also exist in forward: while they accumulate, and in the buckets of DDP
+        and ZeRO-3.
+    head_gradient: of the head's matrix, before it is sharded. `head_sum`: the same in 32 bits,
+        while the loss accumulates it.
+    layer_gradient: of one layer, before it is sharded.
+    copies: autocast's 16-bit copies of all layers. `head_copy`: of the head. `head_block`: the part
+        of a quantized head that is unpacked at a time.
+    gathered: other ranks' weights outside the layers. `layers_gathered`: of two layers, while they
+        are used.
+    update: what the optimizer step needs in addition.
+    host: in host memory, by offloading or paging.
+    """
+
+    weights: int
+    gradients: int
+    bucket: int
+    optimizer: int
+    waits: bool
+    head_gradient: int
+    head_sum: int
+    layer_gradient: int
+    copies: int
+    head_copy: int
+    head_block: int
+    gathered: int
+    layers_gathered: int
+    update: int
+    host: int
+
+
+def trained_parameters(shape: Shape, setting: Setting) -> int:
+    """Return all parameters, or those of the adapters: rank x (inputs + outputs) per matrix.
+
+    The adapter formula is from Hu et al. 2021, section 4.1. A classification head is new, so it is
+    trained along with adapters.
+    """
+    adapter = setting.adapter
+    if not adapter.freezes:
+        return shape.parameters
+    adapted = shape.adapted(adapter.targets)
+    a_layer = sum(adapter.rank * (matrix.inputs + matrix.outputs) for matrix in adapted)
+    return shape.layers * a_layer + shape.labels * shape.hidden
+
+
+def weight_bytes(shape: Shape, setting: Setting) -> int:
+    """Return the bytes of the complete model as stored, with adapters, before sharding."""
+    kind, trained = setting.adapter.kind, trained_parameters(shape, setting)
+    if kind == "none":
+        # DeepSpeed computes with 16-bit weights; the 32-bit ones are in its optimizer.
+        return trained * (2 if setting.deepspeed and setting.half else FP32)
+    in_layers = shape.layers * sum(matrix.size for matrix in shape.matrices)
+    frozen = shape.parameters * frozen_width(setting)
+    if kind == "qlora":
+        frozen = (shape.parameters - in_layers) * 2 + int(in_layers * NF4_BITS / 8)
+    return frozen - saved_outside(shape, setting) + trained * FP32
+
+
+def states(shape: Shape, setting: Setting) -> States:
+    """Return the states of one rank."""
+    trained = trained_parameters(shape, setting)
+    weights, gradients = weight_bytes(shape, setting), trained * FP32
+    moments = int(trained * _MOMENTS[setting.optim])
+    if setting.deepspeed:
+        # It keeps its own 32-bit weights, whatever the model computes with.
+        moments += FP32 * trained
+        if setting.half and not setting.adapter.freezes:
+            gradients = 2 * trained
+    ranks = setting.ranks
+    optimizer = moments // ranks if setting.shards_optimizer else moments
+    own_gradients = gradients // ranks if setting.shards_gradients else gradients
+    bucket = 0
+    if setting.deepspeed:
+        bucket = gradients * bucket_values(trained) // max(trained, 1)
+    # Full gradients that don't accumulate already include the bucket.
+    beside = bucket if setting.shards_gradients or setting.accumulates else 0
+    whole_and_waiting = setting.accumulates and not setting.shards_gradients
+    own_weights = weights // ranks if setting.shards_weights else weights
+    host = 2 * trained if setting.optim == "paged_adamw_8bit" else 0
+    host += host_table(shape, setting)
+    if setting.offload != "none":
+        optimizer, host = 0, host + optimizer
+    if setting.offload == "all":
+        own_weights, own_gradients, host = 0, 0, host + own_weights + own_gradients
+    return States(
+        weights=own_weights,
+        gradients=own_gradients + beside,
+        bucket=0 if setting.strategy == "zero3" or whole_and_waiting else bucket,
+        optimizer=optimizer,
+        waits=setting.accumulates or setting.strategy in ("ddp", "zero3"),
+        head_gradient=_head_values(shape, setting)
+        * (2 if setting.deepspeed and setting.half else FP32),
+        head_sum=_head_values(shape, setting) * FP32,
+        layer_gradient=gradients * shape.layer // max(shape.parameters, 1),
+        copies=_copies(shape, setting) * shape.layers,
+        head_copy=_head_copy(shape, setting),
+        head_block=head_block(shape, setting),
+        gathered=_gathered(shape, setting),
+        layers_gathered=_layers_gathered(shape, setting),
+        update=_update(setting, trained),
+        host=host,
+    )
+
+
+def _head_values(shape: Shape, setting: Setting) -> int:
+    """Return the values of a language model's head, if it is trained."""
+    return 0 if setting.adapter.freezes or shape.labels else shape.vocabulary * shape.hidden
+
+
+def _copies(shape: Shape, setting: Setting) -> int:
+    """Return the bytes of a layer's copies; 4-bit weights are unpacked one matrix at a time."""
+    if setting.adapter.kind == "qlora":
+        return 0
+    size = sum(matrix.size for matrix in shape.matrices)
+    return 2 * size if setting.casts_weights else 0
+
+
+def _head_copy(shape: Shape, setting: Setting) -> int:
+    if shape.labels or not setting.casts_weights:
+        return 0
+    return 2 * shape.vocabulary * shape.hidden
+
+
+def _gathered(shape: Shape, setting: Setting) -> int:
+    """Return the bytes of embeddings and head, which stay gathered until the end of backward.
+
+    With ZeRO-3, a bucket of weights does (`stage3_max_live_parameters`).
+    """
+    if not setting.gathers:
+        return 0
+    if setting.strategy == "zero3":
+        return setting.width * bucket_values(shape.parameters)
+    return setting.width * (shape.embeddings + shape.head)
+
+
+def _layers_gathered(shape: Shape, setting: Setting) -> int:
+    """Return the bytes of two gathered layers: the one being computed and the next.
+
+    FSDP works like this (Zhao et al. 2023, "PyTorch FSDP", section 3.3); ZeRO-3 gathers by buckets.
+    4-bit weights are unpacked to 16 bits one matrix at a time.
+    """
+    if setting.adapter.kind == "qlora":
+        return 2 * max(matrix.size for matrix in shape.matrices)
+    apart = setting.gathers and setting.strategy != "zero3"
+    return 2 * setting.width * shape.layer if apart else 0
+
+
+def _update(setting: Setting, trained: int) -> int:
+    """Return the bytes of the optimizer step. The fused AdamW needs none.
+
+    With fp16, the gradient scaler may skip steps. AdamW then processes all tensors at once, with an
+    intermediate of the same size (PyTorch's documentation of `foreach`).
+    """
+    if setting.optim != "adamw_torch" or setting.deepspeed or setting.offload != "none":
+        return 0
+    if setting.precision != "fp16":
+        return 0
+    return FP32 * trained // (setting.ranks if setting.shards_optimizer else 1)

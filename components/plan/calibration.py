@@ -1,0 +1,224 @@
+"""Measures this machine's real training speed: a few steps of a plan's choice, on random weights.
+
+The model is built from its configuration, so no weights are needed. A step is the one used in
+training: its loss, its precision, its optimizer, on one device. One micro-batch and one update are
+timed, and combined into a global batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import torch
+
+from steadytrain.components.memory.architectures import architecture_of
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import loss_of, random_model
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.length import prepared
+from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.time_cost import Span, Speed, together
+from steadytrain.components.tasks.base import Batch
+from steadytrain.components.tasks.packing import collate_packed, collate_rows
+from steadytrain.components.tasks.registry import BUILT_IN, open_task
+from steadytrain.components.tasks.sequence_classification import collate_padded
+from steadytrain.components.train.agent.ranks import threads_of_each
+from steadytrain.components.train.loop.batches import to_device
+from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.order import order_of
+from steadytrain.components.train.loop.setup import make_accelerator, make_ready
+
+_RATE: Final = 1e-4
+"""Arbitrary: the learning rate doesn't affect speed."""
+STEPS: Final = 4
+"""Timed steps, after one step of warm-up."""
+SECONDS: Final = 60.0
+"""No further step starts after this time; at least one is timed."""
+
+
+def calibrate(job: Job, choice: Choice, tell: Callable[[str], None]) -> Speed:
+    """Time the choice on this machine, which must be the machine that the plan is for.
+
+    The interval is from the slowest to the fastest step. With several ranks, one rank is timed with
+    the complete model; the cost of communication is assumed, as without calibration.
+
+    Args:
+        tell: receives progress messages for people.
+
+    Raises:
+        BadInput: the choice can't be run on one device, or needs more memory than is free.
+    """
+    _refuse_what_one_device_cannot_show(job, choice)
+    config = _as_chosen(job, choice)
+    if not job.machine.gpu.cuda:
+        compute = config.compute
+        torch.set_num_threads(threads_of_each(compute.nproc_per_node, compute.threads_per_rank))
+    try:
+        trial = Trial(job, choice.setting, config, tell)
+        times = list(trial.times(tell))
+    except torch.OutOfMemoryError as error:
+        raise BadInput(
+            f"--calibrate: the GPU's memory ran out: {error}",
+            remedy="set training.gradient_checkpointing=true or a smaller "
+            "training.micro_batch_size, or leave --calibrate out",
+        ) from error
+    batch = choice.batch
+    parts = batch.micro_batch_size * batch.gradient_accumulation_steps / trial.rows
+    speeds = [parts * tokens / (parts * micro + update) for tokens, micro, update in times]
+    each = Span(min(speeds), max(speeds))
+    return Speed(together(each, job.machine), _source(len(times), trial, job.machine.ranks))
+
+
+def _source(steps: int, trial: Trial, ranks: int) -> str:
+    one, others = "", ""
+    if ranks > 1:
+        one, others = " of one rank", f"; what lies between {ranks} ranks is assumed"
+    whole = trial.setting.micro_batch
+    part = f" ({trial.rows} of {whole} sequences each)" if trial.rows < whole else ""
+    return f"{steps} step{'s' if steps > 1 else ''}{one} on this machine{part}{others}"
+
+
+def _refuse_what_one_device_cannot_show(job: Job, choice: Choice) -> None:
+    way, task, why = choice.way, job.config.data.task, ""
+    if task not in BUILT_IN:
+        why = f"data.task = {task!r}: only that task knows what its batches are like"
+    elif way.adapter == "qlora":
+        why = (
+            "model.adapter.kind = 'qlora': weights are cut to 4 bits as they are loaded, and "
+            "here none are"
+        )
+    elif choice.setting.length > job.shape.positions:
+        why = (
+            f"data.sequence_length = {choice.setting.length}: the model takes at most "
+            f"{job.shape.positions} tokens"
+        )
+    elif way.offload != "none":
+        why = f"compute.offload = {way.offload!r}: its copies depend on all ranks of a machine"
+    if why:
+        raise BadInput(f"--calibrate: {why}", remedy="leave --calibrate out, or change that field")
+
+
+def _as_chosen(job: Job, choice: Choice) -> RunConfig:
+    """Return the configuration that the parts of the training loop use."""
+    content, setting = job.config.model_dump(), choice.setting
+    content["compute"]["device"] = "cuda" if setting.cuda else "cpu"
+    content["training"] |= {
+        "bf16": setting.precision == "bf16",
+        "fp16": setting.precision == "fp16",
+        "learning_rate": _RATE,
+        "optim": setting.optim,
+        "gradient_checkpointing": setting.recompute,
+    }
+    content["model"]["adapter"]["kind"] = setting.adapter.kind
+    return RunConfig.model_validate(content)
+
+
+class Trial:
+    """A model on its device, and training steps with it.
+
+    rows: sequences per step, after the warm-up.
+    """
+
+    def __init__(
+        self, job: Job, setting: Setting, config: RunConfig, tell: Callable[[str], None]
+    ) -> None:
+        self.config, self.setting, self.shape = config, setting, job.shape
+        self.rows = setting.micro_batch
+        self.accelerator = make_accelerator(config)
+        self.device = self.accelerator.device
+        self._refuse_what_is_too_large()
+        tell(f"calibrating: {job.name} with random weights on {job.machine.gpu.name}")
+        with self.device:
+            module = random_model(architecture_of(config.model), setting, job.shape.labels)
+        self.strategy = make_ready(
+            config, self.accelerator, module, gradient_checkpointing=setting.recompute
+        )
+        self.strategy.model.train()
+
+    def times(self, tell: Callable[[str], None]) -> Iterator[tuple[int, float, float]]:
+        """Yield for each step its tokens, and the seconds of a micro-batch and of an update."""
+        began, lengths = self._now(), row_lengths(self.config, STEPS * self.rows)
+        self._warm_up(lengths)
+        tell(f"calibrating: warmed up in {self._now() - began:.1f} s")
+        for step in range(STEPS):
+            if step and self._now() - began > SECONDS:
+                return
+            found = self.step(lengths[step * self.rows : (step + 1) * self.rows])
+            tell(f"calibrating: step {step + 1} of {STEPS}, {sum(found[1:]):.2f} s")
+            yield found
+
+    def _warm_up(self, lengths: list[int]) -> None:
+        """Warm up. On a CPU, first time one sequence, and reduce `rows` to what the time allows."""
+        if not self.setting.cuda:
+            _, micro, update = self.step(lengths[:1])
+            self.rows = max(1, min(self.rows, int(SECONDS / STEPS / (micro + update))))
+        if self.setting.cuda or self.rows > 1:
+            self.step(lengths[: self.rows])
+
+    def step(self, lengths: list[int]) -> tuple[int, float, float]:
+        """Run one micro-batch with these row lengths and an update; return what `times` yields."""
+        batch = self._batch(lengths)
+        strategy, loss = self.strategy, loss_of(self.shape.labels)
+        began = self._now()
+        there = to_device(batch, self.device)
+        with strategy.micro_batch(last=True):
+            strategy.backward(loss(strategy.model, there) / batch["targets"].numel())
+        done = self._now()
+        strategy.clip(self.config.training.max_grad_norm or math.inf)
+        strategy.update()
+        return sum(lengths), done - began, self._now() - done
+
+    def _batch(self, lengths: list[int]) -> Batch:
+        """Return a batch of random tokens. For language models, each row packs two documents."""
+        lot = np.random.default_rng(0)
+        rows: list[dict[str, Any]] = [
+            {
+                "input_ids": lot.integers(self.shape.vocabulary, size=length),
+                "targets": np.ones(length),
+                "lengths": [length // 2, length - length // 2],
+                "label": 0,
+            }
+            for length in lengths
+        ]
+        if not self.setting.masked:
+            return collate_packed(rows)
+        return (collate_padded if self.shape.labels else collate_rows)(rows, 0)
+
+    def _refuse_what_is_too_large(self) -> None:
+        need = peak_memory(self.shape, replace(self.setting, strategy="single", ranks=1)).total
+        free = psutil.virtual_memory().available
+        if self.setting.cuda:
+            free, _ = torch.cuda.mem_get_info()
+        if need > free:
+            raise BadInput(
+                f"--calibrate: a rank by itself needs {need / 1e9:.1f} GB by the formula, and "
+                f"{free / 1e9:.1f} GB are free here",
+                remedy="free some, set training.gradient_checkpointing=true or a smaller "
+                "training.micro_batch_size, or leave --calibrate out: the plan then tells what "
+                "would fit",
+            )
+
+    def _now(self) -> float:
+        if self.setting.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def row_lengths(config: RunConfig, count: int) -> list[int]:
+    """Return the tokens of the first rows used in training; full rows if none are prepared."""
+    data = prepared(config)
+    if data is None:
+        return [config.data.sequence_length] * count
+    rows = Rows([data.path(name) for name in data.sides["train"].shards])
+    task, training = open_task(config, data), config.training
+    order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
+    return [len(rows[index]["input_ids"]) for index in order.take(0, count)]

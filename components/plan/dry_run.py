@@ -1,0 +1,195 @@
+"""Peak memory of a rank, from a step on fake tensors: the real operators, but no numbers.
+
+Fakes can't run DeepSpeed, 4-bit weights, 8-bit optimizers, offloading or CUDA kernels. Those run
+as the closest setting that fakes support, and the formula's difference between the two is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import convert_outputs_to_fp32
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from steadytrain.components.memory.fakes import batch_of, fake, fake_mode, with_layers
+from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.model import any_shape
+from steadytrain.components.memory.peak import Memory, peak_memory
+from steadytrain.components.memory.random_model import loss_of, random_model
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.loop.setup import recompute_activations
+from steadytrain.components.train.strategy.fully_sharded import shard
+
+_WHOLE: Final = 40
+"""Models with up to this many layers run completely. Larger ones run with two numbers of layers,
+and the result is extrapolated linearly."""
+_SOME: Final = (12, 24)
+_COLLECTIVES: Final = ("fsdp", "c10d", "_c10d_functional")
+_FORWARD: Final = "the forward pass"
+_BACKWARD: Final = "the backward pass"
+_UPDATE: Final = "the update"
+
+
+def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 0) -> Memory:
+    """Return the peak of a rank's memory during a step other than the first.
+
+    Args:
+        architecture: Transformers' configuration of the model, including `model_type`.
+        labels: classes of a classification head; 0 for a language model's head.
+
+    Raises:
+        BadInput: the architecture is unknown or can't be built, or fakes can't run it.
+    """
+    shape, nearest = any_shape(architecture, labels), _nearest(setting, labels)
+    try:
+        found = _run(architecture, nearest, labels, shape.layers)
+    except BadInput:
+        raise
+    except Exception as error:
+        # Transformers or the fakes can fail in any way here. Training itself may still work.
+        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise BadInput(
+            f"the dry run of this model fails: {told}",
+            remedy="plan by formula (--formula), and try a few steps of the training",
+        ) from error
+    return _moved(found, peak_memory(shape, nearest), peak_memory(shape, setting))
+
+
+def _nearest(setting: Setting, labels: int) -> Setting:
+    """Return what fakes can run: one rank with all gradients for DDP, FSDP for ZeRO.
+
+    Padding is always masked: Transformers detects it from values, which fakes don't have.
+    """
+    shares = setting.shards_optimizer and setting.ranks > 1
+    kind = "none" if setting.adapter.kind == "none" else "lora"
+    return replace(
+        setting,
+        precision="bf16" if setting.half else "fp32",
+        masked=setting.masked or labels > 0,
+        strategy="fsdp" if shares else "single",
+        ranks=setting.ranks if shares else 1,
+        accumulates=setting.accumulates or setting.strategy == "ddp",
+        offload="none",
+        # Memory on the host would count as the device's.
+        adapter=setting.adapter.model_copy(update={"kind": kind, "frozen_embeddings": "device"}),
+        optim="adamw_torch",
+        cuda=False,
+    )
+
+
+def _run(architecture: Mapping[str, Any], setting: Setting, labels: int, layers: int) -> Memory:
+    if layers <= _WHOLE:
+        return _step(architecture, setting, labels)
+    few, more = (_step(with_layers(architecture, some), setting, labels) for some in _SOME)
+    return _drawn_on(few, more, (layers - _SOME[0]) / (_SOME[1] - _SOME[0]))
+
+
+def _drawn_on(few: Memory, more: Memory, times: float) -> Memory:
+    """Extrapolate linearly from two measurements: every layer needs the same memory."""
+    parts = {
+        name: size + int((more.parts[name] - size) * times) for name, size in few.parts.items()
+    }
+    return Memory.of_parts(parts, more.moment)
+
+
+def _moved(found: Memory, ran: Memory, meant: Memory) -> Memory:
+    """Add the formula's difference. If a part gets negative, the activations cover the rest."""
+    parts = {name: size + meant.parts[name] - ran.parts[name] for name, size in found.parts.items()}
+    lacking = sum(min(size, 0) for size in parts.values())
+    parts = {name: max(size, 0) for name, size in parts.items()}
+    parts["activations"] += lacking
+    return replace(Memory.of_parts(parts, found.moment), host=meant.host)
+
+
+def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Memory:
+    """Run one micro-batch and one update, with the state of earlier ones."""
+    vocabulary = any_shape(architecture, labels).vocabulary
+    live = LiveTensors(lambda operator, tensor: _kind(operator, tensor, vocabulary))
+    with _mesh(setting) as mesh, fake_mode(), live:
+        # The meta device computes nothing, so building the model is instant.
+        with torch.device("meta"):
+            model = random_model(architecture, setting, labels)
+        fake(model)
+        _prepare(model, setting, mesh)
+        for tensor in (*model.parameters(), *model.buffers()):
+            live.rename(tensor, "weights")
+        optimizer = _with_state(model, setting, live)
+        batch = batch_of(setting, labels)
+        for tensor in batch.values():
+            live.rename(tensor, "buffers")
+        if not setting.masked:
+            batch["lengths"] = [setting.length] * setting.micro_batch
+        live.begin()
+        live.now = _FORWARD
+        loss = loss_of(labels)(model, batch)
+        live.now = _BACKWARD
+        loss.backward()  # type: ignore[no-untyped-call]
+        live.now = _UPDATE
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return Memory.of_parts(live.at_peak, live.moment)
+
+
+@contextlib.contextmanager
+def _mesh(setting: Setting) -> Iterator[DeviceMesh | None]:
+    """Create a mesh of ranks that don't exist; its collectives do nothing."""
+    if setting.ranks == 1:
+        yield None
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=setting.ranks)
+    try:
+        yield init_device_mesh("cpu", (setting.ranks,))
+    finally:
+        dist.destroy_process_group()
+
+
+def _prepare(model: Any, setting: Setting, mesh: DeviceMesh | None) -> None:
+    if setting.recompute:
+        recompute_activations(model, configured=True)
+    if mesh is not None:
+        shard(model, mesh, bf16=setting.half)
+    elif setting.half:
+        # As accelerate does it.
+        model.forward = convert_outputs_to_fp32(
+            torch.autocast("cpu", torch.bfloat16)(model.forward)
+        )
+    model.train()
+
+
+def _with_state(
+    model: torch.nn.Module, setting: Setting, live: LiveTensors
+) -> torch.optim.Optimizer:
+    """Return an optimizer after its first update; keep the gradients if they accumulate."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+        live.rename(parameter.grad, "gradients")
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda parameter: live.rename(parameter.grad, "gradients")
+        )
+    optimizer = build_optimizer(model, TrainingConfig(learning_rate=1.0))
+    optimizer.step()
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            live.rename(tensor, "optimizer")
+    if not setting.accumulates:
+        optimizer.zero_grad()
+    return optimizer
+
+
+def _kind(operator: Any, tensor: torch.Tensor, vocabulary: int) -> str:
+    """Return the part of a plan that an operator's result belongs to."""
+    if operator.namespace in _COLLECTIVES:
+        return "buffers"
+    logits = tensor.dim() > 1 and tensor.shape[-1] == vocabulary
+    return "logits and loss" if logits else "activations"

@@ -1,0 +1,74 @@
+"""How a kind of GPU would do in a training run: its speed, hours and cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.length import length_of
+from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.time_cost import Span, Speed, hours, preemptions
+
+
+@dataclass(frozen=True)
+class Offer:
+    """How one kind of GPU would do.
+
+    hours, usd, spot_usd: None if the steps or the price are unknown.
+    usd_per_million_tokens: the middle of the interval, used for sorting.
+    timed_by: where its speed comes from.
+    """
+
+    gpu: str
+    fits: bool
+    how: str
+    memory_gb: float
+    capacity_gb: float
+    tokens_per_second: Span
+    hours: Span | None
+    usd: Span | None
+    spot_usd: Span | None
+    usd_per_million_tokens: float | None
+    timed_by: str
+
+
+def offer_of(job: Job, choice: Choice, speed: Speed) -> Offer:
+    """Return the offer for the job's GPU with a choice."""
+    gpu, ranks, span = job.machine.gpu, job.machine.ranks, speed.tokens_per_second
+    length = length_of(job.config, job.global_batch)
+    needed = None if length.tokens is None else hours(span, length.tokens)
+    price, spot = gpu.usd_per_hour, gpu.spot_usd_per_hour
+    if job.config.compute.price_per_hour is not None:
+        price = job.config.compute.price_per_hour / ranks
+    factor = preemptions(job, choice).factor
+    return Offer(
+        gpu=gpu.name,
+        fits=choice.fits and job.is_available and choice.way.is_possible(job) and job.has_precision,
+        how=_how(choice),
+        memory_gb=round(choice.memory.total / 1e9, 2),
+        capacity_gb=gpu.memory_gb,
+        tokens_per_second=span,
+        hours=needed,
+        usd=_cost(needed, price, ranks),
+        spot_usd=_cost(needed.times(factor) if needed else None, spot, ranks),
+        usd_per_million_tokens=(
+            None if price is None else price * ranks * 1e6 / span.middle / 3600
+        ),
+        timed_by=speed.source,
+    )
+
+
+def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:
+    return None if needed is None or price is None else needed.times(price * ranks)
+
+
+def _how(choice: Choice) -> str:
+    way, batch = choice.way, choice.batch
+    told: list[str] = [way.adapter] if way.adapter != "none" else []
+    told += ["host embeddings"] if way.frozen_embeddings == "host" else []
+    told += [f"{way.frozen_head} head"] if way.frozen_head != "as_loaded" else []
+    told.append(way.strategy)
+    told += ["recompute"] if way.recompute else []
+    told += [f"offload {way.offload}"] if way.offload != "none" else []
+    told += ["8-bit AdamW"] if way.optim != "adamw_torch" else []
+    return f"{' + '.join(told)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"

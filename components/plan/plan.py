@@ -1,0 +1,236 @@
+"""The plan of a training run: what to use, what it needs, and why.
+
+Based on formulas, without torch, if the architecture has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from steadytrain.components.memory.model import any_model_shape, model_name
+from steadytrain.components.memory.states import trained_parameters
+from steadytrain.components.plan.offer import Offer, offer_of
+from steadytrain.components.plan.problems import problems
+from steadytrain.components.plan.remarks import remarks
+from steadytrain.components.plan.remedies import remedies
+from steadytrain.components.plan.scaling import Size, policy, scaling
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.decisions import decisions
+from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed
+from steadytrain.components.sizing.hardware import Gpu
+from steadytrain.components.sizing.hosts import Hosts
+from steadytrain.components.sizing.learned import as_learned
+from steadytrain.components.sizing.length import Length, length_of
+from steadytrain.components.sizing.machine import Job, Machine
+from steadytrain.components.sizing.strategy import (
+    Way,
+    refuse_what_is_too_large,
+    ways,
+    wished_ways,
+)
+from steadytrain.components.sizing.time_cost import (
+    Preemptions,
+    Timing,
+    by_table,
+    preemptions,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `steadytrain plan` reports.
+
+    problems: what can't work about the user's settings, the memory, or the available hardware.
+    remedies: the nearest that works, if something does not fit.
+    offers: one per available kind of GPU, with the same number of each; by formula.
+    scaling: other numbers of the chosen kind; empty for a machine's own CPU.
+    measured: whether the choice's memory comes from a dry run.
+    """
+
+    job: Job
+    choice: Choice
+    trained: int
+    decisions: Sequence[Decision]
+    problems: Sequence[str]
+    remedies: Sequence[str]
+    remarks: Sequence[str]
+    length: Length
+    offer: Offer
+    preemptions: Preemptions
+    offers: Sequence[Offer]
+    scaling: Sequence[Size]
+    chosen_by: str
+    measured: bool = False
+
+    @property
+    def works(self) -> bool:
+        return not self.problems
+
+    @property
+    def cheapest(self) -> list[Offer]:
+        """The GPUs that fit, cheapest first; those with unknown prices come last."""
+        return sorted(
+            (offer for offer in self.offers if offer.fits),
+            key=lambda offer: (
+                offer.usd_per_million_tokens is None,
+                offer.usd_per_million_tokens or 0.0,
+                offer.capacity_gb,
+            ),
+        )
+
+    @property
+    def fastest(self) -> list[Offer]:
+        """The GPUs that fit, fastest first."""
+        return sorted(
+            (offer for offer in self.offers if offer.fits),
+            key=lambda offer: (-offer.tokens_per_second.middle, offer.capacity_gb),
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the plan for programs, with bytes, seconds and USD as numbers."""
+        job, memory = self.job, self.choice.memory
+        return {
+            "model": {
+                "name": job.name,
+                "family": job.shape.family,
+                "parameters": job.shape.parameters,
+                "by": "trace" if job.shape.traced else "formula",
+                "trained_parameters": self.trained,
+            },
+            "hardware": {
+                "gpu": job.machine.gpu.name,
+                "nodes": job.machine.nodes,
+                "gpus_per_node": job.machine.per_node,
+                "host_memory": job.machine.host_memory,
+                "chosen_by": self.chosen_by,
+            },
+            "works": self.works,
+            "problems": list(self.problems),
+            "remedies": list(self.remedies),
+            "remarks": list(self.remarks),
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "batch": {
+                "micro_batch_size": self.choice.batch.micro_batch_size,
+                "gradient_accumulation_steps": self.choice.batch.gradient_accumulation_steps,
+                "world_size": self.choice.batch.world_size,
+            },
+            "memory": {
+                "by": "dry run" if self.measured else "formula",
+                "moment": memory.moment,
+                "parts": memory.parts,
+                "total": memory.total,
+                "capacity": self.choice.capacity,
+                "host": memory.host,
+            },
+            "length": asdict(self.length),
+            "offer": asdict(self.offer),
+            "preemptions": asdict(self.preemptions),
+            "scaling": {
+                "policy": policy(job, self.scaling),
+                "sizes": [asdict(size) for size in self.scaling],
+            },
+            "cheapest": [asdict(offer) for offer in self.cheapest],
+            "fastest": [offer.gpu for offer in self.fastest],
+            "do_not_fit": [offer.gpu for offer in self.offers if not offer.fits],
+        }
+
+
+def plan_training(
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    gpu: Gpu | None = None,
+    hosts: Hosts | None = None,
+    *,
+    measure: Measure | None = None,
+    timed: Timing = by_table,
+) -> Plan:
+    """Plan a training run on compute.nodes x compute.nproc_per_node GPUs.
+
+    Args:
+        gpus: the kinds to choose from, with prices.
+        gpu: the kind to plan for; None means the cheapest one that fits.
+        hosts: what is known about the nodes; None means nothing.
+        measure: measures the memory of the final choice; None keeps the formula's value.
+        timed: returns the speed of the final choice; all other choices use the table.
+
+    Raises:
+        BadInput: the architecture is unknown, the model is too large for steadytrain, or the batch
+            can't be split over that many ranks.
+    """
+    nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
+    hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
+    job = Job(config, model_name(config), any_model_shape(config), machine, hosts)
+    refuse_what_is_too_large(job)
+    jobs = [job.on(each, nodes, per_node) for each in gpus]
+    offers = [_by_table(each) for each in jobs]
+    chosen_by = "given"
+    if gpu is None:
+        chosen_by = "the plan: the cheapest of the table that fits"
+        if hosts.of_a_cluster:
+            chosen_by = "the cluster: the cheapest of its GPUs that fits"
+    kind = gpu or _cheapest(gpus, offers)
+    job = job.on(kind, nodes, per_node)
+    choosing = partial(_choose, candidates=_ways(job))
+    choice = confirmed(job, choosing, measure) if measure else choosing(job)
+    speed = timed(job, choice)
+    offer = offer_of(job, choice, speed)
+    return Plan(
+        job=job,
+        choice=choice,
+        trained=trained_parameters(job.shape, choice.setting),
+        decisions=decisions(job, choice, speed.tokens_per_second),
+        problems=list(problems(job, choice)),
+        remedies=remedies(job, choice) if not choice.fits else [],
+        remarks=list(remarks(job, choice)),
+        length=length_of(job.config, job.global_batch),
+        offer=offer,
+        preemptions=preemptions(job, choice),
+        offers=[offer if each.gpu == offer.gpu else each for each in offers],
+        scaling=scaling(job) if job.machine.gpu.cuda else [],
+        chosen_by=chosen_by,
+        measured=measure is not None,
+    )
+
+
+def _by_table(job: Job) -> Offer:
+    choice = _choose(job, ways(job) or wished_ways(job))
+    return offer_of(job, choice, by_table(job, choice))
+
+
+def _choose(job: Job, candidates: Sequence[Way]) -> Choice:
+    return as_learned(job, choose(job, candidates))
+
+
+def _ways(job: Job) -> list[Way]:
+    found, strategy = ways(job), job.config.compute.strategy
+    if not found and job.unsharded:
+        raise BadInput(
+            f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "
+            "float16 knows no shards",
+            remedy="take ddp, or another GPU",
+        )
+    if not found:
+        raise BadInput(
+            f"compute.strategy = {strategy!r} cannot be combined with "
+            f"compute.offload = {job.config.compute.offload!r}",
+            remedy="leave one of the two out",
+        )
+    return found
+
+
+def _cheapest(gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Gpu:
+    """Return the cheapest if prices are known, else the fastest; the largest if none fits."""
+    fitting = [offer for offer in offers if offer.fits]
+    priced = [offer for offer in fitting if offer.usd_per_million_tokens is not None]
+    if priced:
+        name = min(priced, key=lambda offer: offer.usd_per_million_tokens or 0.0).gpu
+    elif fitting:
+        name = max(fitting, key=lambda offer: offer.tokens_per_second.middle).gpu
+    else:
+        name = max(gpus, key=lambda gpu: gpu.memory).name
+    return next(gpu for gpu in gpus if gpu.name == name)

@@ -1,0 +1,162 @@
+"""A plan as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from steadytrain.components.plan.offer import Offer
+from steadytrain.components.plan.plan import Plan
+from steadytrain.components.plan.scaling import Size, policy
+from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.time_cost import THE_TABLE, Span
+
+_UNKNOWN = "not known"
+_TRACED = "no formula for {}: sizes and activations come from a trace on fake tensors"
+
+
+def render(plan: Plan) -> str:
+    """Return the plan's text; it is the same for the same plan."""
+    parts = (_head, _decided, _memory, _spending, _scaling, _gpus, _foot)
+    return "\n\n".join(filter(None, ("\n".join(part(plan)) for part in parts)))
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    job = plan.job
+    trained = "" if plan.trained == job.shape.parameters else f", {count(plan.trained)} trained"
+    yield f"model     {job.name}: {count(job.shape.parameters)} parameters{trained}"
+    if job.shape.traced:
+        yield f"          {_TRACED.format(job.shape.family)}"
+    by = "" if plan.chosen_by == "given" else f", chosen by {plan.chosen_by}"
+    yield f"hardware  {job.machine}{by}"
+    total, capacity = plan.choice.memory.total / 1e9, plan.choice.capacity / 1e9
+    if plan.works:
+        yield f"verdict   fits: {total:.1f} of {capacity:g} GB on each {job.machine.gpu.kind}"
+        return
+    yield "verdict   DOES NOT WORK"
+    yield from (f"  problem {problem}" for problem in plan.problems)
+    yield from (f"  nearest {remedy}" for remedy in plan.remedies)
+    if not plan.remedies and not plan.choice.fits:
+        yield "  nearest nothing on this hardware; see the GPUs below"
+
+
+def _decided(plan: Plan) -> Iterator[str]:
+    yield "decisions"
+    rows = [(item.field, item.text, item.reason) for item in plan.decisions]
+    yield from _table(rows)
+    yield from (f"  remark: {remark}" for remark in plan.remarks)
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.choice.memory
+    yield f"memory of a rank at its peak, {memory.moment}, in GB"
+    for name, size in memory.parts.items():
+        yield f"  {name:<16}{size / 1e9:8.2f}"
+    yield f"  {'sum':<16}{memory.total / 1e9:8.2f}"
+    if memory.host:
+        yield f"  {'on the host':<16}{memory.host / 1e9:8.2f}{_host(plan.choice)}"
+
+
+def _host(choice: Choice) -> str:
+    if choice.host_capacity is None:
+        return ""
+    return f", a node {choice.host_needed / 1e9:.1f} of {choice.host_capacity / 1e9:.1f}"
+
+
+def _spending(plan: Plan) -> Iterator[str]:
+    offer, length = plan.offer, plan.length
+    yield "time and cost"
+    steps = _UNKNOWN if length.steps is None else f"{length.steps:,}"
+    yield f"  steps           {steps}: {length.source}"
+    timed = "" if offer.timed_by == THE_TABLE else f": {offer.timed_by}"
+    yield f"  tokens a second {_span(offer.tokens_per_second)}{timed}"
+    yield f"  hours           {_span(offer.hours)}"
+    yield f"  USD on demand   {_span(offer.usd)}"
+    lost = plan.preemptions
+    yield (
+        f"  USD on spot     {_span(offer.spot_usd)}; preemptions every "
+        f"{plan.job.config.recovery.seconds_between_failures / 3600:g} h make it "
+        f"{lost.factor:.2f} times as long, with a checkpoint each {lost.interval_seconds:.0f} s"
+    )
+
+
+def _scaling(plan: Plan) -> Iterator[str]:
+    if not plan.scaling:
+        return
+    yield f"scaling policy: {policy(plan.job, plan.scaling)}"
+    names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens a second", "hours", "USD")
+    yield from _table([names, *map(_of_size, plan.scaling)])
+
+
+def _of_size(size: Size) -> tuple[str, ...]:
+    many, offer = f"{size.nodes} x {size.gpus_per_node}", size.offer
+    if offer is None:
+        return (many, "does not work", "", "", "")
+    spans = (offer.tokens_per_second, offer.hours, offer.usd)
+    return (many, offer.how, *map(_span, spans))
+
+
+def _gpus(plan: Plan) -> Iterator[str]:
+    machine = plan.job.machine
+    yield f"GPUs, {machine.ranks} of each, cheapest first"
+    names = ("GPU", "GB", "how", "hours", "USD", "USD a million tokens")
+    yield from _table([names, *map(_row, plan.cheapest)])
+    fastest = [offer.gpu for offer in plan.fastest]
+    yield f"  fastest first: {', '.join(fastest) or 'none fits'}"
+    out = [offer.gpu for offer in plan.offers if not offer.fits]
+    if out:
+        few = ", or are too few" if plan.job.hosts.of_a_cluster else ""
+        yield f"  do not fit{few}: {', '.join(out)}"
+
+
+def _row(offer: Offer) -> tuple[str, ...]:
+    each = offer.usd_per_million_tokens
+    return (
+        offer.gpu,
+        f"{offer.memory_gb:.1f} of {offer.capacity_gb:g}",
+        offer.how,
+        _span(offer.hours),
+        _span(offer.usd),
+        _UNKNOWN if each is None else _number(each),
+    )
+
+
+def _foot(plan: Plan) -> Iterator[str]:
+    timed = plan.offer.timed_by != THE_TABLE
+    if plan.measured or timed:
+        memory = "a dry run on fake tensors" if plan.measured else "formula"
+        speed = "measured on this machine with random weights" if timed else "the table's"
+        yield f"Memory by {memory}, speed {speed}; of other GPUs by formula and table."
+        yield f"Memory was within {4 if plan.measured else 12} % of live tensors on a CPU in tests;"
+    else:
+        yield (
+            "By formula, nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"
+        )
+    yield "CUDA's context and fragmentation are assumptions, and so is how much of a GPU's peak"
+    yield "a training gets, which is why hours are an interval."
+
+
+def _span(span: Span | None) -> str:
+    return _UNKNOWN if span is None else f"{_number(span.low)} to {_number(span.high)}"
+
+
+def _number(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value < 0.01:
+        return "<0.01"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def count(parameters: int) -> str:
+    """Format as 8.03 billion, 124 million or 61 thousand."""
+    for size, name in ((10**9, " billion"), (10**6, " million"), (10**3, " thousand")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{name}"
+    return str(parameters)

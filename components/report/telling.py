@@ -1,0 +1,155 @@
+"""Describe events in one line each."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import singledispatch
+
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+    GradientOverflow,
+    Resubmitted,
+    StepFailed,
+    StepFinished,
+    StepStarted,
+    TrainingDiverged,
+    TrainingStarted,
+    Validated,
+    Warned,
+)
+
+
+def amount(number: float) -> str:
+    """Format a number for people: 950, 12.3k, 4.56M, 1.2G."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= limit:
+            return f"{number / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{number:,.0f}" if abs(number) >= 10 or number == round(number) else f"{number:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration for people: 4.2 s, 0:03:05, 1 day, 2:03:05."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> str:
+    """Describe a recovery in one line: what failed, why, and what was decided.
+
+    Args:
+        decided: None if the supervisor died and a new one continued.
+        step: where training continues; left out if the decision is to stop.
+    """
+    happened = f"attempt {ended.attempt} {ended.outcome} at step {ended.step:,}"
+    happened += f" ({_first_line(ended.message)})" if ended.message else ""
+    if decided is None:
+        return f"{happened}; a new supervisor goes on from step {step:,}"
+    action = decided.action.replace("_", " ")
+    if decided.action == "stop":
+        return f"{happened}; {action}: {_first_line(decided.reason)}"
+    return f"{happened}; {action} from step {step:,}: {_first_line(decided.reason)}"
+
+
+@singledispatch
+def tell(event: Event) -> str:  # noqa: ARG001  the fallback has nothing to look at
+    """Return the event in one line, or "" for events that are only shown live."""
+    return ""
+
+
+@tell.register
+def _(event: StepStarted) -> str:
+    return f"{event.stage}: started"
+
+
+@tell.register
+def _(event: StepFinished) -> str:
+    state = "reused" if event.reused else "done"
+    return f"{event.stage}: {state}" + (f", {event.summary}" if event.summary else "")
+
+
+@tell.register
+def _(event: StepFailed) -> str:
+    return f"{event.stage}: failed: {_first_line(event.message)}"
+
+
+@tell.register
+def _(event: AttemptStarted) -> str:
+    start = f"from step {event.resumed_from_step:,}" if event.resumed_from_step else "from step 0"
+    batch = (
+        f"{event.micro_batch_size} (micro-batch) x {event.gradient_accumulation_steps} "
+        f"(accumulation) x {event.world_size} (world size)"
+    )
+    if event.gradient_checkpointing:
+        batch += ", activation checkpointing"
+    if event.strategy != "ddp":
+        batch += f", {event.strategy}"
+    if event.offload != "none":
+        batch += f", offload {event.offload}"
+    return f"train: attempt {event.attempt} starts {start}, batch {batch}"
+
+
+@tell.register
+def _(event: AttemptEnded) -> str:
+    text = (
+        f"train: attempt {event.attempt} {event.outcome.replace('_', ' ')} at step {event.step:,}"
+    )
+    return (
+        f"{text} ({event.failure_class}): {_first_line(event.message)}" if event.message else text
+    )
+
+
+@tell.register
+def _(event: DecisionMade) -> str:
+    return f"train: {event.action.replace('_', ' ')}: {event.reason}"
+
+
+@tell.register
+def _(event: TrainingStarted) -> str:
+    return (
+        f"train: {amount(event.parameters)} parameters, {event.precision} on {event.device}, "
+        f"{event.max_steps:,} steps"
+    )
+
+
+@tell.register
+def _(event: Validated) -> str:
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+    return f"train: step {event.step:,} validated, {metrics}" + (" (best)" if event.best else "")
+
+
+@tell.register
+def _(event: CheckpointSaved) -> str:
+    return (
+        f"train: step {event.step:,} checkpoint saved, {amount(event.bytes)}B "
+        f"in {duration(event.seconds)}"
+    )
+
+
+@tell.register
+def _(event: TrainingDiverged) -> str:
+    return f"train: diverged at step {event.step:,}, loss {event.loss}"
+
+
+@tell.register
+def _(event: GradientOverflow) -> str:
+    return f"train: step {event.step:,} skipped, gradients overflowed at scale {event.scale:g}"
+
+
+@tell.register
+def _(event: Warned) -> str:
+    return f"{event.stage}: {event.message}"
+
+
+@tell.register
+def _(event: Resubmitted) -> str:
+    return (
+        f"a step was lost; submitted again as run {event.kfp_run}, "
+        f"{event.number} of at most {event.limit} in a row without a new checkpoint"
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -1,0 +1,13 @@
+"""Environment variables for the address and credentials of Kubeflow Pipelines, named as in KFP."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HOST_VARIABLE: Final = "KF_PIPELINES_ENDPOINT"
+UI_VARIABLE: Final = "KF_PIPELINES_UI_ENDPOINT"
+NAMESPACE_VARIABLE: Final = "KFP_NAMESPACE"
+TOKEN_VARIABLE: Final = "KFP_EXISTING_TOKEN"
+TOKEN_FILE_VARIABLE: Final = "KF_PIPELINES_SA_TOKEN_PATH"
+COOKIE_VARIABLE: Final = "KFP_COOKIE"
+CA_VARIABLE: Final = "SSL_CERT_FILE"

@@ -1,0 +1,1 @@
+"""The registered model: its versions and aliases, and the subject of a gate decision."""

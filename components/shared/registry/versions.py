@@ -1,0 +1,213 @@
+"""The versions of one registered model in MLflow's registry, with their tags and aliases.
+
+No other module sets an alias. Setting the champion's alias needs a gate decision. The registered
+model's tags record which aliases belong to champions, because other runs may use other names for
+the same model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from typing import Any
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import code_digest, value_digest
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.records import DataRecord, GateRecord, TrainRecord
+from steadytrain.components.shared.tracking import use_tracking
+from steadytrain.components.shared.tracking.connect import tracking_errors
+from steadytrain.components.shared.workspace import Workspace
+
+SPLIT, LABELS, TASK = (
+    "steadytrain.split_digest",
+    "steadytrain.labels_digest",
+    "steadytrain.task",
+)
+RUN, WEIGHTS = "steadytrain.pipeline_run", "steadytrain.weights_digest"
+INPUTS, PROFILE = "steadytrain.inputs_digest", "steadytrain.data_profile"
+OF_CHAMPIONS = "steadytrain.champion_alias."
+"""Prefix of a registered model's tags. The rest of the tag is an alias of its champions, in lower
+case."""
+
+
+def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dict[str, str]:
+    """Return the tags that identify a version: its origin, and what it may be compared with."""
+    return {
+        RUN: config.run_id,
+        WEIGHTS: train.weights_digest,
+        **comparable_tags(config, data),
+        "steadytrain.data_fingerprint": data.fingerprint,
+        INPUTS: data.inputs_digest,
+        "steadytrain.config_digest": config.digest(),
+        "steadytrain.code_version": f"{installed_version('steadytrain')}+{code_digest()[:12]}",
+        "steadytrain.parent_model": config.model.base or "none (from scratch)",
+    }
+
+
+def profile_tag(data: DataRecord) -> dict[str, str]:
+    """Return a tag with the profile of a version's data, for comparison in `detect_change`."""
+    return {PROFILE: data.profile.model_dump_json()} if data.profile else {}
+
+
+def comparable_tags(config: RunConfig, data: DataRecord) -> dict[str, str]:
+    """Return the tags that two versions must share to be compared on the same test side."""
+    return {
+        TASK: config.data.task,
+        SPLIT: data.split_digest,
+        LABELS: value_digest(data.labels),
+    }
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered version.
+
+    uri: MLflow's address of its model.
+    """
+
+    number: str
+    tags: Mapping[str, str]
+    uri: str
+
+
+class Registry:
+    """The registered model of a run.
+
+    Every method raises TrackingError if the registry cannot be used.
+    """
+
+    def __init__(self, config: RunConfig, workspace: Workspace) -> None:
+        self.tracking = use_tracking(config, workspace)
+        self.name = config.model_name
+        self.run_id = config.run_id
+        self.aliases = config.registry
+        self.lock_address = config.registry.lock or str(workspace.locks)
+
+    def champion(self) -> Version | None:
+        """Return the version with the champion's alias, or None."""
+        return self.by_alias(self.aliases.champion_alias)
+
+    def by_alias(self, alias: str) -> Version | None:
+        """Return the version with an alias, or None."""
+        from mlflow.exceptions import MlflowException
+
+        with self._errors():
+            try:
+                found = self.tracking.client.get_model_version_by_alias(self.name, alias)
+            except MlflowException as error:
+                if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+                    raise
+                return None
+            return self._version(found)
+
+    def numbered(self, number: str) -> Version | None:
+        """Return the version with a number, or None."""
+        from mlflow.exceptions import MlflowException
+
+        with self._errors():
+            try:
+                return self._version(self.tracking.client.get_model_version(self.name, number))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                return None
+
+    def of_run(self, tags: Mapping[str, str]) -> Version | None:
+        """Return the version that this run registered with these weights, or None."""
+        query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
+        with self._errors():
+            versions = self.tracking.client.search_model_versions(query)
+            same = [item for item in versions if item.tags.get(WEIGHTS) == tags[WEIGHTS]]
+            return self._version(min(same, key=lambda item: int(item.version))) if same else None
+
+    def register(self, model_uri: str, tags: Mapping[str, str], description: str) -> Version:
+        """Register a new version of a logged model."""
+        import mlflow
+
+        # MLflow announces the version on stderr. The step does that itself.
+        with self._errors(), contextlib.redirect_stderr(io.StringIO()):
+            made = mlflow.register_model(model_uri, self.name, tags=dict(tags))
+            self.tracking.client.update_model_version(self.name, made.version, description)
+            return self._version(made)
+
+    def name_candidate(self, version: Version) -> None:
+        """Move the candidate's alias to a version.
+
+        Raises:
+            BadInput: if the alias belongs to champions, in this configuration or another one.
+        """
+        alias = self.aliases.candidate_alias
+        with self.locked() as check:
+            with self._errors():
+                tags = self.tracking.client.get_registered_model(self.name).tags
+            reserved = {
+                "champion",
+                self.aliases.champion_alias.lower(),
+                *(tag.removeprefix(OF_CHAMPIONS) for tag in tags if tag.startswith(OF_CHAMPIONS)),
+            }
+            if alias.lower() in reserved:
+                raise BadInput(
+                    f"registry.candidate_alias = {alias!r}: this alias of {self.name} is the "
+                    "champion's, which only a promotion moves",
+                    remedy="choose another one, such as candidate",
+                )
+            check()
+            self._point(alias, version)
+
+    def name_champion(self, version: Version, gate: GateRecord, check: Callable[[], None]) -> None:
+        """Move the champion's alias to a version that the gate promoted.
+
+        Args:
+            version: the version.
+            gate: the decision about this version.
+            check: the check of the lock that the caller holds.
+
+        Raises:
+            SteadytrainError: if the gate did not promote this version, or someone else moved the
+                alias at the same time.
+        """
+        alias, about = self.aliases.champion_alias, gate.subject
+        told = (about.model_name, about.champion_alias, about.run_id, about.weights_digest)
+        ours = (self.name, alias, version.tags.get(RUN), version.tags.get(WEIGHTS))
+        if not gate.promoted or told != ours:
+            raise SteadytrainError(
+                f"version {version.number} of {self.name} is not what the gate let through",
+                remedy="run the steps evaluate, register and promote again",
+            )
+        check()
+        with self._errors():
+            # Set the tag first: an alias that is reserved for champions but unused does no harm.
+            self.tracking.client.set_registered_model_tag(
+                self.name, f"{OF_CHAMPIONS}{alias.lower()}", "true"
+            )
+        self._point(alias, version)
+        written = self.champion()
+        if written is None or written.number != version.number:
+            raise SteadytrainError(
+                f"alias {alias!r} of {self.name} was set to version {version.number}, but names "
+                f"{'none' if written is None else f'version {written.number}'} now",
+                remedy="somebody moved it by hand at the same moment: look which version is right, "
+                "then run the step promote again",
+            )
+
+    def _point(self, alias: str, version: Version) -> None:
+        with self._errors():
+            self.tracking.client.set_registered_model_alias(self.name, alias, version.number)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Callable[[], None]]:
+        """Hold the lock that all runs with the same lock address share. Yield the lock's check."""
+        with lease(self.lock_address, f"registry-{self.name}") as check:
+            yield check
+
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return tracking_errors(self.tracking.uri)
+
+    def _version(self, found: Any) -> Version:
+        number = str(found.version)
+        return Version(number, dict(found.tags), f"models:/{self.name}/{number}")

@@ -1,0 +1,184 @@
+"""Each choice of a plan with a one-sentence reason; user settings are repeated, not evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from steadytrain.components.memory.frozen import frozen_decisions
+from steadytrain.components.shared.decision import Decision, set_by_user
+from steadytrain.components.sizing.fit import HOST_SPARE, Choice
+from steadytrain.components.sizing.hardware import GIB
+from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.recipe import MEDIUM_BATCH, recipe
+from steadytrain.components.sizing.strategy import BILLION
+from steadytrain.components.sizing.time_cost import Span, preemptions
+
+_SIZE_RULE: Final = "rule: strategy by size"
+_SMALL_CARD: Final = "rule for 6 GB cards"
+
+
+def decisions(job: Job, choice: Choice, speed: Span) -> list[Decision]:
+    """Return all decisions of a plan.
+
+    Args:
+        speed: in tokens per second.
+    """
+    adapter, parameters = choice.setting.adapter, job.shape.parameters
+    return [
+        *efficiency(job, choice),
+        *recipe(job.config, adapter, parameters, job.given),
+        _as_given(job, _checkpoints(job, choice, speed)),
+    ]
+
+
+def efficiency(job: Job, choice: Choice) -> list[Decision]:
+    """Return the decisions about memory and speed."""
+    found = [
+        Decision("compute.strategy", choice.way.strategy, _strategy(job, choice)),
+        Decision("compute.offload", choice.way.offload, _offload(job, choice)),
+        Decision("model.adapter.kind", choice.way.adapter, _adapter(job, choice)),
+        *frozen_decisions(job.shape, choice.setting),
+        _precision(job),
+        Decision("training.gradient_checkpointing", choice.way.recompute, _recompute(job, choice)),
+        Decision("training.optim", choice.way.optim, _optimizer(job, choice)),
+        *_batch(job, choice),
+        *_pods(job, choice),
+    ]
+    return [_as_learned(choice, _as_given(job, decision)) for decision in found]
+
+
+def _as_given(job: Job, decision: Decision) -> Decision:
+    """Return the user's own value if it is set."""
+    return set_by_user(job.config, decision.field) if job.given(decision.field) else decision
+
+
+def _as_learned(choice: Choice, decision: Decision) -> Decision:
+    """Apply what an earlier run found out; the user's own value stays an upper bound."""
+    learned = choice.learned.get(decision.field)
+    if learned is None:
+        return decision
+    return replace(
+        decision, reason=f"{decision.reason}, but {learned}" if decision.yours else learned
+    )
+
+
+def _strategy(job: Job, choice: Choice) -> str:
+    count, strategy = job.shape.parameters, choice.way.strategy
+    if strategy == "single":
+        return f"one {job.machine.gpu.kind} has nobody to share with"
+    if strategy == "ddp":
+        if choice.setting.adapter.freezes:
+            return "each GPU holds the frozen model, and only the adapters' gradients travel"
+        return (
+            f"below 1 billion parameters each {job.machine.gpu.kind} holds the whole model "
+            f"({_SIZE_RULE})"
+        )
+    if count < BILLION:
+        return "with DDP each GPU would need more memory than it has, so the states are shared"
+    if count < 10 * BILLION:
+        return f"from 1 to 10 billion parameters the ranks share all states ({_SIZE_RULE})"
+    return f"from 10 to 100 billion parameters: ZeRO-3 ({_SIZE_RULE})"
+
+
+def _offload(job: Job, choice: Choice) -> str:
+    if choice.way.offload == "none":
+        fits = f"what a rank needs fits on its {job.machine.gpu.kind}"
+        return fits if choice.fits else "slow, so only if asked for"
+    return (
+        "from 10 to 100 billion parameters the host's memory takes what does not fit "
+        f"({_SIZE_RULE}): {choice.memory.host / 1e9:.0f} GB a rank"
+    )
+
+
+def _adapter(job: Job, choice: Choice) -> str:
+    if choice.way.adapter == "none":
+        whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
+        return whole or "all weights fit in training, so none needs to stay as it is"
+    full = 16 * job.shape.parameters / 1e9 / job.machine.ranks
+    short = f"training all weights takes 16 bytes each, {full:.0f} GB a rank at the least"
+    if choice.way.adapter == "lora":
+        return f"{short}; low-rank adapters leave them frozen"
+    return f"{short}, and even frozen in 16 bits they do not fit; in 4 bits (NF4) they take least"
+
+
+def _precision(job: Job) -> Decision:
+    gpu = job.machine.gpu
+    if job.precision == "fp32":
+        fp16 = job.given("training.fp16") and not job.given("training.bf16")
+        field = "training.fp16" if fp16 else "training.bf16"
+        return Decision(field, False, "this CPU has no instructions for bfloat16")
+    reason = "computes in bfloat16, which needs no loss scaling"
+    if not gpu.cuda:
+        reason = "has instructions for bfloat16, which multiply several times as fast"
+    if job.precision == "fp16":
+        reason = "has no bfloat16, so float16 with loss scaling"
+    return Decision(f"training.{job.precision}", True, f"{gpu.name} {reason}")
+
+
+def _recompute(job: Job, choice: Choice) -> str:
+    if job.short_of_memory:
+        return f"activations are computed again in backward ({_SMALL_CARD})"
+    if not choice.way.recompute:
+        return "activations fit, and computing them again would take a third more time"
+    if job.shape.parameters >= 10 * BILLION and choice.way.adapter == "none":
+        return f"from 10 to 100 billion parameters ({_SIZE_RULE})"
+    return "memory is what binds (rule: activation checkpointing first)"
+
+
+def _optimizer(job: Job, choice: Choice) -> str:
+    if choice.way.optim == "adamw_torch":
+        where = "on the host" if choice.way.offload != "none" else f"on the {job.machine.gpu.kind}"
+        return f"AdamW is the rule (rule: optimizers); its state is {where}"
+    if job.short_of_memory:
+        return f"in 8 bits, and in the host's memory where the GPU's is short ({_SMALL_CARD})"
+    return "AdamW's state in a quarter of the memory lets all weights be trained"
+
+
+def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
+    batch, ranks = choice.batch, job.machine.ranks
+    reason = MEDIUM_BATCH
+    if job.short_of_memory:
+        reason = f"micro-batch 1 with accumulation 8 to 16 ({_SMALL_CARD})"
+    yield Decision("training.global_batch_size", batch.global_batch_size, reason)
+    whole = "the rank's whole share of the global batch fits"
+    if batch.gradient_accumulation_steps > 1:
+        whole = (
+            f"with accumulation {batch.gradient_accumulation_steps} on {ranks} "
+            f"rank{'s' if ranks > 1 else ''} it is the global batch, "
+            + ("and more does not fit" if job.machine.gpu.cuda else "as a run on a CPU begins")
+        )
+    if job.short_of_memory:
+        whole = (
+            f"with accumulation {batch.gradient_accumulation_steps} it is the global batch "
+            f"({_SMALL_CARD})"
+        )
+    yield Decision("training.micro_batch_size", batch.micro_batch_size, whole)
+
+
+def _pods(job: Job, choice: Choice) -> Iterator[Decision]:
+    """Yield the pods' memory on a cluster, where a pod has only the memory that it requests."""
+    if not (job.hosts.of_a_cluster and choice.host_needed):
+        return
+    from kubernetes.utils import parse_quantity
+
+    needed = math.ceil(choice.host_needed / (1 - HOST_SPARE) / GIB)
+    if needed * GIB > parse_quantity(job.config.compute.pods.memory):
+        reason = f"{choice.host_needed / 1e9:.0f} GB leave the GPUs of a node for it, and the "
+        yield Decision(
+            "compute.pods.memory", f"{needed}Gi", f"{reason}processes take some themselves"
+        )
+
+
+def _checkpoints(job: Job, choice: Choice, speed: Span) -> Decision:
+    """Return the checkpoint decision, by time as in a run: an epoch may take seconds or hours."""
+    interval = preemptions(job, choice).interval_seconds
+    tokens = interval * speed.middle
+    steps = max(1, round(tokens / (job.global_batch * choice.setting.length)))
+    return Decision(
+        "training.save_steps",
+        None,
+        f"as often as pays: about each {interval:.0f} s here (steps: {steps}), by Young's interval",
+    )

@@ -1,0 +1,149 @@
+"""The GPUs that a plan knows, their prices, and what a memory requirement means for people."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.document import parse, read
+from steadytrain.components.shared.config.plain import find_unfit
+from steadytrain.components.shared.errors import BadInput
+
+GIB: Final = 2**30
+Price = Annotated[float, Field(ge=0)]
+
+
+class Prices(Section):
+    """Prices of one GPU in USD per hour; None means unknown."""
+
+    usd_per_hour: Price | None = None
+    spot_usd_per_hour: Price | None = None
+
+
+class Gpu(Prices):
+    """A kind of GPU; `gpus.yaml` explains each field.
+
+    cuda: False for a machine's own CPU.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    memory_gb: float = Field(..., gt=0)
+    speed: float = Field(..., gt=0)
+    half_tflops: float = Field(..., gt=0)
+    fp32_tflops: float = Field(..., gt=0)
+    bf16: bool
+    cuda: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The word for it: "GPU" or "CPU"."""
+        return "GPU" if self.cuda else "CPU"
+
+    @property
+    def memory(self) -> int:
+        """Memory in bytes.
+
+        The data sheet's GB count as 10^9 bytes. Drivers report slightly more; the difference is
+        left to a display and the driver itself.
+        """
+        return int(self.memory_gb * 10**9)
+
+
+_TABLE: Final = TypeAdapter(tuple[Gpu, ...])
+_PRICES: Final = TypeAdapter(dict[str, Prices])
+
+
+@functools.cache
+def all_gpus() -> tuple[Gpu, ...]:
+    """Return steadytrain's table of GPUs, the smallest memory first."""
+    place = resources.files("steadytrain.components.sizing") / "gpus.yaml"
+    table = _TABLE.validate_python(yaml.safe_load(place.read_text(encoding="utf-8")))
+    return tuple(sorted(table, key=lambda gpu: gpu.memory_gb))
+
+
+def find_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu:
+    """Find a GPU by name, as people or its driver write it ("NVIDIA H100 80GB HBM3").
+
+    Raises:
+        BadInput: no GPU has that name.
+    """
+    known = all_gpus() if gpus is None else gpus
+    found = known_gpu(name, known)
+    if found is not None:
+        return found
+    raise BadInput(
+        f"GPU {name!r}: the plan's table has none of that name",
+        remedy=f"one of {', '.join(gpu.name for gpu in known)}",
+    )
+
+
+def known_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu | None:
+    """Find a GPU by name; None if no GPU has that name."""
+    for gpu in all_gpus() if gpus is None else gpus:
+        if _plain(name) in map(_plain, (gpu.name, *gpu.aliases)):
+            return gpu
+    return None
+
+
+def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
+    """Return the table with prices only from a file; prices that it leaves out are unknown.
+
+    Args:
+        prices: YAML: a GPU's name, with `usd_per_hour` and `spot_usd_per_hour` below it.
+
+    Raises:
+        BadInput: the file can't be read, or names a GPU that is not in the table.
+    """
+    known = all_gpus() if gpus is None else tuple(gpus)
+    given = _read_prices(prices)
+    found = {find_gpu(name, known).name: value for name, value in given.items()}
+    unknown = Prices()
+    return tuple(gpu.model_copy(update=found.get(gpu.name, unknown).model_dump()) for gpu in known)
+
+
+def smallest_gpu(needed: int) -> Gpu | None:
+    """Return the GPU with the smallest sufficient memory, or None."""
+    return next((gpu for gpu in all_gpus() if needed <= gpu.memory), None)
+
+
+def advice(needed: int) -> str:
+    """Explain for people what `needed` bytes mean; "" if unknown (0)."""
+    if not needed:
+        return ""
+    gpu = smallest_gpu(needed)
+    size = f"{needed / GIB:.1f} GiB" if needed >= GIB / 10 else f"{needed / 2**20:.1f} MiB"
+    return f"even with micro-batch 1 and activation checkpointing a rank needs about {size}; " + (
+        f"the smallest GPU that would do: {gpu.name} ({gpu.memory_gb:g} GB)"
+        if gpu
+        else "no single GPU has that"
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^nvidia|[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
+
+
+def _read_prices(path: Path) -> Mapping[str, Prices]:
+    what = f"--prices {path}"
+    content = parse(read(path, what, "give a YAML file of prices"), what)
+    if unfit := next(find_unfit(content), None):
+        raise BadInput(f"{what}: {unfit.field}: {unfit.message}", remedy=unfit.remedy)
+    try:
+        return _PRICES.validate_python(content)
+    except ValidationError as error:
+        told = error.errors()[0]
+        where = ".".join(map(str, told["loc"]))
+        raise BadInput(
+            f"{what}: {where}: {told['msg']}",
+            remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, a GPU a "
+            "line",
+        ) from error

@@ -1,0 +1,113 @@
+"""What fits into a device's memory, learned by one run and used by the next one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.sizing.batch import BatchPlan
+from steadytrain.components.sizing.fit import Choice, at
+from steadytrain.components.sizing.hardware import known_gpu
+from steadytrain.components.sizing.length import prepared
+from steadytrain.components.sizing.machine import Job
+
+
+class Learned(Record):
+    """The largest micro-batch that trained, and the activation checkpointing and sharding used."""
+
+    micro_batch_size: int
+    gradient_checkpointing: bool
+    strategy: str = ""
+    offload: str = "none"
+
+    def hold(self, plan: BatchPlan) -> BatchPlan:
+        """Return the plan, reduced to need no more memory than this."""
+        return plan.within(
+            self.micro_batch_size,
+            gradient_checkpointing=self.gradient_checkpointing,
+            strategy=self.strategy,
+            offload=self.offload,
+        )
+
+
+def learned_path(config: RunConfig, *, length: int, device: str, world_size: int) -> Path:
+    """Return the file shared by all runs with equal memory needs: same model, precision, strategy.
+
+    Args:
+        length: tokens of the longest row; 0 if the data don't say.
+        device: all names of one kind of device are equivalent.
+    """
+    training = config.training
+    decides = {
+        "model": config.model.model_dump(mode="json"),
+        "task": config.data.task,
+        "sequence_length": length,
+        "device": _kind(device),
+        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
+        "optimizer": training.optim,
+        "strategy": config.compute.strategy,
+        "offload": config.compute.offload,
+        "world_size": world_size,
+        "gradient_checkpointing": training.gradient_checkpointing,
+    }
+    return Workspace.of(config).learned(value_digest(decides))
+
+
+def as_learned(job: Job, choice: Choice) -> Choice:
+    """Return the plan's choice, or a smaller one if an earlier similar run ran out of memory."""
+    path = _path(job, _as_chosen(job, choice))
+    if not path.is_file():
+        return choice
+    held = Learned.load(path).hold(choice.plan)
+    before, now = choice.plan.fields, held.fields
+    way = replace(
+        choice.way,
+        recompute=held.gradient_checkpointing,
+        strategy=cast(Strategy, now["compute.strategy"]),
+        offload=cast(Offload, held.offload),
+    )
+    reason = (
+        f"learned: an earlier run on {job.machine.gpu.name} ran out of memory with more than "
+        f"micro-batch x accumulation {held}; remove {path} to forget that"
+    )
+    learned = {field: reason for field, value in now.items() if value != before[field]}
+    return replace(at(job, way, held.micro_batch_size), learned=learned)
+
+
+def learned_otherwise(job: Job, choice: Choice) -> Learned | None:
+    """Return what runs with the unchanged configuration learned, if the plan differs from it."""
+    path = _path(job, job.config)
+    if path == _path(job, _as_chosen(job, choice)) or not path.is_file():
+        return None
+    return Learned.load(path)
+
+
+def _path(job: Job, config: RunConfig) -> Path:
+    data, machine = prepared(job.config), job.machine
+    length = data.sequence_length if data else config.data.sequence_length
+    return learned_path(config, length=length, device=machine.gpu.name, world_size=machine.ranks)
+
+
+def _as_chosen(job: Job, choice: Choice) -> RunConfig:
+    """Return the configuration of the planned training run, before it is adapted to the device."""
+    config, way = job.config, choice.way
+    training = config.training.model_copy(
+        update={
+            "bf16": job.precision == "bf16",
+            "fp16": job.precision == "fp16",
+            "optim": way.optim,
+        }
+    )
+    model = config.model.model_copy(update={"adapter": choice.setting.adapter})
+    return config.model_copy(update={"training": training, "model": model})
+
+
+def _kind(device: str) -> str:
+    gpu = known_gpu(device)
+    return gpu.name if gpu else device

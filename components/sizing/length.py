@@ -1,0 +1,63 @@
+"""How much there is to train on: steps and tokens, as far as is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of the complete training run.
+
+    rows: training sequences; None if the data are not prepared.
+    steps: optimizer steps; None if unknown.
+    tokens: of all steps, without padding if the data report it; None if unknown.
+    source: where this comes from, or how to find out.
+    """
+
+    rows: int | None
+    steps: int | None
+    tokens: float | None
+    source: str
+
+
+def length_of(config: RunConfig, global_batch: int) -> Length:
+    """Return the length from the prepared data, else from `training.max_steps`.
+
+    Raises:
+        BadInput: the record of the data has another version.
+    """
+    training, data = config.training, prepared(config)
+    full = global_batch * config.data.sequence_length
+    if data is not None:
+        side = data.sides["train"]
+        steps = training.max_steps
+        if steps < 0:
+            steps = math.ceil(training.num_train_epochs * side.rows / global_batch)
+        each = side.tokens / side.rows if side.tokens and side.rows else full / global_batch
+        source = f"the prepared data: {side.rows:,} sequences of {each:,.0f} tokens on average"
+        return Length(side.rows, steps, steps * global_batch * each, source)
+    if training.max_steps > 0:
+        tokens = float(training.max_steps * full)
+        return Length(None, training.max_steps, tokens, "training.max_steps, with full sequences")
+    return Length(
+        None,
+        None,
+        None,
+        "run `steadytrain step preprocess FILE` first, or set training.max_steps",
+    )
+
+
+def prepared(config: RunConfig) -> DataRecord | None:
+    """Return the prepared data of a run; None if there are none yet.
+
+    Raises:
+        BadInput: their record has another version.
+    """
+    path = Workspace.of(config).record("preprocess")
+    return DataRecord.load(path) if path.is_file() else None

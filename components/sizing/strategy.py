@@ -1,0 +1,176 @@
+"""Options for training a model, best first: strategy by size, then what needs less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from steadytrain.components.memory.frozen import FrozenEmbeddings, FrozenHead, lighter
+from steadytrain.components.shared.config.compute import OFFLOADING, SHARDING, Offload, Strategy
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.hardware import find_gpu
+from steadytrain.components.sizing.machine import Job
+
+BILLION: Final = 10**9
+LARGEST: Final = 100 * BILLION
+"""Number of parameters above which none of the supported strategies suffices."""
+
+Adapter = Literal["none", "lora", "qlora"]
+Optimizer = Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"]
+_OFFLOADS: Final[tuple[Offload, ...]] = ("none", "optimizer", "all")
+
+
+@dataclass(frozen=True)
+class Way:
+    """An option: how a model is trained, as far as there is a choice."""
+
+    adapter: Adapter
+    strategy: Strategy
+    recompute: bool
+    optim: Optimizer
+    offload: Offload = "none"
+    frozen_embeddings: FrozenEmbeddings = "device"
+    frozen_head: FrozenHead = "as_loaded"
+
+    @property
+    def lightened(self) -> bool:
+        """Whether frozen weights outside the layers use less device memory with adapters."""
+        return self.frozen_embeddings == "host" or self.frozen_head != "as_loaded"
+
+    def is_possible(self, job: Job) -> bool:
+        """Return whether steadytrain supports this option (see `RunConfig.unsharded`)."""
+        if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
+            return False
+        plain = self.optim == "adamw_torch" and self.adapter != "qlora"
+        if not (plain or job.machine.gpu.cuda):
+            return False
+        whole = plain and not (self.lightened or job.unsharded)
+        return whole or self.strategy not in SHARDING
+
+
+def refuse_what_is_too_large(job: Job) -> None:
+    """Reject a model whose layers would have to be split.
+
+    Raises:
+        BadInput: with what the model would need.
+    """
+    count = job.shape.parameters
+    if count <= LARGEST:
+        return
+    largest = find_gpu("h100")
+    cards = -(-16 * count // largest.memory)
+    raise BadInput(
+        f"{job.name} has {count / BILLION:.1f} billion parameters: above 100 billion this product "
+        "trains none, with adapters neither",
+        remedy="it takes tensor and pipeline parallelism, as in Megatron-LM, fast connections "
+        f"within and between nodes, and for weights, gradients and AdamW's state alone "
+        f"{16 * count / 1e12:.1f} TB: {cards} GPUs of {largest.memory_gb:g} GB. The nearest here "
+        "is a model of 70 billion, such as hub:meta-llama/Llama-3.1-70B",
+    )
+
+
+def ways(job: Job) -> list[Way]:
+    """Return the supported options that keep the user's settings, best first."""
+    return [way for way in wished_ways(job) if way.is_possible(job)]
+
+
+def wished_ways(job: Job) -> list[Way]:
+    """Return the options that keep the user's settings, including unsupported ones."""
+    return _unique(_as_set(job, way) for way in _all(job))
+
+
+def offloading_ways(job: Job) -> list[Way]:
+    """Return the options that use host memory, which is slower."""
+    whole = job.from_scratch or (
+        job.given("model.adapter.kind") and job.config.model.adapter.kind == "none"
+    )
+    kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
+    strategy: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
+    found = [Way("none", "zero2", True, "adamw_torch", "optimizer")] if whole else []
+    found += [Way(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
+    return [way for way in found if way.is_possible(job)]
+
+
+def free_ways(job: Job) -> list[Way]:
+    """Return the supported options as if the user had set none of these fields."""
+    return _unique(way for way in _all(job) if way.is_possible(job))
+
+
+def _all(job: Job) -> Iterator[Way]:
+    kind = job.config.model.adapter.kind
+    if job.given("model.adapter.kind") or job.from_scratch:
+        yield from _full(job) if kind == "none" else _adapted(job, kind, kind)
+        return
+    yield from _full(job)
+    yield from _adapted(job, "lora", "qlora")
+    yield from _adapted(job, "qlora", "qlora")
+
+
+def _full(job: Job) -> Iterator[Way]:
+    count, alone = job.shape.parameters, job.machine.ranks == 1
+    plain: Optimizer = "paged_adamw_8bit" if job.short_of_memory else "adamw_torch"
+    if alone:
+        yield from _both("none", "single", plain, job)
+        yield Way("none", "single", True, "adamw_bnb_8bit")
+    elif count < BILLION:
+        yield from _both("none", "ddp", plain, job)
+        yield Way("none", "fsdp", True, "adamw_torch")
+    elif count < 10 * BILLION:
+        yield from _both("none", "fsdp", "adamw_torch", job)
+    else:
+        yield from (Way("none", "zero3", True, "adamw_torch", kind) for kind in _OFFLOADS)
+    if not alone:
+        # For setups that can't be sharded.
+        yield Way("none", "ddp", True, plain)
+
+
+def _adapted(job: Job, kind: Adapter, last: Adapter) -> Iterator[Way]:
+    """Yield the options with one kind of adapter.
+
+    Args:
+        last: the last kind to try; after it, only weights outside the layers can be made smaller.
+    """
+    plain: Optimizer = "paged_adamw_8bit" if job.short_of_memory else "adamw_torch"
+    alone = job.machine.ranks == 1
+    replicated: Strategy = "single" if alone else "ddp"
+    yield from _both(kind, replicated, plain, job)
+    if not alone and kind == "lora":
+        sharded: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
+        yield Way(kind, sharded, True, "adamw_torch")
+    if kind == last and job.machine.gpu.cuda:
+        plainest = Way(kind, replicated, True, plain)
+        for embeddings, head in lighter(job.shape):
+            yield replace(plainest, frozen_embeddings=embeddings, frozen_head=head)
+
+
+def _both(adapter: Adapter, strategy: Strategy, optim: Optimizer, job: Job) -> Iterator[Way]:
+    """Yield the option with and without kept activations; on a small card only without."""
+    if not job.short_of_memory:
+        yield Way(adapter, strategy, False, optim)
+    yield Way(adapter, strategy, True, optim)
+
+
+def _as_set(job: Job, way: Way) -> Way:
+    training, compute = job.config.training, job.config.compute
+    if job.given("compute.strategy"):
+        way = replace(way, strategy=compute.strategy)
+    if job.given("compute.offload"):
+        way = replace(way, offload=compute.offload)
+    if job.given("training.gradient_checkpointing"):
+        way = replace(way, recompute=training.gradient_checkpointing)
+    if job.given("training.optim"):
+        way = replace(way, optim=training.optim)
+    elif way.strategy in SHARDING:
+        # The 8-bit optimizers can't be sharded.
+        way = replace(way, optim="adamw_torch")
+    adapter = job.config.model.adapter
+    if job.given("model.adapter.frozen_embeddings"):
+        way = replace(way, frozen_embeddings=adapter.frozen_embeddings)
+    if job.given("model.adapter.frozen_head"):
+        way = replace(way, frozen_head=adapter.frozen_head)
+    return way
+
+
+def _unique(found: Iterable[Way]) -> list[Way]:
+    return list(dict.fromkeys(found))

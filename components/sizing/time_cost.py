@@ -1,0 +1,134 @@
+"""Time and cost of a training run, as intervals; speeds from the table are not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import Shape
+from steadytrain.components.memory.states import trained_parameters
+from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.machine import Job, Machine
+
+UTILIZATION: Final = (0.25, 0.45)
+"""Share of a GPU's peak that training a transformer reaches (model FLOPs utilization). An
+assumption based on published numbers: torchtitan's 8B on 8 H100 28 %, llm-foundry's 1B on A100
+42 %, nanochat 46 %."""
+TFLOPS_OF_A_UNIT: Final = 312 / 5
+"""TFLOPS per unit of the table's relative speed: an A100 has speed 5 and 312 TFLOPS. The slow end
+of an interval uses the table's speed, the fast end the data sheet."""
+_NODE: Final = 0.9
+_NODES: Final = 0.8
+"""Slow ends of each rank's remaining share of speed within a node (two ranks were measured at 0.89
+of one, on a CPU) and across nodes (an assumption)."""
+_OFFLOADING: Final = {"none": 1.0, "optimizer": 0.5, "all": 0.25}
+_UNPACKING: Final = 0.7
+"""Slow ends with offloading, and with weights unpacked from 4 bits: assumptions."""
+_COPIED_BYTES_PER_SECOND: Final = 5e9
+_RESTART_SECONDS: Final = 120.0
+"""Assumed cost of copying a checkpoint to host memory, and of restarting on another node."""
+THE_TABLE: Final = "the table"
+
+
+@dataclass(frozen=True)
+class Span:
+    """An interval with a low and a high end."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean, because the ends differ by a factor."""
+        return math.sqrt(self.low * self.high)
+
+    def times(self, factor: float) -> Span:
+        return Span(self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of a training run.
+
+    tokens_per_second: of all ranks together.
+    source: where the speed comes from.
+    """
+
+    tokens_per_second: Span
+    source: str
+
+
+@dataclass(frozen=True)
+class Preemptions:
+    """What spot nodes add, with checkpoints at Young's interval.
+
+    interval_seconds: between checkpoints.
+    factor: relative to the time without preemptions.
+    """
+
+    interval_seconds: float
+    factor: float
+
+
+def flops_per_token(shape: Shape, setting: Setting) -> float:
+    """Return the FLOPs per token of forward and backward.
+
+    Two per parameter forward and twice that backward, 6N + 12LHQT with attention (Chowdhery et al.
+    2022, "PaLM", appendix B). Frozen weights need no gradients, which saves a third. Recomputing
+    activations adds a forward pass (Korthikanti et al. 2022, section 5).
+    """
+    matrices = shape.layers * (sum(matrix.size for matrix in shape.matrices) + shape.used)
+    head = shape.hidden * (shape.labels or shape.vocabulary)
+    forward = 2.0 * (matrices + head) + 4.0 * shape.layers * shape.attention * setting.length
+    passes = (2 if setting.adapter.freezes else 3) + (1 if setting.recompute else 0)
+    adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
+    return passes * forward + adapters
+
+
+Timing = Callable[[Job, Choice], Speed]
+"""Returns how fast a choice is."""
+
+
+def by_table(job: Job, choice: Choice) -> Speed:
+    """Return the speed that the table's GPU is assumed to reach."""
+    return Speed(tokens_per_second(job.shape, choice.setting, job.machine), THE_TABLE)
+
+
+def together(each: Span, machine: Machine) -> Span:
+    """Return the speed of all ranks from that of one; at the low end ranks wait for each other."""
+    left = 1.0 if machine.ranks == 1 else _NODES if machine.nodes > 1 else _NODE
+    return Span(each.low * machine.ranks * left, each.high * machine.ranks)
+
+
+def tokens_per_second(shape: Shape, setting: Setting, machine: Machine) -> Span:
+    """Return the tokens per second of all ranks together."""
+    gpu = machine.gpu
+    peak = gpu.half_tflops if setting.half else gpu.fp32_tflops
+    sustained = min(peak, gpu.speed * TFLOPS_OF_A_UNIT)
+    slow = sustained * UTILIZATION[0] * _OFFLOADING[setting.offload]
+    if setting.adapter.kind == "qlora":
+        slow *= _UNPACKING
+    rate = 1e12 / flops_per_token(shape, setting)
+    return together(Span(slow * rate, peak * UTILIZATION[1] * rate), machine)
+
+
+def hours(speed: Span, tokens: float) -> Span:
+    """Return the hours that training on `tokens` tokens needs."""
+    return Span(tokens / speed.high / 3600, tokens / speed.low / 3600)
+
+
+def preemptions(job: Job, choice: Choice) -> Preemptions:
+    """Return the overhead of preemptions for the configured expected time between failures.
+
+    A checkpoint takes C seconds and follows every sqrt(2CM) seconds. Every M seconds, half an
+    interval and a restart are lost (Young 1974; Daly 2006).
+    """
+    trained = trained_parameters(job.shape, choice.setting)
+    cost = 12 * trained / job.machine.ranks / _COPIED_BYTES_PER_SECOND
+    between = job.config.recovery.seconds_between_failures
+    interval = math.sqrt(2 * cost * between)
+    lost = (interval / 2 + _RESTART_SECONDS) / between
+    return Preemptions(interval, 1 + cost / interval + lost)

@@ -1,0 +1,1 @@
+"""Turn text and chats into tokens, for data preparation and for models."""

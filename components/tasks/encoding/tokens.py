@@ -1,0 +1,293 @@
+"""Turn text and chats into tokens, and mark the tokens to predict.
+
+Preprocessing and evaluation share this module, so a model is evaluated on exactly the kind of
+targets it was trained on. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.bounded import bounded
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.tasks.encoding.spans import content_spans
+
+Message = Mapping[str, str]
+"""One turn of a chat: `role` and `content`."""
+
+DEFAULT_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""For tokenizers without a template. A turn ends with the end-of-text token."""
+
+
+_OWN_CHARACTERS = 4096
+"""Characters that a template may add to each message."""
+_MARK = re.compile("\ue000([0-9]+)\ue001")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A document in tokens.
+
+    input_ids: the tokens.
+    targets: same length; 1 if the token is predicted from those before it.
+    """
+
+    input_ids: list[int]
+    targets: list[int]
+
+
+def load_tokenizer(folder: Path, field: str = "") -> Any:
+    """Load a folder's tokenizer as Transformers' fast tokenizer, without running the folder's code.
+
+    Args:
+        field: the configuration field that names the folder.
+
+    Raises:
+        BadInput: the folder has no readable tokenizer, or one that needs its own code.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    named = f"{field}: {folder}" if field else str(folder)
+    with foreign(
+        f"{named}: no tokenizer can be read there (tokenizer.json, tokenizer_config.json)",
+        "give a folder with tokenizer.json and tokenizer_config.json (which needs no code of its "
+        "own: none is ever run for a tokenizer), or set model.tokenizer",
+    ):
+        # tokenizer.json is complete in itself, and AutoTokenizer would import torch for it.
+        if (folder / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+        from transformers import AutoTokenizer
+
+        # Pass False explicitly. With the default, Transformers asks on stdin whether code may run.
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def encode_text(tokenizer: Any, text: str) -> Encoded:
+    """Encode a plain text document: beginning, tokens, end. All but the first token are targets.
+
+    Names of special tokens within the text are encoded as plain text.
+
+    Raises:
+        BadInput: the tokenizer has no end-of-text token.
+    """
+    return encode_texts(tokenizer, [text])[0]
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Encoded]:
+    """Encode many documents at once, as `encode_text` does each."""
+    begin, end = text_ends(tokenizer)
+    encoded = _plain_tokens(tokenizer, texts)
+    return [Encoded([begin, *ids, end], [0] + [1] * (len(ids) + 1)) for ids in encoded]
+
+
+def _plain_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of texts, without adding or recognizing special tokens.
+
+    This calls the tokenizers library directly to skip the offsets, which take as long as the
+    tokens.
+    """
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    before, backend.encode_special_tokens = backend.encode_special_tokens, True
+    try:
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    finally:
+        backend.encode_special_tokens = before
+    return [encoding.ids for encoding in encodings]
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Encoded:
+    """Encode a chat with the tokenizer's own template, or DEFAULT_CHAT_TEMPLATE if it has none.
+
+    Targets are the tokens of the assistant's messages, including the end of each turn.
+
+    Raises:
+        BadInput: the template rejects these messages, or does not print all of their content.
+    """
+    # Import this first, so that the import does not count toward the limits.
+    import transformers.utils.chat_template_utils  # noqa: F401
+
+    with bounded("the tokenizer's chat template"):
+        text = _render(tokenizer, messages)
+        spans = _assistant_spans(tokenizer, messages, text)
+    encoded = tokenizer(
+        text,
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    return Encoded(ids, _targets(text, spans, ids, offsets, special))
+
+
+def windows(encoded: Encoded, length: int) -> list[Encoded]:
+    """Return consecutive windows of at most `length` tokens (2 or more).
+
+    Neighbors share exactly one token. It is the first context of the later window and a target only
+    in the earlier one, so each target is predicted once.
+    """
+    if length < 2:
+        raise ValueError(f"a window of {length} tokens has nothing to predict")
+    found = [Encoded(encoded.input_ids[:length], encoded.targets[:length])]
+    for start in range(length - 1, len(encoded.input_ids) - 1, length - 1):
+        ids, targets = (
+            part[start : start + length] for part in (encoded.input_ids, encoded.targets)
+        )
+        found.append(Encoded(ids, [0, *targets[1:]]))
+    return found
+
+
+def encode_record(tokenizer: Any, record: Mapping[str, Any]) -> Encoded:
+    """Encode a raw record with `messages` (a list, or its JSON) or `text`."""
+    if record.get("messages") is not None:
+        return encode_chat(tokenizer, _messages(record))
+    return encode_text(tokenizer, record["text"])
+
+
+def scored_text(record: Mapping[str, Any]) -> str:
+    """Return the text of a raw record that is predicted, the same for any tokenizer.
+
+    For a chat, it is what the assistant says. Otherwise it is the whole text.
+    """
+    if record.get("messages") is not None:
+        return "".join(item["content"] for item in _messages(record) if item["role"] == "assistant")
+    text: str = record["text"]
+    return text
+
+
+def scored_bytes(record: Mapping[str, Any]) -> int:
+    """Return the number of UTF-8 bytes in `scored_text`."""
+    return len(scored_text(record).encode())
+
+
+def _messages(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = record["messages"]
+    loaded: list[dict[str, str]] = json.loads(messages) if isinstance(messages, str) else messages
+    return loaded
+
+
+def text_ends(tokenizer: Any) -> tuple[int, int]:
+    """Return the tokens before and after a text. Without a beginning token, both are the end token.
+
+    Raises:
+        BadInput: the tokenizer has no end-of-text token.
+    """
+    end = _end_of_text(tokenizer)
+    return (end if tokenizer.bos_token_id is None else tokenizer.bos_token_id), end
+
+
+def _end_of_text(tokenizer: Any) -> int:
+    end: int | None = tokenizer.eos_token_id
+    if end is None:
+        raise BadInput(
+            "the tokenizer has no end-of-text token (eos_token), which a language model needs",
+            remedy="take the tokenizer of a causal language model, or set its eos_token",
+        )
+    return end
+
+
+def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
+    template = None if tokenizer.chat_template else DEFAULT_CHAT_TEMPLATE
+    if template:
+        _end_of_text(tokenizer)
+    try:
+        text = str(
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, chat_template=template
+            )
+        )
+    except MemoryError:
+        raise
+    except Exception as error:
+        # A template can raise anything: Jinja errors to reject messages, other errors from bugs.
+        raise BadInput(
+            f"the tokenizer's chat template refuses the messages: {error}",
+            remedy="check the roles and their order, or take another chat template",
+        ) from error
+    said = sum(len(message["content"]) for message in messages)
+    allowed = 8 * said + _OWN_CHARACTERS * len(messages) + (1 << 20)
+    if len(text) > allowed:
+        raise BadInput(
+            f"the tokenizer's chat template makes {len(text)} characters of {said}",
+            remedy="take another chat template",
+        )
+    return text
+
+
+def _assistant_spans(
+    tokenizer: Any, messages: Sequence[Message], text: str
+) -> list[tuple[int, int]]:
+    """Return the positions of the assistant's contents in the rendered text.
+
+    This renders the template again with marks in place of the contents. What is between the marks
+    is the template's own; the rest of `text` is the contents.
+    """
+    marked = [{**item, "content": f"\ue000{index}\ue001"} for index, item in enumerate(messages)]
+    own = _MARK.split(_render(tokenizer, marked))
+    # A template may reorder messages, such as print the system message within the last turn.
+    order = list(map(int, own[1::2]))
+    own = own[::2]
+    if sorted(order) == list(range(len(messages))):
+        contents = [messages[index]["content"] for index in order]
+        spans = content_spans(own, contents, text)
+        if spans:
+            pairs = zip(order, spans, strict=True)
+            return [span for index, span in pairs if messages[index]["role"] == "assistant"]
+    raise BadInput(
+        "the tokenizer's chat template rewrites the messages or leaves part of them out, so that "
+        "not all that the assistant says could be predicted",
+        remedy="take a chat template that prints each message's content once and in full, "
+        "white space at its ends aside",
+    )
+
+
+def _targets(
+    text: str,
+    spans: list[tuple[int, int]],
+    ids: list[int],
+    offsets: list[tuple[int, int]],
+    special: set[int],
+) -> list[int]:
+    """Return 1 for each token of a span or of its end-of-turn token. Spans and tokens are in order.
+
+    A span also includes the special token after it, if only white space is in between.
+    """
+    targets = [0] * len(ids)
+    ends = [index for index, token in enumerate(ids) if token in special]
+    token = after = 0
+    for start, end in spans:
+        while after < len(ends) and offsets[ends[after]][0] < end:
+            after += 1
+        if after < len(ends):
+            low, high = offsets[ends[after]]
+            if _blank(text, end, low):
+                end = high
+        while token < len(ids) and max(offsets[token][1], offsets[token][0] + 1) <= start:
+            token += 1
+        index = token
+        while index < len(ids) and offsets[index][0] < end:
+            targets[index] = 1
+            index += 1
+    if targets:
+        targets[0] = 0
+    return targets
+
+
+def _blank(text: str, start: int, end: int) -> bool:
+    """Return whether a range contains only white space. Stops at the first other character."""
+    return not any(not text[place].isspace() for place in range(start, end))

@@ -1,1 +1,0 @@
-"""How the global batch is divided."""

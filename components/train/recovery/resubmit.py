@@ -1,0 +1,158 @@
+"""The last safety net: a run that lost a step together with its pod is submitted again.
+
+Kubeflow's own retries are not reliable here: whether an evicted, deleted or lost pod is retried
+depends on how it was lost and on the version of Argo. The exit handler runs in each of these
+cases, and the run that it submits resumes from the ledger. It also runs after a termination,
+which is never resubmitted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.parameters import EACH
+from steadytrain.components.shared.errors import BadInput, ServerError, StorageError
+from steadytrain.components.shared.events.types import Event, Resubmitted, Warned
+from steadytrain.components.shared.kubeflow.connection import Server
+from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
+from steadytrain.components.shared.kubeflow.listing import named, pages
+from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.own_pod import is_terminated
+from steadytrain.components.train.lease import held
+
+_TERMINATED: Final = {"CANCELING", "CANCELED"}
+
+
+def may_resubmit(config: RunConfig, job: str) -> bool:
+    """Return whether this is a step on a cluster whose run is resubmitted after a loss.
+
+    Args:
+        job: KFP's id of the run that ends; "" if it is not a step of a pipeline.
+    """
+    return bool(own_pod_name() and job and config.recovery.resubmit)
+
+
+def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:
+    """Resubmit the pipeline of a run that lost a step, as often as the configuration allows.
+
+    Args:
+        job: KFP's id of the run that ends.
+        last_step: of the run's newest checkpoint; 0 without one.
+
+    Returns:
+        A Resubmitted event, or a warning that says why not. None if the run was terminated, is
+        active elsewhere, or this exit handler already resubmitted it.
+    """
+    workspace = Workspace.of(config)
+    if held(LocalStorage(workspace.lease)):
+        return None
+    try:
+        server = patiently(connect_to_kubeflow)
+        run = patiently(lambda: server.runs.run_service_get_run(job))
+        if _was_canceled(run) or is_terminated(connect()):
+            return None
+        return _submit(config, last_step, server, run)
+    except (BadInput, ServerError, Refused, Unreachable) as error:
+        remedy = f"; {error.remedy}" if error.remedy else ""
+        return _not_again(f"{error.message}{remedy}")
+
+
+def _was_canceled(run: Any) -> bool:
+    """Return whether KFP reports the run as canceled, now or in its history.
+
+    Checks the history too, because the newest state is that of the workflow, which still runs.
+    """
+    told = [run.state, *(moment.state for moment in run.state_history or ())]
+    return not _TERMINATED.isdisjoint(told)
+
+
+def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Event | None:
+    number = _take(LocalStorage(Workspace.of(config).resubmitted), run.run_id, last_step)
+    limit = config.recovery.resubmit
+    if number is None:
+        return None
+    if number > limit:
+        return _not_again(
+            f"that was done {limit} times without a new checkpoint (recovery.resubmit); mend "
+            "what takes its pods away, then submit it again"
+        )
+    made = _create(server, _same(run, config))
+    return Resubmitted(kfp_run=made.run_id, number=number, limit=limit)
+
+
+def _create(server: Server, content: Any) -> Any:
+    """Start a run exactly once, even if the server's reply is lost."""
+    asked = False
+
+    def create() -> Any:
+        nonlocal asked
+        found = _find(server, content) if asked else None
+        asked = True
+        return found or server.runs.run_service_create_run(run=content)
+
+    return patiently(create)
+
+
+def _find(server: Server, content: Any) -> Any:
+    """Find a run by its description, which names the run that it replaces."""
+    of = {"namespace": server.namespace} if server.namespace else {}
+    runs = pages(
+        server.runs.run_service_list_runs,
+        "runs",
+        filter=named("display_name", content.display_name),
+        **of,
+    )
+    return next((run for run in runs if run.description == content.description), None)
+
+
+def _same(run: Any, config: RunConfig) -> Any:
+    """Build the same pipeline run with the same parameters, for the same steadytrain run."""
+    import kfp_server_api
+
+    runtime = run.runtime_config
+    parameters = dict(runtime.parameters or {})
+    if EACH in str(parameters.get("run", "")):
+        # The placeholder would create a new run, but this one must be resumed.
+        parameters["run"] = config.run_id
+    version = run.pipeline_version_reference
+    return kfp_server_api.V2beta1Run(
+        display_name=run.display_name,
+        description=f"Submitted again by the report of run {run.run_id}, which lost a step",
+        experiment_id=run.experiment_id,
+        pipeline_version_reference=version,
+        pipeline_spec=None if version else run.pipeline_spec,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(
+            parameters=parameters, pipeline_root=runtime.pipeline_root or None
+        ),
+        service_account=run.service_account or None,
+    )
+
+
+def _take(storage: LocalStorage, job: str, step: int) -> int | None:
+    """Return the number of submissions since the last new checkpoint; None if `job` had its own.
+
+    Written before submitting: an exit handler that starts twice submits once.
+    """
+    before = [_step_of(storage, name, unreadable=step) for name in storage.list()]
+    taken = json.dumps({"step": step, "time": time.time()}).encode()
+    if not storage.write(f"{job}.json", taken, if_absent=True):
+        return None
+    return before.count(step) + 1
+
+
+def _step_of(storage: LocalStorage, name: str, *, unreadable: int) -> Any:
+    """Return the step in a note; an unreadable note counts as `unreadable`."""
+    try:
+        return json.loads(storage.read(name))["step"]
+    except (ValueError, TypeError, KeyError, RecursionError, OSError, StorageError):
+        return unreadable
+
+
+def _not_again(reason: str) -> Warned:
+    return Warned(stage="report", message=f"a step was lost; not submitted again: {reason}")

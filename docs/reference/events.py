@@ -1,0 +1,58 @@
+"""Every event of a run, from the event types."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+
+from reference.markdown import code, table
+
+from steadytrain.components.shared.events.types import Event
+
+
+def page() -> str:
+    """A section for each event."""
+    intro = (
+        "# Events\n\n"
+        "A run writes events as JSON lines to `<output>/runs/<run>/events/*.jsonl`. Each line "
+        "has `event`, `level`, `job_id` and `time`, and the fields below. Times are seconds "
+        "since the epoch, durations are seconds, sizes are bytes.\n"
+    )
+    return "\n".join([intro, *map(_section, kinds())])
+
+
+def kinds() -> list[type[Event]]:
+    """Every type of event, in the order of the code."""
+    return Event.__subclasses__()
+
+
+def _section(kind: type[Event]) -> str:
+    summary, meanings = _documented(kind)
+    rows = [
+        (code(item.name), code(item.type), _default(item), meanings.get(item.name, ""))
+        for item in dataclasses.fields(kind)
+        if item.name != "time"
+    ]
+    heading = f"## {kind.name}\n\nLevel: {kind.level}. {summary}\n"
+    return "\n".join([heading, table(("Field", "Type", "Default", "Meaning"), rows)])
+
+
+def _documented(kind: type[Event]) -> tuple[str, dict[str, str]]:
+    """The docstring's text, and what it says of fields (`a, b: meaning`)."""
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    summary: list[str] = []
+    meanings: dict[str, str] = {}
+    for paragraph in paragraphs:
+        found = re.findall(r"^([a-z_]+(?:, [a-z_]+)*): (.*(?:\n +.*)*)", paragraph, re.MULTILINE)
+        if not found:
+            summary.append(paragraph)
+        for names, meaning in found:
+            meanings |= dict.fromkeys(names.split(", "), meaning)
+    return "\n\n".join(summary), meanings
+
+
+def _default(item: dataclasses.Field[object]) -> str:
+    if item.default is not dataclasses.MISSING:
+        return code(repr(item.default))
+    return "empty" if item.default_factory is not dataclasses.MISSING else "always given"

@@ -1,0 +1,18 @@
+"""Which reference page each generator writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from reference import commands, configuration, environment, events, failures, python
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "reference/configuration.md": configuration.page,
+    "reference/schedules.md": configuration.schedules_page,
+    "reference/commands.md": commands.page,
+    "reference/events.md": events.page,
+    "reference/failures.md": failures.page,
+    "reference/environment.md": environment.page,
+    "reference/python.md": python.page,
+}

@@ -1,0 +1,62 @@
+"""Names that the pipeline, the launcher and the manifests share: what every pod of ours gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+MOUNT_PATH: Final = "/mnt/steadytrain"
+"""Where every step mounts the shared volume. Also the default output folder on a cluster."""
+
+NAME: Final = "steadytrain"
+"""Name of the Secret, and of the volume's claim unless the run names another one."""
+
+_S3 = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+)
+_HUB = ("HF_TOKEN",)
+TRACKING: Final = (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+# MLflow may keep its artifacts in S3 and let its clients write there directly.
+_ARTIFACTS = (*TRACKING, *_S3)
+
+STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
+    "detect-change": (*_ARTIFACTS, *_HUB),
+    # Stores the address of the pipeline run in the MLflow run.
+    "preprocess": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
+    # The training pods get the same keys as this step.
+    "train": (*_ARTIFACTS, *_HUB),
+    "judge": _ARTIFACTS,
+    "evaluate": _ARTIFACTS,
+    "register": _ARTIFACTS,
+    "promote": _ARTIFACTS,
+    # Resubmits a run that lost a step, and calls the webhook.
+    "report": (
+        *_ARTIFACTS,
+        "KF_PIPELINES_ENDPOINT",
+        "KF_PIPELINES_UI_ENDPOINT",
+        "STEADYTRAIN_WEBHOOK_URL",
+    ),
+}
+"""Keys of the Secret that each step gets as environment variables. Any key may be missing, and so
+may the Secret. A step that is not listed gets none."""
+
+SECRETS: Final = tuple(sorted({key for keys in STEP_SECRETS.values() for key in keys}))
+"""Every key that at least one step gets."""
+
+STEP_LABELS: Final = {
+    "app.kubernetes.io/part-of": "steadytrain",
+    "app.kubernetes.io/component": "step",
+}
+"""Labels of every step's pod. The network policies select by them."""
+
+API_ACCESS: Final = ("access-ml-pipeline", "true")
+"""Label and value that make full Kubeflow give a pod a token for KFP's API."""

@@ -1,0 +1,102 @@
+"""The template process that a local run's steps are forked from, as seen by its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from steadytrain.components.train.agent.processes import MARK
+from steadytrain.pipelines.step_template import BEGUN, STATUS
+
+_PROGRAM = "steadytrain.pipelines.step_template"
+_VARIABLES = {
+    # As KFP sets it for a step, which then loads neither the compiler nor clients.
+    "_KFP_RUNTIME": "true",
+    # Both libraries would start threads on import, and a process with threads cannot be forked.
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+
+
+class StepTemplate:
+    """A program that imports what steps need. It starts with that at once.
+
+    Args:
+        folder: the run's folder. It marks the program and the steps as processes of the run.
+        also_hold: descriptors that the program and every step inherit.
+    """
+
+    def __init__(self, folder: Path, also_hold: Sequence[int]) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._answers = self._channel.makefile("r")
+        self._ended: int | None = None
+        with theirs:
+            # In its own session, so that signals to the terminal's process group do not reach it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_VARIABLES, MARK: str(folder)},
+                pass_fds=(theirs.fileno(), *also_hold),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @contextlib.contextmanager
+    def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], lifeline: int
+    ) -> Iterator[tuple[int | None, IO[str]]]:
+        """Start a step in its own session.
+
+        Yields:
+            The step's process id, or None if the step or the template is dead; and the step's
+            output, which ends once the last process that holds it has ended.
+        """
+        reading, writing = os.pipe()
+        request = json.dumps({"command": list(command), "environment": dict(environment)})
+        with os.fdopen(reading, encoding="utf-8", errors="replace") as output:
+            try:
+                # If the template has just died, there is no answer either.
+                with contextlib.suppress(ConnectionError):
+                    socket.send_fds(self._channel, [b" "], [writing, lifeline])
+                    self._channel.sendall(request.encode() + b"\n")
+            finally:
+                os.close(writing)
+            kind, number = self._answer()
+            self._ended = number if kind == STATUS else None
+            yield number if kind == BEGUN else None, output
+
+    def status(self) -> int:
+        """Return the step's exit status once it has ended, or the template's if that died."""
+        # A step that is killed at once never reports that it started.
+        ended = self._answer()[1] if self._ended is None else self._ended
+        # Without an answer, the template is dead: it never exits while it may get requests.
+        return ended if ended is not None else self._process.wait() or 1
+
+    def kill(self) -> None:
+        """Kill the template, but not its step."""
+        self._process.kill()
+        self._process.wait()
+        self._answers.close()
+        self._channel.close()
+
+    def _answer(self) -> tuple[str, int | None]:
+        """Return the next answer's kind and number; "" and None if the template is dead."""
+        with contextlib.suppress(ConnectionError):
+            if line := self._answers.readline():
+                kind, number = line.split()
+                return kind, int(number)
+        return "", None

@@ -1,0 +1,48 @@
+"""The code blocks of the README and of the documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CHECKED = ("bash", "python", "yaml", "json", "toml")
+"""Languages of the blocks that tests check."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block and its position."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(language: str = "") -> list[Block]:
+    """Return the blocks in a language; "" for all."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in _BLOCK.finditer(text):
+            if not language or match[1] == language:
+                line = text.count("\n", 0, match.start()) + 1
+                found.append(Block(page, line, match[1], match[2]))
+    return found
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield each command in the bash blocks, without its comment, and its position."""
+    for block in blocks("bash"):
+        for number, line in enumerate(block.text.splitlines(), block.line + 1):
+            if command := line.partition("  # ")[0].strip():
+                yield f"{block.page.relative_to(ROOT)}:{number}", command

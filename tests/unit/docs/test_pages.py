@@ -1,0 +1,91 @@
+"""The README is short, every picture and link is there, and each figure stands in one place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from steadytrain.components.shared.config import RunConfig
+
+from support.snippets import CHECKED, PAGES, README, ROOT, blocks
+
+LINK = re.compile(r"!?\[[^]]*\]\(([^)#]+)(?:#[^)]*)?\)")
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+MEASURED = re.compile(
+    r"\d[\d,]*(?:\.\d+)? (?:%|times\b|MB\b|min\b)|\d+\.\d+ (?:s|ms|GB)\b|\d+\.\d+e-\d+"
+)
+TRANSLATED = re.compile(
+    r"\b(?:mend|anew|other ones|drawn by lot|goes on with|works? on it|is told|are told)\b"
+)
+"""What CONTRIBUTING.md has plain English for."""
+
+OTHERS = [page for page in PAGES if page != BENCHMARKS]
+
+
+def test_the_readme_has_at_most_900_words():
+    assert len(README.read_text().split()) <= 900
+
+
+@pytest.mark.parametrize("address", LINK.findall(README.read_text()))
+def test_what_the_readme_links_to_is_there(address):
+    # MkDocs checks the links of all other pages.
+    assert (ROOT / address).exists()
+
+
+def test_the_picture_of_a_report_is_small():
+    assert (ROOT / "docs" / "images" / "report.png").stat().st_size < 200_000
+
+
+def test_every_block_says_which_language_it_is_in():
+    odd = [str(block) for block in blocks() if block.language not in CHECKED]
+    assert not odd
+
+
+def test_the_home_page_names_every_guide():
+    home = (ROOT / "docs" / "index.md").read_text()
+    guides = {path.name for path in (ROOT / "docs" / "guides").iterdir()}
+    assert guides == set(re.findall(r"guides/([a-z0-9-]+\.md)", home))
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_measured_figures_stand_on_the_page_of_benchmarks_alone(page):
+    measured = set(MEASURED.findall(BENCHMARKS.read_text()))
+    assert len(measured) > 40
+    assert not measured & set(MEASURED.findall(page.read_text()))
+
+
+@pytest.mark.parametrize("path", re.findall(r"tests/bench/\w+\.py", BENCHMARKS.read_text()))
+def test_each_benchmark_is_there(path):
+    assert (ROOT / path).is_file()
+
+
+def test_no_benchmark_is_left_out():
+    named = re.findall(r"tests/bench/(\w+\.py)", BENCHMARKS.read_text())
+    assert set(named) == {path.name for path in (ROOT / "tests" / "bench").glob("test_*.py")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_in_plain_english(page):
+    assert not TRANSLATED.findall(page.read_text())
+
+
+PATH = re.compile(r"`((?:components|pipelines|manifests|tests|docker|docs)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize(
+    "path", sorted({p for page in PAGES for p in PATH.findall(page.read_text())})
+)
+def test_each_path_of_the_repository_is_there(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_field_that_a_page_names_is_one(page):
+    """In backticks: training.max_steps, or compute.pods for a section."""
+    sections = "|".join(RunConfig.model_fields)
+    for name in re.findall(rf"`((?:{sections})\.[a-z_.]+)[`:=]", page.read_text()):
+        model = RunConfig
+        for part in name.split("."):
+            assert part in model.model_fields, name
+            model = model.model_fields[part].annotation

@@ -1,0 +1,193 @@
+"""Tasks that can't run are rejected before any work starts, with their name and the fix."""
+
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from steadytrain.components.shared import lm_tasks
+from steadytrain.components.shared.begin import begin
+from steadytrain.components.shared.config import GateConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.lm_tasks import check_lm_tasks, open_lm_tasks
+
+from support.judging import make_config
+from support.lm_tasks import DOCUMENTS, write_tasks
+
+
+def asking(*tasks, metric=None, **floors):
+    """Return the part of a configuration that the check reads."""
+    return SimpleNamespace(
+        evaluation=SimpleNamespace(tasks=list(tasks)),
+        gate=GateConfig(floors=floors, metric=metric),
+    )
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    return write_tasks(tmp_path)
+
+
+def write(folder, **content):
+    path = folder / "other.yaml"
+    path.write_text(
+        yaml.safe_dump({"task": "other", "doc_to_text": "a", "doc_to_target": "b"} | content)
+    )
+    return str(path)
+
+
+def test_local_tasks_are_opened_with_what_they_include(tasks):
+    opened = open_lm_tasks(asking(*tasks.values()))
+    assert list(opened.loaded["tasks"]) == ["choosing", "reading", "answering"]
+    assert len(opened.loaded["tasks"]["choosing"].eval_docs) == len(DOCUMENTS)
+    assert opened.loaded["tasks"]["choosing"].get_config("num_fewshot") == 0
+
+
+def test_a_group_opens_its_tasks(tasks, tmp_path):
+    path = tmp_path / "both.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "group": "both",
+                "task": ["choosing", "answering"],
+                "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+            }
+        )
+    )
+    opened = open_lm_tasks(asking(str(path), **{"both/acc": 0.1}))
+    assert list(opened.loaded["tasks"]) == ["choosing", "answering"]
+
+
+def test_equal_tasks_have_equal_digests(tasks):
+    name = tasks["choosing"]
+    assert open_lm_tasks(asking(name)).digest == open_lm_tasks(asking(name)).digest
+    assert open_lm_tasks(asking(name)).digest != open_lm_tasks(asking(tasks["reading"])).digest
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            {
+                "dataset_path": "json",
+                "dataset_kwargs": {"data_files": "https://example.com/x.json"},
+            },
+            "would be downloaded from https://example.com/x.json",
+        ),
+        (
+            {"dataset_path": "csv", "dataset_kwargs": {"data_files": {"test": ["s3://b/x.csv"]}}},
+            "would be downloaded from s3://b/x.csv",
+        ),
+        ({"dataset_path": "json"}, "would read the current folder"),
+        ({"dataset_path": "somebody/something"}, "cannot be opened: .*somebody/something"),
+        ({"output_type": "guessing"}, "guessing"),
+    ],
+)
+def test_tasks_without_their_data_here_are_refused(tmp_path, monkeypatch, content, said):
+    # Downloads must be blocked by the code under test, not by the environment of the tests.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    name = write(tmp_path, test_split="test", **content)
+    with pytest.raises(BadInput, match=said) as caught:
+        open_lm_tasks(asking(name))
+    assert name in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing.yaml", "there is no such file"),
+        ("folder/missing.yml", "there is no such file"),
+        ("hellaswg", "did you mean hellaswag"),
+    ],
+)
+def test_names_of_nothing_are_refused(name, said):
+    with pytest.raises(BadInput, match=f"evaluation.tasks = '{name}'") as caught:
+        open_lm_tasks(asking(name))
+    assert said in str(caught.value)
+
+
+def test_tasks_that_run_a_models_code_are_refused(tmp_path):
+    name = write_tasks(tmp_path, answering={"unsafe_code": True})["answering"]
+    with pytest.raises(BadInput, match="runs code that the model writes"):
+        open_lm_tasks(asking(name))
+
+
+@pytest.mark.parametrize(
+    ("gate", "said"),
+    [
+        ({"choosing/accuracy": 0.5}, "one of choosing/acc, choosing/acc_norm"),
+        ({"nothing/acc": 0.5}, "no task of evaluation.tasks has that metric"),
+        ({"metric": "reading/word_perplexity"}, "is not a mean over documents"),
+        ({"metric": "choosing/nothing"}, "gate.metric = 'choosing/nothing'"),
+    ],
+)
+def test_metrics_that_the_gate_cannot_have_are_refused(tasks, gate, said):
+    with pytest.raises(BadInput) as caught:
+        open_lm_tasks(asking(tasks["choosing"], tasks["reading"], **gate))
+    assert said in str(caught.value)
+
+
+def test_metrics_of_tasks_can_be_limits_and_the_gates_own(tasks):
+    floors = {"choosing/acc": 0.5, "reading/word_perplexity": 50.0}
+    for metric in ("choosing/acc_norm", "reading/bits_per_byte"):
+        open_lm_tasks(asking(*tasks.values(), metric=metric, **floors))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("choosing", {"num_fewshot": 50, "fewshot_split": "test"}, "Sample larger than population"),
+        ("choosing", {"repeats": 0}, "choosing cannot be run by lm-eval: IndexError"),
+        ("answering", {"description": 5}, "answering cannot be run by lm-eval: TypeError"),
+        ("reading", {"doc_to_target": ""}, "reading cannot be run by lm-eval: ZeroDivisionError"),
+    ],
+)
+def test_what_only_shows_when_a_task_runs_is_found_before_the_training(
+    tmp_path, name, content, said
+):
+    path = write_tasks(tmp_path, **{name: content})[name]
+    with pytest.raises(BadInput, match=said):
+        check_lm_tasks(asking(path))
+
+
+def test_metrics_without_a_known_aggregation_are_refused(tmp_path):
+    metrics = [{"metric": "acc", "aggregation": "nothing", "higher_is_better": True}]
+    path = write_tasks(tmp_path, choosing={"metric_list": metrics})["choosing"]
+    with pytest.raises(BadInput, match="'acc' whose aggregation lm-eval does not know"):
+        open_lm_tasks(asking(path))
+
+
+@pytest.mark.parametrize("setting", ["custom_generate", "trust_remote_code", "assistant_model"])
+def test_answers_are_written_by_the_model_alone(tmp_path, setting):
+    content = {"generation_kwargs": {"until": ["."], setting: "somebody/something"}}
+    path = write_tasks(tmp_path, answering=content)["answering"]
+    with pytest.raises(BadInput, match=f"generation_kwargs.{setting}"):
+        open_lm_tasks(asking(path))
+
+
+def lacking(monkeypatch, *modules):
+    find = lm_tasks.importlib.util.find_spec
+    monkeypatch.setattr(
+        lm_tasks.importlib.util, "find_spec", lambda name: None if name in modules else find(name)
+    )
+
+
+def test_where_models_are_trained_lm_eval_must_be_there(tasks, monkeypatch):
+    lacking(monkeypatch, "lm_eval")
+    with pytest.raises(BadInput, match="lm-eval is not installed") as caught:
+        check_lm_tasks(asking(tasks["choosing"]))
+    assert "steadytrain[lm-eval]" in caught.value.remedy
+    check_lm_tasks(asking())
+
+
+def test_where_data_are_only_prepared_it_need_not_be(monkeypatch):
+    lacking(monkeypatch, "lm_eval", "torch")
+    check_lm_tasks(asking("missing.yaml"))
+
+
+def test_a_run_with_such_a_task_does_not_begin(tmp_path):
+    config = make_config(tmp_path, "run", evaluation={"tasks": ["missing.yaml"]})
+    with pytest.raises(BadInput, match=r"missing.yaml.*no such file"):
+        begin(config)

@@ -1,0 +1,152 @@
+"""A second process on the same run is rejected. A crash releases the lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.lock import holder, run_lock
+
+HOLD = """
+import sys
+from pathlib import Path
+from steadytrain.pipelines.lock import run_lock
+from steadytrain.components.shared.workspace import Workspace
+with run_lock(Workspace(Path(sys.argv[1]), "tiny")):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path, "tiny")
+
+
+@pytest.fixture
+def other(workspace):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(workspace.output)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_nobody_holds_a_run_that_never_was(workspace):
+    assert holder(workspace) is None
+    assert not workspace.locks.exists()
+
+
+def test_the_second_is_told_who_and_what_to_do(workspace, other):
+    with pytest.raises(RunBusy) as caught, run_lock(workspace):
+        pass
+    text = str(caught.value)
+    for part in (str(other.pid), socket.gethostname(), "steadytrain stop tiny", "another name"):
+        assert part in text
+    assert holder(workspace).pid == other.pid
+    assert holder(workspace).alive()
+
+
+def test_who_only_asks_keeps_nobody_from_a_run(workspace):
+    asked = threading.Event()
+
+    def ask():
+        while not asked.is_set():
+            holder(workspace)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(300):
+            with run_lock(workspace):
+                pass
+    finally:
+        asked.set()
+        asking.join()
+
+
+def test_a_name_that_cannot_be_written_is_told(workspace):
+    code = HOLD.replace("with", "import resource; resource.setrlimit(1, (0, 0))\nwith", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(workspace.output)], capture_output=True, check=False
+    )
+    assert b"StorageError: cannot write" in done.stderr
+    assert b"File too large" in done.stderr
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_one_in_another_container_is_given_time_to_go(workspace, other, leaves):
+    (path,) = workspace.locks.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
+    if leaves:
+        threading.Timer(0.5, other.kill).start()
+        with run_lock(workspace, linger_seconds=60):
+            assert holder(workspace).pid == os.getpid()
+    else:
+        with (
+            pytest.raises(RunBusy, match=f"process {other.pid}"),
+            run_lock(workspace, linger_seconds=0.5),
+        ):
+            pass
+
+
+def test_a_crash_lets_go(workspace, other):
+    other.kill()
+    other.wait()
+    assert holder(workspace) is None
+    with run_lock(workspace):
+        assert holder(workspace).process().pid == os.getpid()
+    assert holder(workspace) is None
+
+
+def test_an_error_lets_go(workspace):
+    with pytest.raises(ValueError, match="inside"), run_lock(workspace):
+        raise ValueError("inside")
+    assert holder(workspace) is None
+
+
+def test_a_child_that_is_given_the_lock_keeps_it(workspace):
+    with run_lock(workspace) as descriptor:
+        line = [sys.executable, "-c", "input()"]
+        child = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=[descriptor])
+    try:
+        with pytest.raises(RunBusy), run_lock(workspace):
+            pass
+    finally:
+        child.communicate(b"\n")
+    assert holder(workspace) is None
+
+
+def test_a_child_does_not_keep_the_lock(workspace):
+    with run_lock(workspace):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert holder(workspace) is None
+    finally:
+        child.communicate(b"\n")
+
+
+def test_runs_are_held_apart(workspace):
+    with run_lock(workspace):
+        assert holder(Workspace(workspace.output, "other")) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "\ufffd" * 9, '{"pid": 1}'])
+def test_a_holder_whose_name_cannot_be_read_is_still_one(workspace, other, content):
+    (workspace.locks / "tiny.run").write_text(content)
+    assert holder(workspace).alive() is None
+    with pytest.raises(RunBusy, match="an unknown host"), run_lock(workspace):
+        pass

@@ -1,0 +1,156 @@
+"""Steps of a local run are forked from a process that has already imported what they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.lifeline import Lifeline
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.processes import alive
+from steadytrain.pipelines import step_forks
+from steadytrain.pipelines.step_processes import StepProcesses
+
+HEAVY = ["torch", "transformers", "datasets", "sklearn", "kubernetes", "kfp.compiler"]
+PROBE = f"""
+def probe():
+    import json, os, signal, sys
+    from steadytrain.components.shared.lifeline import tether
+    told = {{
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "parent": os.getppid(),
+        "imported": [name for name in ["mlflow", *{HEAVY}] if name in sys.modules],
+        "own": os.environ["OWN"],
+        "blas": os.environ.get("OPENBLAS_NUM_THREADS"),
+        "held": not tether().cut(),
+        "output": os.readlink("/proc/self/fd/1"),
+        "ignored": signal.getsignal(signal.SIGTERM) is signal.SIG_IGN,
+    }}
+    with open(os.environ["TOLD"], "w") as file:
+        json.dump(told, file)
+    print("said", "aloud")
+"""
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    workspace = Workspace(tmp_path, "tiny")
+    workspace.create()
+    made = StepProcesses(workspace)
+    yield made
+    made.close()
+
+
+def command(source, name="probe"):
+    """Return the command that KFP runs for a component without its own packages."""
+    script = 'f=$(mktemp -d)/c.py; printf "%s" "$0" > "$f"; '
+    script += 'python3 -m kfp.dsl.executor_main --component_module_path "$f" "$@"'
+    given = ["--executor_input", json.dumps({"inputs": {}, "outputs": {"outputFile": "/dev/null"}})]
+    return ["sh", "-ec", script, source, *given, "--function_to_execute", name]
+
+
+def failures(processes):
+    return [event.message for event in read_events(processes._workspace.events)]
+
+
+def runs(pid):
+    """Return whether the process runs, not counting one that init only has to reap."""
+    return psutil.pid_exists(pid) and alive(psutil.Process(pid))
+
+
+def test_a_step_is_forked_with_its_own_session_variables_and_output(processes, tmp_path, capfd):
+    told = tmp_path / "told"
+    assert processes.run(command(PROBE), {"OWN": "for it", "TOLD": str(told)}) == 0
+    found = json.loads(told.read_text())
+    assert found["session"] == found["pid"]
+    assert found["parent"] == processes._template.pid
+    assert found["imported"] == ["mlflow"]
+    assert (found["own"], found["blas"], found["held"]) == ("for it", None, True)
+    assert found["output"].startswith("pipe:")
+    assert "said aloud" in capfd.readouterr().out
+
+
+def test_a_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
+    """The kernel may kill it when memory is low."""
+    (tmp_path / "killed_at_once.py").write_text(
+        "import socket, sys\n"
+        "channel = socket.socket(fileno=int(sys.argv[1]))\n"
+        "socket.recv_fds(channel, 1, 2)\n"
+        "channel.sendall(b'status -9\\n')\n"
+        "channel.recv(1)\n"
+    )
+    monkeypatch.setattr(step_forks, "_PROGRAM", "killed_at_once")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    template = step_forks.StepTemplate(tmp_path, ())
+    try:
+        with template.fork(["sh"], {}, Lifeline().descriptor) as (step, _):
+            assert step is None
+            assert template.status() == -9
+    finally:
+        template.kill()
+
+
+def test_its_exit_status_is_that_of_a_program(processes, capfd):
+    assert processes.run(command("def probe():\n    raise KeyError('this one')")) == 1
+    assert "KeyError: 'this one'" in capfd.readouterr().out
+    assert processes.run(command("import sys\ndef probe():\n    sys.exit(7)")) == 7
+    dies = "import os\ndef probe():\n    os.kill(os.getpid(), 9)"
+    assert processes.run(command(dies)) == -signal.SIGKILL
+    assert "killed by SIGKILL" in failures(processes)[-1]
+
+
+def test_what_it_does_at_its_exit_is_done(processes, tmp_path):
+    source = (
+        "import atexit, pathlib\n"
+        f"def probe():\n    atexit.register(pathlib.Path({str(tmp_path / 'left')!r}).touch)"
+    )
+    assert processes.run(command(source)) == 0
+    assert (tmp_path / "left").exists()
+
+
+def test_another_command_is_executed_as_it_is(processes, capfd):
+    line = ["sh", "-c", "echo in a shell; exit 3", "--function_to_execute", "probe"]
+    assert processes.run(line) == 3
+    assert "in a shell" in capfd.readouterr().out
+
+
+def test_what_a_step_leaves_ends_with_it_and_the_template_does_not(processes, tmp_path):
+    source = (
+        "import os, pathlib, time\n"
+        "def probe():\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        os.setsid()\n"
+        "        time.sleep(600)\n"
+        f"    pathlib.Path({str(tmp_path / 'left')!r}).write_text(str(pid))"
+    )
+    template = processes._template.pid
+    assert processes.run(command(source)) == 0
+    assert not runs(int((tmp_path / "left").read_text()))
+    assert processes.run(command("def probe(): pass")) == 0
+    assert processes._template.pid == template
+
+
+def test_a_template_that_is_killed_ends_its_step_and_is_replaced(processes):
+    source = "import os, time\ndef probe():\n    os.kill(os.getppid(), 9)\n    time.sleep(600)"
+    template = processes._template.pid
+    assert processes.run(command(source)) == -signal.SIGKILL
+    assert "killed by SIGKILL" in failures(processes)[-1]
+    assert processes.run(command("def probe(): pass")) == 0
+    assert processes._template.pid != template
+
+
+def test_nothing_is_left_at_the_end(processes):
+    template = processes._template.pid
+    assert processes.run(command("def probe(): pass")) == 0
+    processes.close()
+    assert not psutil.pid_exists(template)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(template, os.WNOHANG)

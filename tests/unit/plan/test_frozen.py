@@ -1,0 +1,94 @@
+"""When a plan moves embeddings to the host and quantizes the head, and what it rejects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from steadytrain.components.memory.frozen import lighter
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.plan.dry_run import dry_run
+from steadytrain.components.sizing.fit import at
+from steadytrain.components.sizing.start import planned_start
+from steadytrain.components.sizing.strategy import Way
+
+TIED = "hub:meta-llama/Llama-3.2-3B"
+HOST = {"model__adapter__kind": "qlora", "model__adapter__frozen_embeddings": "host"}
+BOTH = {**HOST, "model__adapter__frozen_head": "4bit"}
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 8000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def test_where_all_fits_without_nothing_is_kept_otherwise(make_plan):
+    plan = make_plan("rtx3060")
+    assert not plan.choice.way.lightened
+    assert not [item for item in plan.decisions if "frozen" in item.field]
+
+
+def test_it_is_not_chosen_for_speed(make_plan):
+    """With a quantized head, a larger micro-batch would keep the GPU busy."""
+    plan = make_plan("rtx3060", data__sequence_length=1500, training__global_batch_size=4)
+    assert plan.works
+    assert not plan.choice.way.lightened
+
+
+def test_the_exact_ways_come_first():
+    untied = shape_of(SMALL)
+    ways = [("host", "as_loaded"), ("host", "8bit"), ("host", "4bit")]
+    assert list(lighter(untied)) == ways
+    assert list(lighter(shape_of({**SMALL, "tie_word_embeddings": True}))) == ways[1:]
+    assert list(lighter(shape_of(SMALL, labels=2))) == ways[:1]
+    narrow = shape_of({**SMALL, "hidden_size": 96})
+    assert list(lighter(narrow)) == ways[:1]
+
+
+def test_what_the_user_has_set_is_planned_so(make_plan):
+    plan = make_plan("l4", **BOTH)
+    assert plan.works
+    assert (plan.choice.way.frozen_embeddings, plan.choice.way.frozen_head) == ("host", "4bit")
+    told = [item.reason for item in plan.decisions if "frozen" in item.field]
+    assert told == ["set by you", "set by you"]
+
+
+def test_a_tied_table_on_the_host_needs_a_head_of_its_own(make_plan):
+    plan = make_plan("l4", model__base=TIED, **HOST)
+    (problem,) = plan.problems
+    assert "frozen_head=8bit beside it is the nearest" in problem
+
+
+def test_ranks_that_share_weights_cannot_have_it(make_plan):
+    job = make_plan("h100", 8).job
+    way = Way("lora", "fsdp", True, "adamw_torch", frozen_head="8bit")
+    assert not way.is_possible(job)
+    assert replace(way, strategy="ddp").is_possible(job)
+
+
+def test_a_run_begins_with_what_its_configuration_says(configure):
+    config = configure(**BOTH, training__bf16=True, training__optim="paged_adamw_8bit")
+    start = planned_start(config, "NVIDIA GeForce RTX 4050 Laptop GPU", 1, 512)
+    assert start is not None
+    assert "5.5 of 6 GB" in start.reason
+    plain = configure(
+        model__adapter__kind="qlora", training__bf16=True, training__optim="paged_adamw_8bit"
+    )
+    assert planned_start(plain, "NVIDIA GeForce RTX 4050 Laptop GPU", 1, 512) is None
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_the_dry_run_runs_the_quantized_head_and_leaves_the_table_to_the_host(make_plan, bits):
+    job = make_plan("l4").job
+    shape = shape_of(SMALL)
+    way = Way("qlora", "single", True, "paged_adamw_8bit", "none", "host", bits)
+    setting = at(job, way, 1).setting
+    found, formula = dry_run(SMALL, setting), peak_memory(shape, setting)
+    assert found.weights == pytest.approx(formula.weights, rel=0.02)
+    assert found.host == formula.host
+    assert found.total == pytest.approx(formula.total, rel=0.04)

@@ -1,0 +1,152 @@
+"""Architectures without a formula: traced on fake tensors, against real models and real steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from steadytrain.components.memory.architectures import known_models
+from steadytrain.components.memory.fakes import with_layers
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.memory.states import trained_parameters
+from steadytrain.components.memory.traced import traced_shape
+from steadytrain.components.plan.render import render
+from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.errors import BadInput
+
+from support.memory_truth import Case, assert_near, by_dry_run, measured_peak
+
+SIZES = {
+    "vocab_size": 1536,
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 512,
+}
+NEOX = {"model_type": "gpt_neox", **SIZES}
+OPT = {"model_type": "opt", **SIZES, "ffn_dim": 320, "word_embed_proj_dim": 96}
+ELECTRA = {"model_type": "electra", **SIZES, "embedding_size": 48}
+GEMMA_2 = {"model_type": "gemma2", **SIZES, "num_key_value_heads": 3, "head_dim": 16}
+EXPERTS = {
+    "model_type": "granitemoe",
+    **SIZES,
+    "num_key_value_heads": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+CPU = Setting(length=192, micro_batch=3, cuda=False)
+HALF = replace(CPU, precision="bf16")
+LORA = AdapterConfig(kind="lora", rank=8)
+CASES = [
+    Case(NEOX, CPU),
+    Case(NEOX, replace(HALF, recompute=True, micro_batch=5)),
+    Case(NEOX, replace(HALF, adapter=LORA, accumulates=True)),
+    Case(OPT, replace(CPU, length=320)),
+    Case(OPT, replace(HALF, masked=True)),
+    Case(ELECTRA, replace(CPU, masked=True), classes=True),
+    Case(ELECTRA, replace(HALF, masked=True, recompute=True, micro_batch=9), classes=True),
+    Case(GEMMA_2, replace(CPU, masked=True)),
+    Case(GEMMA_2, replace(HALF, masked=True, recompute=True)),
+    Case(EXPERTS, CPU),
+    Case(EXPERTS, replace(HALF, adapter=LORA)),
+]
+
+
+def test_traces_and_dry_runs_are_as_near_to_real_steps_as_formulas():
+    truths = [measured_peak(case) for case in CASES]
+    assert_near(CASES, truths, by_trace, mean=0.015, worst=0.05)
+    assert_near(CASES, truths, by_dry_run, mean=0.001, worst=0.01)
+
+
+def by_trace(case):
+    return peak_memory(traced_shape(case.model, case.labels), case.setting).total
+
+
+@pytest.mark.parametrize("config", [NEOX, OPT, EXPERTS], ids=lambda config: config["model_type"])
+def test_sizes_are_those_of_the_model(config):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    shape = traced_shape(config)
+    assert shape.parameters == sum(item.numel() for item in model.parameters())
+    assert shape.layers == 2
+    assert shape.tied == model.config.tie_word_embeddings
+
+
+def test_of_a_known_architecture_it_says_what_the_formula_says():
+    config = known_models()["HuggingFaceTB/SmolLM2-135M"]
+    traced, formula = traced_shape(config), shape_of(config)
+    assert replace(traced, traits=formula.traits) == formula
+    setting = replace(HALF, cuda=True, length=2048, micro_batch=4)
+    expected = peak_memory(formula, setting).total
+    assert peak_memory(traced, setting).total == pytest.approx(expected, rel=0.03)
+
+
+def test_a_token_goes_through_some_of_the_experts():
+    shape = traced_shape(EXPERTS)
+    assert shape.used == sum(shape.experts) // 2
+    adapted = trained_parameters(shape, replace(CPU, adapter=LORA))
+    assert adapted == 2 * 8 * (4 * 96 + 2 * 96 + 2 * 48)
+
+
+def test_a_gpu_keeps_no_table_of_scores_where_attention_drops_out():
+    shape, setting = traced_shape(ELECTRA, 2), replace(CPU, masked=True)
+    tables = 3 * 4 * 6 * setting.tokens * setting.length
+    on_cpu, on_gpu = (shape.traced(replace(setting, cuda=cuda)).layer for cuda in (False, True))
+    assert on_cpu.kept - on_gpu.kept > 0.8 * tables
+
+
+def test_between_the_traced_sizes_memory_is_on_a_line():
+    shape = traced_shape(NEOX)
+    few, some, many = (
+        shape.traced(replace(CPU, micro_batch=size)).layer.kept for size in (8, 36, 64)
+    )
+    assert some == pytest.approx((few + many) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "labels", "message"),
+    [
+        ({"model_type": "nosuch"}, 0, "model_type = 'nosuch': Transformers .* no such architect"),
+        ({"model_type": "vit"}, 0, "'vit': Transformers .* has no causal language model"),
+        ({**NEOX, "num_hidden_layers": 10**6}, 0, "num_hidden_layers = 1,000,000: a plan takes"),
+        ({**NEOX, "hidden_size": 97}, 0, "'gpt_neox': .* cannot be traced"),
+        ({"model_type": "clip"}, 2, "'clip': Transformers .* has no sequence classification"),
+    ],
+)
+def test_what_transformers_cannot_build_is_named(config, labels, message):
+    with pytest.raises(BadInput, match=message):
+        traced_shape(config, labels)
+
+
+def test_a_plan_says_that_it_comes_from_a_trace(make_plan, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**NEOX, "auto_map": {"AutoModel": "x.Y"}}))
+    plan = make_plan("a100-40", model__base=str(tmp_path), data__sequence_length=256)
+    assert plan.works
+    assert "no formula for gpt_neox" in render(plan)
+    assert plan.as_data()["model"]["by"] == "trace"
+
+
+def test_with_fewer_layers_what_is_said_of_each_goes_along():
+    config = {"num_hidden_layers": 3, "layer_types": ["a", "b", "c"], "sizes": [1, 2]}
+    assert with_layers(config, 2) == {
+        "num_hidden_layers": 2,
+        "layer_types": ["a", "b"],
+        "sizes": [1, 2],
+    }
+
+
+def test_a_pass_that_fails_is_bad_input(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("shapes do not broadcast")
+
+    shape = traced_shape(NEOX)
+    monkeypatch.setattr("steadytrain.components.memory.trace._trace", fail)
+    with pytest.raises(BadInput, match=r"'gpt_neox': a pass .* fails: RuntimeError: shapes"):
+        shape.traced(replace(CPU, length=77))

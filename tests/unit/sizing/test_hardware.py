@@ -1,0 +1,139 @@
+"""The table of GPUs, names as people write them, and user-defined prices."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.hardware import (
+    GIB,
+    advice,
+    all_gpus,
+    find_gpu,
+    priced,
+    smallest_gpu,
+)
+
+
+def test_the_rules_gpus_have_the_rules_figures():
+    table = {
+        gpu.name: (gpu.memory_gb, gpu.speed, gpu.usd_per_hour)
+        for gpu in map(find_gpu, ["t4", "v100", "a100-40", "a100-80", "h100"])
+    }
+    assert table == {
+        "T4": (16, 1, 0.35),
+        "V100": (32, 3, 2.50),
+        "A100-40": (40, 5, 3.50),
+        "A100-80": (80, 5, 5.00),
+        "H100": (80, 8, 8.00),
+    }
+
+
+def test_speeds_follow_the_throughput_of_the_data_sheets():
+    known = [(gpu.half_tflops, gpu.speed) for gpu in map(find_gpu, RULE)]
+    beyond = (10 * known[-1][0], 10 * known[-1][1])
+    rule = [(0, 0), *known, beyond]
+    for gpu in all_gpus():
+        if gpu.name in RULE:
+            continue
+        (x0, y0), (x1, y1) = next(
+            pair for pair in itertools.pairwise(rule) if pair[0][0] < gpu.half_tflops <= pair[1][0]
+        )
+        derived = y0 + (y1 - y0) * (gpu.half_tflops - x0) / (x1 - x0)
+        assert gpu.speed == pytest.approx(derived, abs=0.06), gpu.name
+
+
+RULE = ["T4", "V100", "A100-80", "H100"]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("rtx4050", "RTX4050"),
+        ("NVIDIA GeForce RTX 4050 Laptop GPU", "RTX4050"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("a100", "A100-80"),
+        ("Tesla-T4", "T4"),
+        ("Tesla-V100-PCIE-32GB", "V100"),
+        ("Tesla-V100-SXM3-32GB", "V100"),
+        ("Tesla-V100-SXM2-16GB", "V100-16"),
+        ("NVIDIA-RTX-A6000", "A6000"),
+        ("NVIDIA-A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA-A100-80GB-PCIe", "A100-80"),
+        ("NVIDIA-A100-PCIE-40GB", "A100-40"),
+        ("NVIDIA-A10G", "A10"),
+        ("NVIDIA-L4", "L4"),
+        ("NVIDIA-L40S", "L40S"),
+        ("NVIDIA-H100-80GB-HBM3", "H100"),
+        ("NVIDIA-H100-PCIe", "H100"),
+        ("NVIDIA-H200", "H200"),
+        ("NVIDIA-GeForce-RTX-4060-Laptop-GPU", "RTX4060"),
+    ],
+)
+def test_a_name_is_understood_as_people_and_drivers_write_it(written, name):
+    assert find_gpu(written).name == name
+
+
+@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "NVIDIA-H100-NVL"])
+def test_a_part_of_a_gpu_or_other_memory_is_another_gpu(part):
+    with pytest.raises(BadInput):
+        find_gpu(part)
+
+
+def test_an_unknown_gpu_is_told_with_the_known_ones():
+    with pytest.raises(BadInput, match="'tpu-v5'") as error:
+        find_gpu("tpu-v5")
+    assert "RTX4050" in error.value.remedy
+
+
+def test_no_two_gpus_answer_to_one_name():
+    names = [alias.lower() for gpu in all_gpus() for alias in (gpu.name, *gpu.aliases)]
+    assert len(set(names)) == len(names)
+
+
+def test_prices_of_ones_own_replace_all(tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("h100: {usd_per_hour: 2.5, spot_usd_per_hour: 1.1}\n")
+    gpus = priced(path)
+    h100, t4 = find_gpu("h100", gpus), find_gpu("t4", gpus)
+    assert (h100.usd_per_hour, h100.spot_usd_per_hour, h100.memory_gb) == (2.5, 1.1, 80)
+    assert t4.usd_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100: {usd_per_hour: -1}", r"h100\.usd_per_hour"),
+        ("h100: {usd: 1}", r"h100\.usd"),
+        ("h100: {", "not valid YAML"),
+        ("tpu: {}", "'tpu'"),
+        (None, "no such file"),
+    ],
+)
+def test_prices_that_cannot_be_read_are_told(tmp_path, text, message):
+    path = tmp_path / "prices.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadInput, match=message) as error:
+        priced(path)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"),
+    [(0, ""), (5 * 2**20, "5.0 MiB"), (GIB, "RTX4050"), (400 * GIB, "no single GPU has that")],
+)
+def test_what_a_need_means(needed, said):
+    assert said in advice(needed)
+    assert bool(advice(needed)) == bool(needed)
+
+
+def test_the_smallest_gpu_has_what_is_needed():
+    found = smallest_gpu(30 * 10**9)
+    assert found is not None
+    assert found.memory >= 30 * 10**9
+    assert all(gpu.memory < 30 * 10**9 for gpu in all_gpus() if gpu.memory < found.memory)

@@ -1,0 +1,266 @@
+"""Full training runs on a CPU, with frozen embeddings on the host and a low-bit frozen head."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from steadytrain.components.shared.config import AdapterConfig, from_mapping
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.adapter import attach
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.frozen_head import FrozenHead
+from steadytrain.components.tasks.frozen_parts import lighten, parameter_count
+from steadytrain.components.tasks.host_embedding import HostEmbedding
+from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.loop.setup import build_module, recompute_activations
+
+from support.training import LLAMA as NARROW
+from support.training import Bench, language_rows, losses_of, write_data
+
+LLAMA = {**NARROW, "hidden_size": 64, "intermediate_size": 128}
+TIED = {**LLAMA, "tie_word_embeddings": True}
+STEPS = 6
+RECIPE = {
+    "global_batch_size": 4,
+    "max_steps": STEPS,
+    "learning_rate": 1e-2,
+    "save_steps": 3,
+    "save_total_limit": 9,
+    "logging_steps": 1,
+}
+PLAIN = {"kind": "lora", "rank": 4}
+TOLERANCES = {"8bit": 1e-3, "4bit": 2e-2}
+"""Tolerated differences in loss, relative to the plain path."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rows = language_rows(24), language_rows(4, seed=1)
+    return write_data(tmp_path_factory.mktemp("frozen") / "data", *rows)
+
+
+def bench_of(root, data, model, training=None):
+    return Bench.make(
+        root, data, training={**RECIPE, **(training or {})}, model=model, compute={"device": "cpu"}
+    )
+
+
+@pytest.fixture(scope="module", params=[LLAMA, TIED], ids=["untied", "tied"])
+def base(request, tmp_path_factory, data):
+    """Train a model until its loss depends on each part."""
+    bench = bench_of(
+        tmp_path_factory.mktemp("base"), data, {"config": request.param}, {"max_steps": 12}
+    )
+    bench.train_here()
+    return str(bench.workspace.model)
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory, data, base):
+    """Train with the given adapter settings, once each. Return the bench and its losses."""
+    known = {}
+
+    def of(**frozen):
+        key = json.dumps(frozen, sort_keys=True)
+        if key not in known:
+            model = {"base": base, "adapter": {**PLAIN, **frozen}}
+            bench = bench_of(tmp_path_factory.mktemp("run"), data, model)
+            bench.train_here()
+            known[key] = bench, losses_of(bench.workspace)
+        return known[key]
+
+    return of
+
+
+def test_the_base_has_learned(losses):
+    _, plain = losses()
+    assert plain[1] < 3.5
+
+
+def test_looked_up_on_the_host_nothing_differs_by_a_bit(losses, base):
+    tied = AutoConfig.from_pretrained(base).tie_word_embeddings
+    # A tied table leaves the device only if the head has its own copy there.
+    beside = {"frozen_head": "8bit"} if tied else {}
+    assert losses(frozen_embeddings="host", **beside)[1] == losses(**beside)[1]
+
+
+@pytest.mark.parametrize("bits", TOLERANCES)
+def test_with_a_head_in_fewer_bits_losses_are_within_what_is_stated(losses, bits):
+    _, plain = losses()
+    _, found = losses(frozen_head=bits)
+    assert found != plain
+    assert found == pytest.approx(plain, rel=TOLERANCES[bits])
+
+
+def test_it_resumes_to_the_bit(losses, data, base, tmp_path):
+    frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
+    bench, whole = losses(**frozen)
+    rest = bench_of(tmp_path, data, {"base": base, "adapter": {**PLAIN, **frozen}})
+    rest.train_here(resume_from=bench.workspace.checkpoints / "step-00000003")
+    assert losses_of(rest.workspace) == {n: whole[n] for n in range(4, STEPS + 1)}
+    one, other = ((b.workspace.model / "adapter_model.safetensors") for b in (bench, rest))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_checkpoints_and_adapters_hold_nothing_of_it(losses):
+    bench, _ = losses(frozen_embeddings="host", frozen_head="4bit")
+    plain, _ = losses()
+    held = [
+        sorted(path.stat().st_size for path in run.workspace.checkpoints.rglob("*.safetensors"))
+        for run in (bench, plain)
+    ]
+    assert held[0] == held[1]
+    sizes = [
+        (run.workspace.model / "adapter_model.safetensors").stat().st_size for run in (bench, plain)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_what_leaves_is_an_ordinary_model_with_the_bases_own_weights(tmp_path, data, base):
+    adapter = {**PLAIN, "frozen_head": "4bit", "frozen_embeddings": "host", "merge": True}
+    bench = bench_of(tmp_path, data, {"base": base, "adapter": adapter})
+    bench.train_here()
+    merged, before = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (bench.workspace.model, base)
+    )
+    for part in ("get_input_embeddings", "get_output_embeddings"):
+        assert getattr(merged, part)().weight.equal(getattr(before, part)().weight)
+    inner = "model.layers.0.self_attn.q_proj.weight"
+    assert not merged.get_parameter(inner).equal(before.get_parameter(inner))
+
+
+SMALL_CARD = {"bf16": True, "optim": "paged_adamw_8bit", "learning_rate": 1e-2}
+
+
+def steps_in_4_bits(data, base, **frozen):
+    """Return the loss of each step, as on a 6 GB card.
+
+    That means NF4 layers, paged 8-bit AdamW, and activation checkpointing. It calls the parts
+    directly, because a full run on a CPU refuses features whose kernels need a GPU.
+    """
+    adapter = {"kind": "qlora", "rank": 4, **frozen}
+    config = from_mapping(
+        {
+            "name": "q",
+            "data": {"source": ["x"]},
+            "model": {"base": base, "adapter": adapter},
+            "training": SMALL_CARD,
+        }
+    )
+    task = CausalLanguageModel(config, data)
+    model = build_module(config, task)
+    assert task.ready(model) == []
+    recompute_activations(model, configured=True)
+    optimizer, found = build_optimizer(model.train(), config.training), []
+    batch = task.collate(language_rows(4, seed=2))
+    for _ in range(STEPS):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = task.loss(model, batch).total / task.weight(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss))
+    return found
+
+
+def test_all_that_a_small_card_needs_learns_together(data, base):
+    tied = AutoConfig.from_pretrained(base).tie_word_embeddings
+    plain = steps_in_4_bits(data, base)
+    if not tied:
+        assert steps_in_4_bits(data, base, frozen_embeddings="host") == plain
+    found = steps_in_4_bits(data, base, frozen_embeddings="host", frozen_head="4bit")
+    assert found == pytest.approx(plain, rel=TOLERANCES["4bit"])
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
+def test_two_ranks_have_it_each(losses, data, base, tmp_path):
+    frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
+    model = {"base": base, "adapter": {**PLAIN, "dropout": 0.0, **frozen}}
+    compute = {"device": "cpu", "nproc_per_node": 2}
+    bench = Bench.make(tmp_path / "two", data, training=RECIPE, model=model, compute=compute)
+    assert bench.run(ranks=2).code == 0
+    _, alone = losses(dropout=0.0, **frozen)
+    assert losses_of(bench.workspace) == pytest.approx(alone, rel=1e-4)
+
+
+def llama(**fields):
+    config = {**LLAMA, "vocab_size": 64, **fields}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_model_is_counted_as_large_as_it_is(tied):
+    model = llama(tie_word_embeddings=tied)
+    count, table = parameter_count(model), 64 * 64
+    assert count == sum(item.numel() for item in model.parameters())
+    adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="4bit")
+    adapted = attach(model, adapter)
+    trained = sum(item.numel() for item in adapted.parameters() if item.requires_grad)
+    # A head with its own weights is not a tied table.
+    assert parameter_count(adapted) == count + trained + tied * table
+
+
+def test_the_table_stays_where_it_is_and_counts_as_no_part_of_the_device():
+    adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="8bit")
+    model = attach(llama(), adapter)
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(table, HostEmbedding)
+    assert isinstance(head, FrozenHead)
+    moved = model.to("meta")
+    assert moved.get_input_embeddings().table.device.type == "cpu"
+    assert {item.device.type for item in moved.parameters()} == {"meta"}
+    assert not any(
+        item.shape == (64, 64) and item.is_floating_point() for item in head.parameters()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "frozen", "told"),
+    [
+        (
+            {"tie_word_embeddings": True},
+            {"frozen_embeddings": "host"},
+            "the head is the same table",
+        ),
+        (
+            {"hidden_size": 32, "intermediate_size": 64},
+            {"frozen_head": "4bit"},
+            r"frozen_head = '4bit': the head takes 32 values, no multiple of 64",
+        ),
+        (
+            {"model_type": "gemma3_text", "head_dim": 16},
+            {"frozen_embeddings": "host"},
+            "no plain table but .*ScaledWordEmbedding",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_kept_so_is_refused(fields, frozen, told):
+    with pytest.raises(BadInput, match=told) as error:
+        attach(llama(**fields), AdapterConfig(kind="lora", **frozen))
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("frozen", [{"frozen_embeddings": "host"}, {"frozen_head": "8bit"}])
+def test_a_model_that_names_no_such_parts_is_refused(frozen):
+    with pytest.raises(BadInput, match=f"{next(iter(frozen))}.* but None"):
+        lighten(torch.nn.Linear(64, 64), AdapterConfig(kind="lora", **frozen))
+
+
+def test_a_second_time_changes_nothing():
+    adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="4bit")
+    model = llama()
+    lighten(model, adapter)
+    parts = model.get_input_embeddings(), model.get_output_embeddings()
+    lighten(model, adapter)
+    assert (model.get_input_embeddings(), model.get_output_embeddings()) == parts
+
+
+def test_a_head_with_an_adapter_of_its_own_is_refused():
+    adapter = AdapterConfig(kind="lora", targets=["lm_head"], frozen_head="8bit")
+    with pytest.raises(BadInput, match="no plain linear layer but peft"):
+        attach(llama(), adapter)

@@ -1,0 +1,145 @@
+"""The thread that prepares the next global batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from steadytrain.components.shared.events.types import TrainingStep
+from steadytrain.components.tasks.base import Batch, Row
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.train.loop.batches import take_share, to_device
+from steadytrain.components.train.loop.order import RowOrder
+from steadytrain.components.train.loop.prefetch import Prefetch
+
+from support.training import events_of, result_of
+
+STEPS, BATCH, ROWS = 5, 4, 12
+
+
+class _Task:
+    """A task whose rows and batches are numbers. It raises an error at the row `fails`."""
+
+    padded = ""
+
+    def __init__(self, fails: int = -1) -> None:
+        self.fails, self.collated = fails, list[int]()
+        self.gate = threading.Semaphore(1000)
+
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        self.gate.acquire()
+        if self.fails in rows:
+            raise LookupError(f"row {self.fails}")
+        self.collated.extend(rows)
+        return {"rows": torch.tensor(rows), "lengths": list(rows)}
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["rows"])
+
+    def cost(self, row: Any) -> int:
+        return 10
+
+
+def _parts(task: _Task) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(training=SimpleNamespace(global_batch_size=BATCH)),
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+        task=task,
+        order=RowOrder(ROWS, seed=3),
+        train=range(ROWS),
+        rank=0,
+        world_size=1,
+        micro_batch_size=2,
+        steps=STEPS,
+        skipped_batches=(),
+    )
+
+
+def test_shares_come_as_without_it_whatever_the_first_step_is():
+    plain = [take_share(_parts(_Task()), step) for step in range(STEPS)]
+    for first in (0, 3):
+        with closing(Prefetch(_parts(_Task()))) as data:
+            for step in range(first, STEPS):
+                found = data.take(step)
+                assert (found.weight, found.tokens, found.places) == (4, 40, 40)
+                expected = [batch["lengths"] for batch in plain[step].batches]
+                assert [batch["lengths"] for batch in found.batches] == expected
+                assert found.waited >= 0
+
+
+def test_one_step_is_fetched_ahead_and_no_more():
+    task = _Task()
+    with closing(Prefetch(_parts(task))) as data:
+        data.take(0)
+        data._thread.submit(lambda: None).result()  # wait until the earlier request is done
+        assert len(task.collated) == 2 * BATCH
+        for step in range(1, STEPS):
+            data.take(step)
+    assert len(task.collated) == STEPS * BATCH
+
+
+def test_while_the_next_share_is_late_the_one_in_use_is_there():
+    task = _Task()
+    task.gate = threading.Semaphore(2)
+    with closing(Prefetch(_parts(task))) as data:
+        assert data.take(0).weight == BATCH
+        task.gate.release(1000)
+        assert data.take(1).weight == BATCH
+
+
+def test_what_a_later_share_raises_is_raised_when_its_step_comes():
+    rows = RowOrder(ROWS, seed=3).take(2 * BATCH, BATCH)
+    with closing(Prefetch(_parts(_Task(fails=rows[0])))) as data:
+        data.take(0)
+        data.take(1)
+        with pytest.raises(LookupError, match=f"row {rows[0]}"):
+            data.take(2)
+
+
+def test_closing_leaves_no_thread():
+    before = threading.active_count()
+    with closing(Prefetch(_parts(_Task()))) as data:
+        data.take(0)
+    assert threading.active_count() == before
+
+
+def test_plain_values_of_a_batch_stay_as_they_are():
+    moved = to_device({"rows": torch.ones(2), "lengths": [1, 2]}, torch.device("meta"))
+    assert moved["rows"].is_meta
+    assert moved["lengths"] == [1, 2]
+
+
+class Fails(CausalLanguageModel):
+    """Collate three times, once per step, and then fail."""
+
+    times = 0
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        self.times += 1
+        if self.times > 3:
+            raise LookupError("no such row")
+        return super().collate(rows)
+
+
+def test_steps_before_the_one_whose_data_fail_are_taken(make_bench):
+    bench = make_bench(
+        task="tests.unit.train_loop.test_prefetch:Fails", training={"micro_batch_size": 4}
+    )
+    with pytest.raises(LookupError, match="no such row"):
+        bench.train_here()
+    steps = [event.step for event in events_of(bench.workspace, TrainingStep)]
+    assert steps == [1, 2, 3]
+
+
+def test_the_share_of_waiting_is_reported(make_bench):
+    bench = make_bench(training={"micro_batch_size": 4})
+    bench.train_here()
+    assert result_of(bench).outcome == "finished"
+    shares = [event.data_wait for event in events_of(bench.workspace, TrainingStep)]
+    assert all(0 < share < 1 for share in shares)

@@ -1,0 +1,53 @@
+"""The reported time that ranks wait for each other."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+import torch
+
+from steadytrain.components.shared.events.types import TrainingStep
+from steadytrain.components.train.strategy.waiting import Waits
+
+from support.benches import make_bench
+from support.slowed import steps_with_a_slow_rank
+from support.training import events_of
+
+__all__ = ["make_bench"]
+
+
+def test_spans_add_up_and_are_taken_once(monkeypatch):
+    clock = iter([10.0, 13.0, 20.0, 20.5, 30.0, 31.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    waits = Waits(torch.device("cpu"))
+    with waits:
+        pass
+    waits.begin()
+    waits.end()
+    assert waits.take() == 3.5
+    assert waits.take() == 0.0
+    with waits:
+        pass
+    assert waits.take() == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", ["loss", "collate"])
+def test_one_rank_that_is_late_leaves_the_other_waiting(tmp_path, slow):
+    steps = steps_with_a_slow_rank(tmp_path, "ddp", slow)
+    # One of the two waits for most of each step. The late one does not wait.
+    assert 0.3 < statistics.mean(step.communication_wait for step in steps) < 0.7
+
+
+@pytest.mark.slow
+def test_where_ranks_meet_all_through_a_step_no_share_is_told(tmp_path):
+    steps = steps_with_a_slow_rank(tmp_path, "fsdp", "loss")
+    assert {step.communication_wait for step in steps} == {None}
+
+
+def test_one_rank_has_none_to_wait_for(make_bench):
+    bench = make_bench()
+    bench.train_here()
+    assert {step.communication_wait for step in events_of(bench.workspace, TrainingStep)} == {None}
