@@ -34,7 +34,7 @@ STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
     "preprocess": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
     # The training pods get the same keys as this step.
     "train": (*_ARTIFACTS, *_HUB),
-    "judge": _ARTIFACTS,
+    "evaluate-and-register": _ARTIFACTS,
     "evaluate": _ARTIFACTS,
     "register": _ARTIFACTS,
     "promote": _ARTIFACTS,

@@ -97,10 +97,10 @@ def run(
     from steadytrain.pipelines.light_kfp import import_kfp
     from steadytrain.pipelines.local import run_locally
     from steadytrain.pipelines.outline import tell_ending
-    from steadytrain.pipelines.progress import Progress
+    from steadytrain.pipelines.progress import ProgressDisplay
 
     import_kfp()
-    tell_ending(run_locally(config, display=Progress()))
+    tell_ending(run_locally(config, display=ProgressDisplay()))
 
 
 @app.command("list")

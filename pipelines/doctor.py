@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.begin import MIN_FREE_BYTES
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.start_run import MIN_FREE_BYTES
 from steadytrain.components.shared.tracking.connect import (
     brisk,
     import_mlflow,

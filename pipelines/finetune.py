@@ -9,7 +9,7 @@ from kfp import dsl
 
 from steadytrain.components.evaluate.component import evaluate
 from steadytrain.components.preprocess.component import preprocess
-from steadytrain.components.register.component import judge, promote, register
+from steadytrain.components.register.component import evaluate_and_register, promote, register
 from steadytrain.components.report.component import report
 from steadytrain.components.train.component import train
 from steadytrain.pipelines.attached import MOUNT_PATH, NAME
@@ -38,30 +38,30 @@ def fused(fuse: bool) -> Iterator[None]:
         _fused.reset(token)
 
 
-def train_and_judge(parameters: Mapping[str, Any], volume: str) -> None:
+def train_and_evaluate(parameters: Mapping[str, Any], volume: str) -> None:
     """Add the steps from the data to the champion to the pipeline that is being built."""
     prepared = step(preprocess(**parameters), "Preprocess", volume)
     resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
     trained = step(train(resolved=resolved, data=data), "Train", volume)
     if _fused.get():
-        judged = judge(resolved=resolved, data=data, model=trained.outputs["model"])
-        step(judged, "Evaluate, gate, register", volume)
+        done = evaluate_and_register(resolved=resolved, data=data, model=trained.outputs["model"])
+        step(done, "Evaluate, gate, register", volume)
         return
-    judged = step(
+    evaluated = step(
         evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
         "Evaluate and gate",
         volume,
     )
     registered = step(
-        register(resolved=resolved, decision=judged.outputs["decision"]), "Register", volume
+        register(resolved=resolved, decision=evaluated.outputs["decision"]), "Register", volume
     )
-    with dsl.If(judged.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
+    with dsl.If(evaluated.outputs["Output"] == True, name="Promoted"):  # noqa: E712  KFP's syntax
         step(promote(resolved=resolved, version=registered.outputs["version"]), "Promote", volume)
 
 
 pipeline = dsl.pipeline(
     name="steadytrain-finetune",
-    display_name="Train, judge, register",
+    display_name="Train, evaluate, register",
     description="Train or fine-tune a model in a run that recovers from failures, compare the "
     "model with the champion, and register it in MLflow. Parameters that you leave empty use the "
     "value in the configuration.",
@@ -111,5 +111,5 @@ def finetune(
         "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
     closing = step(report(**parameters), "Report", volume)
-    with dsl.ExitHandler(closing, name="Train, judge, register"):
-        train_and_judge(parameters, volume)
+    with dsl.ExitHandler(closing, name="Train, evaluate, register"):
+        train_and_evaluate(parameters, volume)

@@ -18,8 +18,8 @@ from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, held, hold
+from steadytrain.pipelines.garbage import Garbage
 from steadytrain.pipelines.gc_data import unneeded_data
-from steadytrain.pipelines.litter import Litter
 from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.runs import find_run, run_folders
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def litter(output: Path, *, idle_seconds: float) -> Iterator[Litter]:
+def garbage(output: Path, *, idle_seconds: float) -> Iterator[Garbage]:
     """Yield everything that can be removed.
 
     Checkpoints and data come first, then model versions, since those need the registry.
@@ -102,7 +102,7 @@ def _idle(workspace: Workspace, seconds: float) -> bool:
     return max(signs, default=0.0) <= time.time() - seconds
 
 
-def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
+def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Garbage]:
     from steadytrain.components.train.checkpoint import checkpoints_of
 
     config, workspace = find_run(facts.workspace.output, facts.workspace.run_id)
@@ -117,7 +117,7 @@ def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
         what = f"checkpoint {folder} of {workspace.run_id}"
         take = partial(_clear, storage, folder, idle)
         remove = partial(_unattended, workspace, idle_seconds, take)
-        yield Litter(what, storage.weigh(folder).bytes, remove)
+        yield Garbage(what, storage.weigh(folder).bytes, remove)
 
 
 def _superfluous(storage: Storage, facts: Facts) -> list[str]:
@@ -178,15 +178,15 @@ def _clear(storage: Storage, folder: str, idle: Callable[[], bool]) -> bool:
     return True
 
 
-def _version(facts: Facts, idle_seconds: float) -> Iterator[Litter]:
+def _version(facts: Facts, idle_seconds: float) -> Iterator[Garbage]:
     if outcome(facts).state != "finished" or facts.registration is None:
         return
-    from steadytrain.components.register.stale import PassedOver
+    from steadytrain.components.register.stale import StaleVersion
 
     config, workspace = find_run(facts.workspace.output, facts.workspace.run_id)
-    passed = PassedOver(config, workspace)
+    passed = StaleVersion(config, workspace)
     if passed.is_there:
         record = passed.record
         what = f"version {record.version} of {record.model_name}, of {workspace.run_id}"
         remove = partial(_unattended, workspace, idle_seconds, passed.remove)
-        yield Litter(what, passed.bytes, remove)
+        yield Garbage(what, passed.bytes, remove)

@@ -23,7 +23,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.litter import Litter
+from steadytrain.pipelines.garbage import Garbage
 from steadytrain.pipelines.runs import run_folders
 
 _ASIDE: Final = ".removed-"
@@ -33,7 +33,7 @@ Ask = Callable[[Workspace], bool]
 
 def unneeded_data(
     output: Path, *, idle_seconds: float, ended: Ask, finished: Ask
-) -> Iterator[Litter]:
+) -> Iterator[Garbage]:
     """Yield the folders in <output>/data that can be removed.
 
     Args:
@@ -51,12 +51,12 @@ def unneeded_data(
             if needed(name.removeprefix(_ASIDE)):
                 _bring_back(folder)
             else:
-                yield Litter(what, bytes_, partial(_decide, folder, needed))
+                yield Garbage(what, bytes_, partial(_decide, folder, needed))
         elif not name.startswith(PARTIAL) and _idle(folder, idle_seconds) and not needed(name):
-            yield Litter(what, bytes_, partial(_remove, folder, needed))
+            yield Garbage(what, bytes_, partial(_remove, folder, needed))
     for folder in list(leftovers(root, idle_seconds=idle_seconds)):
         what, bytes_ = f"unfinished data {folder.name}", storage.weigh(folder.name).bytes
-        yield Litter(what, bytes_, partial(_remove_leftover, folder, idle_seconds))
+        yield Garbage(what, bytes_, partial(_remove_leftover, folder, idle_seconds))
 
 
 def _idle(folder: Path, seconds: float) -> bool:

@@ -59,7 +59,7 @@ class _Console(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-class Progress:
+class ProgressDisplay:
     """A sink that shows events. Feed it with a `Follower`, and close it at the end."""
 
     def __init__(self, console: Console | None = None) -> None:

@@ -20,7 +20,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     from steadytrain.pipelines.light_kfp import import_kfp
     from steadytrain.pipelines.local import run_locally
     from steadytrain.pipelines.outline import tell_ending
-    from steadytrain.pipelines.progress import Progress
+    from steadytrain.pipelines.progress import ProgressDisplay
     from steadytrain.pipelines.runs import find_run, state_of
 
     config, workspace = find_run(output, name)
@@ -28,7 +28,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
         typer.echo(f"{name} is finished; `steadytrain report {name} -o {output}` tells of it")
         return
     import_kfp()
-    tell_ending(run_locally(config, display=Progress()))
+    tell_ending(run_locally(config, display=ProgressDisplay()))
 
 
 def explain(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
@@ -70,10 +70,10 @@ def gc(
     and past and present champions.
     """
     from steadytrain.components.report.words import size
-    from steadytrain.pipelines.gc import litter
+    from steadytrain.pipelines.gc import garbage
 
     total = count = 0
-    for item in litter(output, idle_seconds=idle_hours * 3600):
+    for item in garbage(output, idle_seconds=idle_hours * 3600):
         if not dry_run and not item.remove():
             typer.echo(f"kept {item.what}: its run is at work again")
             continue

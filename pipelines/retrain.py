@@ -7,11 +7,11 @@ from kfp import dsl
 from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.report.component import report
 from steadytrain.pipelines.attached import MOUNT_PATH, NAME
-from steadytrain.pipelines.finetune import step, train_and_judge
+from steadytrain.pipelines.finetune import step, train_and_evaluate
 
 pipeline = dsl.pipeline(
     name="steadytrain-retrain",
-    display_name="Retrain when there are new data",
+    display_name="Retrain when there is new data",
     description="Check whether the data differ from those of the champion and the newest "
     "candidate, and how far they have drifted. If there is new data, train, evaluate and register "
     'a model. If not, end with "nothing new". Parameters that you leave empty use the value in '
@@ -62,7 +62,7 @@ def retrain(
         "job": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     }
     closing = step(report(**parameters), "Report", volume)
-    with dsl.ExitHandler(closing, name="Look, and retrain"):
+    with dsl.ExitHandler(closing, name="Check, and retrain"):
         news = step(detect_change(**parameters), "Look for new data", volume)
         with dsl.If(news.outputs["Output"] == True, name="New data"):  # noqa: E712  KFP's syntax
-            train_and_judge(parameters, volume)
+            train_and_evaluate(parameters, volume)

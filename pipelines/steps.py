@@ -33,11 +33,11 @@ def run_step(name: str, config: RunConfig) -> str:
 
 def _preprocess(config: RunConfig) -> str:
     from steadytrain.components.preprocess.step import run
-    from steadytrain.components.shared.begin import begin
+    from steadytrain.components.shared.start_run import start_run
     from steadytrain.components.train.recovery.ownership import owned
 
     with owned(config):
-        begin(config)
+        start_run(config)
     return run(config).model_dump_json(indent=2)
 
 

@@ -14,7 +14,7 @@ from steadytrain.pipelines.options import Host, Namespace, Overrides, Pipeline, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from steadytrain.pipelines.server.follow import Outcome, Step, Steps
+    from steadytrain.pipelines.server.follow import PipelineOutcome, Step, Steps
     from steadytrain.pipelines.server.submission import SubmittedRun
 
 
@@ -83,7 +83,7 @@ def submit(
         _end(run, _followed(run))
 
 
-def _followed(run: SubmittedRun) -> Outcome:
+def _followed(run: SubmittedRun) -> PipelineOutcome:
     try:
         with _view() as show:
             return run.wait(show)
@@ -92,7 +92,7 @@ def _followed(run: SubmittedRun) -> Outcome:
         raise typer.Exit(130) from None
 
 
-def _end(run: SubmittedRun, outcome: Outcome) -> None:
+def _end(run: SubmittedRun, outcome: PipelineOutcome) -> None:
     typer.echo(f"{run.name} {outcome.state.lower()}")
     if outcome.succeeded:
         return

@@ -17,7 +17,7 @@ import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling, replicate
 from steadytrain.components.evaluate.pairs import Pair
-from steadytrain.components.shared.config.judging import GateConfig
+from steadytrain.components.shared.config.evaluation import GateConfig
 from steadytrain.components.shared.records import GateRecord, Interval, Subject
 
 

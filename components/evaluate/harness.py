@@ -15,10 +15,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.scoring.continuations import Answer, Continuations, Request
-from steadytrain.components.tasks.scoring.generation import Wanted, generate
+from steadytrain.components.tasks.scoring.generation import GenerationRequest, generate
 from steadytrain.components.tasks.scoring.table import padding_id
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Called with the kind of work, the number of requests done, and their total number."""
 
 
@@ -30,7 +30,9 @@ class Harness(TemplateLM):  # type: ignore[misc]
             each.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, batch_size: int, progress: Progress) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, batch_size: int, progress: OnProgress
+    ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.remarks: list[str] = []
@@ -165,7 +167,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
             found |= zip(members, answers, strict=True)
         return [found[index] for index in range(len(requests))]
 
-    def _wanted(self, given: dict[str, Any]) -> Wanted:
+    def _wanted(self, given: dict[str, Any]) -> GenerationRequest:
         """Convert lm-eval's generation settings of a task to those of Transformers."""
         settings = dict(normalize_gen_kwargs(given))
         stops, most = settings.pop("until"), settings.pop("max_gen_toks")
@@ -178,7 +180,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
                 f"context is {self.max_length}"
             )
             most = self.max_length // 2
-        return Wanted(most, [stop for stop in stops if stop], settings)
+        return GenerationRequest(most, [stop for stop in stops if stop], settings)
 
 
 def _without_space(context: str, rest: str) -> tuple[str, str]:

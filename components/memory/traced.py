@@ -29,8 +29,8 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import telling, unlike
+from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_head import FusedHead
-from steadytrain.components.tasks.judged import judged
 
 _MOST_LAYERS: Final = 2000
 _NO_END: Final = 10**9
@@ -187,7 +187,7 @@ def _hears_of_documents(model: Any) -> bool:
     ids = torch.zeros((1, sum(_ASKED)), dtype=torch.int64, device="meta")
     documents = Documents(list(_ASKED))
     try:
-        with judged(model), telling(documents) as told:
+        with eval_mode(model), telling(documents) as told:
             model(input_ids=ids, position_ids=ids, use_cache=False, **told)
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False

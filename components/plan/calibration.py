@@ -25,7 +25,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import Span, Speed, together
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.packing import collate_packed, collate_rows
@@ -45,7 +45,7 @@ SECONDS: Final = 60.0
 """No further step starts after this time; at least one is timed."""
 
 
-def calibrate(job: Job, choice: Choice, tell: Callable[[str], None]) -> Speed:
+def calibrate(job: Workload, choice: Choice, tell: Callable[[str], None]) -> Speed:
     """Time the choice on this machine, which must be the machine that the plan is for.
 
     The interval is from the slowest to the fastest step. With several ranks, one rank is timed with
@@ -87,11 +87,11 @@ def _source(steps: int, trial: Trial, ranks: int) -> str:
     return f"{steps} step{'s' if steps > 1 else ''}{one} on this machine{part}{others}"
 
 
-def _refuse_what_one_device_cannot_show(job: Job, choice: Choice) -> None:
-    way, task, why = choice.way, job.config.data.task, ""
+def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
+    option, task, why = choice.option, job.config.data.task, ""
     if task not in BUILT_IN:
         why = f"data.task = {task!r}: only that task knows what its batches are like"
-    elif way.adapter == "qlora":
+    elif option.adapter == "qlora":
         why = (
             "model.adapter.kind = 'qlora': weights are cut to 4 bits as they are loaded, and "
             "here none are"
@@ -101,13 +101,13 @@ def _refuse_what_one_device_cannot_show(job: Job, choice: Choice) -> None:
             f"data.sequence_length = {choice.setting.length}: the model takes at most "
             f"{job.shape.positions} tokens"
         )
-    elif way.offload != "none":
-        why = f"compute.offload = {way.offload!r}: its copies depend on all ranks of a machine"
+    elif option.offload != "none":
+        why = f"compute.offload = {option.offload!r}: its copies depend on all ranks of a machine"
     if why:
         raise BadInput(f"--calibrate: {why}", remedy="leave --calibrate out, or change that field")
 
 
-def _as_chosen(job: Job, choice: Choice) -> RunConfig:
+def _as_chosen(job: Workload, choice: Choice) -> RunConfig:
     """Return the configuration that the parts of the training loop use."""
     content, setting = job.config.model_dump(), choice.setting
     content["compute"]["device"] = "cuda" if setting.cuda else "cpu"
@@ -129,7 +129,7 @@ class Trial:
     """
 
     def __init__(
-        self, job: Job, setting: Setting, config: RunConfig, tell: Callable[[str], None]
+        self, job: Workload, setting: Setting, config: RunConfig, tell: Callable[[str], None]
     ) -> None:
         self.config, self.setting, self.shape = config, setting, job.shape
         self.rows = setting.micro_batch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import length_of
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import Span, Speed, hours, preemptions
 
 
@@ -32,7 +32,7 @@ class Offer:
     timed_by: str
 
 
-def offer_of(job: Job, choice: Choice, speed: Speed) -> Offer:
+def offer_of(job: Workload, choice: Choice, speed: Speed) -> Offer:
     """Return the offer for the job's GPU with a choice."""
     gpu, ranks, span = job.machine.gpu, job.machine.ranks, speed.tokens_per_second
     length = length_of(job.config, job.global_batch)
@@ -43,7 +43,10 @@ def offer_of(job: Job, choice: Choice, speed: Speed) -> Offer:
     factor = preemptions(job, choice).factor
     return Offer(
         gpu=gpu.name,
-        fits=choice.fits and job.is_available and choice.way.is_possible(job) and job.has_precision,
+        fits=choice.fits
+        and job.is_available
+        and choice.option.is_possible(job)
+        and job.has_precision,
         how=_how(choice),
         memory_gb=round(choice.memory.total / 1e9, 2),
         capacity_gb=gpu.memory_gb,
@@ -63,12 +66,12 @@ def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:
 
 
 def _how(choice: Choice) -> str:
-    way, batch = choice.way, choice.batch
-    told: list[str] = [way.adapter] if way.adapter != "none" else []
-    told += ["host embeddings"] if way.frozen_embeddings == "host" else []
-    told += [f"{way.frozen_head} head"] if way.frozen_head != "as_loaded" else []
-    told.append(way.strategy)
-    told += ["recompute"] if way.recompute else []
-    told += [f"offload {way.offload}"] if way.offload != "none" else []
-    told += ["8-bit AdamW"] if way.optim != "adamw_torch" else []
+    option, batch = choice.option, choice.batch
+    told: list[str] = [option.adapter] if option.adapter != "none" else []
+    told += ["host embeddings"] if option.frozen_embeddings == "host" else []
+    told += [f"{option.frozen_head} head"] if option.frozen_head != "as_loaded" else []
+    told.append(option.strategy)
+    told += ["recompute"] if option.recompute else []
+    told += [f"offload {option.offload}"] if option.offload != "none" else []
+    told += ["8-bit AdamW"] if option.optim != "adamw_torch" else []
     return f"{' + '.join(told)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"

@@ -26,12 +26,12 @@ from steadytrain.components.sizing.hardware import Gpu
 from steadytrain.components.sizing.hosts import Hosts
 from steadytrain.components.sizing.learned import as_learned
 from steadytrain.components.sizing.length import Length, length_of
-from steadytrain.components.sizing.machine import Job, Machine
+from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import (
-    Way,
+    TrainingOption,
+    options,
     refuse_what_is_too_large,
-    ways,
-    wished_ways,
+    requested_options,
 )
 from steadytrain.components.sizing.time_cost import (
     Preemptions,
@@ -52,7 +52,7 @@ class Plan:
     measured: whether the choice's memory comes from a dry run.
     """
 
-    job: Job
+    job: Workload
     choice: Choice
     trained: int
     decisions: Sequence[Decision]
@@ -164,7 +164,7 @@ def plan_training(
     """
     nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
     hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
-    job = Job(config, model_name(config), any_model_shape(config), machine, hosts)
+    job = Workload(config, model_name(config), any_model_shape(config), machine, hosts)
     refuse_what_is_too_large(job)
     jobs = [job.on(each, nodes, per_node) for each in gpus]
     offers = [_by_table(each) for each in jobs]
@@ -175,7 +175,7 @@ def plan_training(
             chosen_by = "the cluster: the cheapest of its GPUs that fits"
     kind = gpu or _cheapest(gpus, offers)
     job = job.on(kind, nodes, per_node)
-    choosing = partial(_choose, candidates=_ways(job))
+    choosing = partial(_choose, candidates=_options(job))
     choice = confirmed(job, choosing, measure) if measure else choosing(job)
     speed = timed(job, choice)
     offer = offer_of(job, choice, speed)
@@ -197,17 +197,17 @@ def plan_training(
     )
 
 
-def _by_table(job: Job) -> Offer:
-    choice = _choose(job, ways(job) or wished_ways(job))
+def _by_table(job: Workload) -> Offer:
+    choice = _choose(job, options(job) or requested_options(job))
     return offer_of(job, choice, by_table(job, choice))
 
 
-def _choose(job: Job, candidates: Sequence[Way]) -> Choice:
+def _choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
     return as_learned(job, choose(job, candidates))
 
 
-def _ways(job: Job) -> list[Way]:
-    found, strategy = ways(job), job.config.compute.strategy
+def _options(job: Workload) -> list[TrainingOption]:
+    found, strategy = options(job), job.config.compute.strategy
     if not found and job.unsharded:
         raise BadInput(
             f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from steadytrain.components.memory.frozen import frozen_problems
 from steadytrain.components.sizing.fit import Choice, works
-from steadytrain.components.sizing.machine import Job, Machine
+from steadytrain.components.sizing.machine import Machine, Workload
 
 
-def problems(job: Job, choice: Choice) -> Iterator[str]:
+def problems(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield problems with the user's settings, the memory, and the available hardware."""
     gpu = job.machine.gpu
     if not job.has_precision:
@@ -29,14 +29,14 @@ def problems(job: Job, choice: Choice) -> Iterator[str]:
         )
 
 
-def _too_much(job: Job, choice: Choice) -> str:
+def _too_much(job: Workload, choice: Choice) -> str:
     memory, gpu = choice.memory, job.machine.gpu
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])[:3]
     largest = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
     outside = 2 * (job.shape.embeddings + job.shape.head) / 1e9
     kept = (
         f"; embeddings and head stay in 16 bits, {outside:.1f} GB of the weights"
-        if choice.way.adapter == "qlora" and not choice.way.lightened
+        if choice.option.adapter == "qlora" and not choice.option.lightened
         else ""
     )
     return (
@@ -45,7 +45,7 @@ def _too_much(job: Job, choice: Choice) -> str:
     )
 
 
-def _too_much_of_the_host(job: Job, choice: Choice) -> str:
+def _too_much_of_the_host(job: Workload, choice: Choice) -> str:
     capacity, usable = choice.host_capacity or 0, choice.host_usable or 0
     whole = f"its {capacity / 1e9:.1f} GB"
     if job.hosts.of_a_cluster:
@@ -57,7 +57,7 @@ def _too_much_of_the_host(job: Job, choice: Choice) -> str:
     )
 
 
-def _too_many(job: Job) -> str:
+def _too_many(job: Workload) -> str:
     machine, hosts = job.machine, job.hosts
     name, per_node = machine.gpu.name, machine.per_node
     suitable = len(hosts.with_gpus(name, per_node))
@@ -71,7 +71,7 @@ def _too_many(job: Job) -> str:
     return f"{lacking}; {_nearest(job)}"
 
 
-def _nearest(job: Job) -> str:
+def _nearest(job: Workload) -> str:
     """Return the largest number of GPUs of this kind that exists and works."""
     machine = job.machine
     sizes = [

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from steadytrain.components.shared.decision import power
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.learned import learned_otherwise
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.recipe import rates
 
 
-def remarks(job: Job, choice: Choice) -> Iterator[str]:
+def remarks(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield the remarks, one sentence each."""
     if job.config.compute.device == "cpu" and job.machine.gpu.cuda:
         yield "compute.device = cpu stays; this plan is what a GPU would do"

@@ -11,12 +11,12 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.sizing.fit import Choice, at, fitting, works
 from steadytrain.components.sizing.hardware import all_gpus
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.strategy import (
     BILLION,
     LARGEST,
-    free_ways,
-    offloading_ways,
+    offloading_options,
+    unconstrained_options,
 )
 
 _SHORTEST: Final = 128
@@ -32,7 +32,7 @@ _OPENED: Final = (
 )
 
 
-def remedies(job: Job, choice: Choice) -> list[str]:
+def remedies(job: Workload, choice: Choice) -> list[str]:
     """Return what would fit, the nearest first; one sentence each."""
     return [
         sentence
@@ -49,7 +49,7 @@ def remedies(job: Job, choice: Choice) -> list[str]:
     ]
 
 
-def opened(job: Job) -> Job:
+def opened(job: Workload) -> Workload:
     """Return the job without the settings that only affect what fits."""
     content: dict[str, Any] = job.config.model_dump(exclude_unset=True)
     for field in _OPENED:
@@ -64,12 +64,12 @@ def _forget(content: dict[str, Any], path: list[str]) -> None:
     content.pop(last, None)
 
 
-def _open(job: Job, choice: Choice) -> str:
+def _open(job: Workload, choice: Choice) -> str:
     given = [field for field in _OPENED if job.given(field)]
     if not given:
         return ""
     freed = opened(job)
-    found = fitting(freed, free_ways(freed))
+    found = fitting(freed, unconstrained_options(freed))
     if not found:
         return ""
     told, now = _fields(found), _fields(choice)
@@ -79,7 +79,7 @@ def _open(job: Job, choice: Choice) -> str:
     return f"{_settings(changed)} fits: {_need(found)}"
 
 
-def _needed(job: Job, field: str, told: Mapping[str, object]) -> bool:
+def _needed(job: Workload, field: str, told: Mapping[str, object]) -> bool:
     """Return whether to mention it: not if it is open and derived, or has its default."""
     if job.given(field):
         return True
@@ -88,30 +88,30 @@ def _needed(job: Job, field: str, told: Mapping[str, object]) -> bool:
 
 
 def _fields(choice: Choice) -> dict[str, object]:
-    way = choice.way
-    chosen = (way.strategy, way.offload, way.adapter, way.recompute, way.optim)
-    frozen = (way.frozen_embeddings, way.frozen_head)
+    option = choice.option
+    chosen = (option.strategy, option.offload, option.adapter, option.recompute, option.optim)
+    frozen = (option.frozen_embeddings, option.frozen_head)
     return dict(zip(_OPENED, (*chosen, *frozen, choice.batch.micro_batch_size), strict=True))
 
 
-def _shorter(job: Job, choice: Choice) -> str:
+def _shorter(job: Workload, choice: Choice) -> str:
     length = choice.setting.length
     while length > _SHORTEST:
         length //= 2
-        found = at(job, choice.way, choice.setting.micro_batch, length=length)
+        found = at(job, choice.option, choice.setting.micro_batch, length=length)
         if found.fits:
             return f"data.sequence_length={length} fits: {_need(found)}"
     return ""
 
 
-def _offloaded(job: Job) -> str:
-    found = fitting(opened(job), offloading_ways(job))
+def _offloaded(job: Workload) -> str:
+    found = fitting(opened(job), offloading_options(job))
     if not found:
         return ""
     settings = {
-        "compute.strategy": found.way.strategy,
-        "compute.offload": found.way.offload,
-        "model.adapter.kind": found.way.adapter,
+        "compute.strategy": found.option.strategy,
+        "compute.offload": found.option.offload,
+        "model.adapter.kind": found.option.adapter,
     }
     return (
         f"{_settings(settings)} fits: {_need(found)}, and {found.memory.host / 1e9:.0f} GB of the "
@@ -119,7 +119,7 @@ def _offloaded(job: Job) -> str:
     )
 
 
-def _smaller_model(job: Job) -> str:
+def _smaller_model(job: Workload) -> str:
     """Suggest the largest known model that fits; a model from scratch has no name."""
     if job.from_scratch:
         return ""
@@ -139,13 +139,13 @@ def _smaller_model(job: Job) -> str:
     return ""
 
 
-def _alike(job: Job) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _alike(job: Workload) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, config in known_models().items():
         if config["model_type"] == job.shape.family:
             yield name, config
 
 
-def _larger_gpu(job: Job) -> str:
+def _larger_gpu(job: Workload) -> str:
     machine = job.machine
     for gpu in all_gpus():
         larger = job.on(gpu, machine.nodes, machine.per_node)
@@ -154,23 +154,23 @@ def _larger_gpu(job: Job) -> str:
     return ""
 
 
-def _more_gpus(job: Job) -> str:
+def _more_gpus(job: Workload) -> str:
     machine, per_node = job.machine, job.machine.per_node
     while per_node < 8:
         per_node *= 2
         found = works(job.on(machine.gpu, machine.nodes, per_node))
-        if found and found.way.strategy != "single":
-            return f"--gpus-per-node {per_node} fits with {found.way.strategy}: {_need(found)}"
+        if found and found.option.strategy != "single":
+            return f"--gpus-per-node {per_node} fits with {found.option.strategy}: {_need(found)}"
     return ""
 
 
-def _more_nodes(job: Job, choice: Choice) -> str:
+def _more_nodes(job: Workload, choice: Choice) -> str:
     """Suggest more nodes, each of which then needs less host memory."""
     machine, nodes = job.machine, job.machine.nodes
     while not choice.fits_host and nodes < 64:
         nodes *= 2
         if found := works(job.on(machine.gpu, nodes, machine.per_node)):
-            return f"--nodes {nodes} fits with {found.way.strategy}: {_need(found)}"
+            return f"--nodes {nodes} fits with {found.option.strategy}: {_need(found)}"
     return ""
 
 
@@ -183,5 +183,5 @@ def _yaml(value: object) -> str:
 
 
 def _need(found: Choice) -> str:
-    adapter = f"{found.way.adapter}, " if found.way.adapter != "none" else ""
+    adapter = f"{found.option.adapter}, " if found.option.adapter != "none" else ""
     return f"{adapter}{found.memory.total / 1e9:.1f} of {found.capacity / 1e9:g} GB"

@@ -8,7 +8,7 @@ from typing import Final
 
 from steadytrain.components.plan.offer import Offer, offer_of
 from steadytrain.components.sizing.fit import works
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import by_table
 
 _MOST_IN_A_NODE: Final = 8
@@ -23,12 +23,12 @@ class Size:
     offer: Offer | None
 
 
-def scaling(job: Job) -> list[Size]:
+def scaling(job: Workload) -> list[Size]:
     """Return the sizes to compare: one node with up to 8 GPUs, or up to twice the nodes."""
     return [_size(job, nodes, per_node) for nodes, per_node in _sizes(job)]
 
 
-def policy(job: Job, sizes: Sequence[Size]) -> str:
+def policy(job: Workload, sizes: Sequence[Size]) -> str:
     """Return what follows for a run, in one sentence."""
     if not any(size.offer for size in sizes):
         return "on none of these numbers does it work"
@@ -44,7 +44,7 @@ def policy(job: Job, sizes: Sequence[Size]) -> str:
     )
 
 
-def _sizes(job: Job) -> Iterator[tuple[int, int]]:
+def _sizes(job: Workload) -> Iterator[tuple[int, int]]:
     nodes, per_node = job.machine.nodes, job.machine.per_node
     if nodes == 1:
         yield from ((1, count) for count in _doubled(per_node, _MOST_IN_A_NODE))
@@ -58,7 +58,7 @@ def _doubled(asked: int, most: int) -> list[int]:
     return sorted(count for count in counts if count <= max(most, asked))
 
 
-def _size(job: Job, nodes: int, per_node: int) -> Size:
+def _size(job: Workload, nodes: int, per_node: int) -> Size:
     there = job.on(job.machine.gpu, nodes, per_node)
     choice = works(there)
     offer = offer_of(there, choice, by_table(there, choice)) if choice else None

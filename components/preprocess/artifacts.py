@@ -9,9 +9,9 @@ from typing import Any
 from kfp import dsl
 
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.shared.begin import begin
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.kubeflow.connection import run_tags
+from steadytrain.components.shared.start_run import start_run
 from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.train.recovery.ownership import owned
 
@@ -28,7 +28,7 @@ def preprocess(
     config = from_parameters(**parameters)
     # Hold the run, so that it does not restart while another process trains it.
     with owned(config):
-        workspace = begin(config, run_tags(str(parameters["job"])))
+        workspace = start_run(config, run_tags(str(parameters["job"])))
     shutil.copyfile(workspace.config, resolved.path)
     resolved.metadata.update(
         run=config.run_id, digest=config.digest(), **run_links(config, workspace)

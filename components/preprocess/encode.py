@@ -54,7 +54,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EncodedRecord:
     """An encoded record: its number of tokens, and the windows with something to predict."""
 
     tokens: int
@@ -74,7 +74,7 @@ def plain_text(tokenizer: Path, file: Path, sequence_length: int) -> Coding:
     return Coding("causal_lm", tokenizer, sequence_length, library=file, ends=text_ends(loaded))
 
 
-def encode(records: Sequence[dict[str, Any]], coding: Coding) -> list[Outcome | Entry]:
+def encode(records: Sequence[dict[str, Any]], coding: Coding) -> list[EncodedRecord | Entry]:
     """Encode the records, which are rows of the spool.
 
     Returns:
@@ -99,7 +99,7 @@ def _pieces(file: Path) -> PieceEncoder:
     return PieceEncoder(Tokenizer.from_file(str(file)))
 
 
-def _texts(records: Sequence[dict[str, Any]], coding: Coding) -> list[Outcome | Entry]:
+def _texts(records: Sequence[dict[str, Any]], coding: Coding) -> list[EncodedRecord | Entry]:
     """Do the same as `encoding.encode_texts` and `encoding.windows`, with arrays."""
     assert coding.library is not None
     begin, end = (np.array([token], dtype=np.int32) for token in coding.ends)
@@ -107,7 +107,7 @@ def _texts(records: Sequence[dict[str, Any]], coding: Coding) -> list[Outcome | 
     return [_text(np.concatenate((begin, inner, end)), coding.sequence_length) for inner in encoded]
 
 
-def _text(tokens: NDArray[np.int32], length: int) -> Outcome:
+def _text(tokens: NDArray[np.int32], length: int) -> EncodedRecord:
     """Split a document into windows.
 
     Neighbors share a token, which only the earlier one predicts.
@@ -118,10 +118,10 @@ def _text(tokens: NDArray[np.int32], length: int) -> Outcome:
         targets = np.ones(len(window), dtype=np.int8)
         targets[0] = 0
         found.append(Tokens(window, targets))
-    return Outcome(len(tokens), found)
+    return EncodedRecord(len(tokens), found)
 
 
-def _chat(record: dict[str, Any], coding: Coding) -> Outcome | Entry:
+def _chat(record: dict[str, Any], coding: Coding) -> EncodedRecord | Entry:
     try:
         encoded = encode_chat(_tokenizer(coding.tokenizer), json.loads(record["content"]))
     except BadInput as error:
@@ -134,10 +134,10 @@ def _chat(record: dict[str, Any], coding: Coding) -> Outcome | Entry:
     ]
     if not useful:
         return entry_of(record, "refused_by_template", "it leaves nothing to predict")
-    return Outcome(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
+    return EncodedRecord(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
 
 
-def _classes(records: Sequence[dict[str, Any]], coding: Coding) -> list[Outcome | Entry]:
+def _classes(records: Sequence[dict[str, Any]], coding: Coding) -> list[EncodedRecord | Entry]:
     tokenizer = _tokenizer(coding.tokenizer)
     encoded = tokenizer(
         [record["content"] for record in records],
@@ -152,7 +152,7 @@ def _classes(records: Sequence[dict[str, Any]], coding: Coding) -> list[Outcome 
         pieces.setdefault(index, []).append(ids)
     special = tokenizer.num_special_tokens_to_add()
     return [
-        Outcome(
+        EncodedRecord(
             special + sum(len(ids) - special for ids in pieces[index]),
             [Tokens(np.array(pieces[index][0], np.int32), np.empty(0, np.int8))],
             truncated=len(pieces[index]) > 1,

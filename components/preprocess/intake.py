@@ -29,7 +29,7 @@ _COLUMNS_SHOWN = 50
 
 
 @dataclass(frozen=True)
-class Job:
+class ReadRequest:
     """A chunk to read, and the settings for it."""
 
     chunk: Chunk
@@ -56,7 +56,7 @@ class Taken:
     bytes: int = 0
 
 
-def take_in(job: Job) -> Taken:
+def take_in(job: ReadRequest) -> Taken:
     """Check every row of a chunk."""
     good: list[tuple[Checked, str, int]] = []
     taken = Taken(Batch([], {}, 0), bytes=job.chunk.size)
@@ -78,7 +78,9 @@ def take_in(job: Job) -> Taken:
     return taken
 
 
-def _batch(good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs], job: Job) -> Batch:
+def _batch(
+    good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs], job: ReadRequest
+) -> Batch:
     records = [record for record, _, _ in good]
     sides = [SIDES.index(side_of(one.identity, one.group, job.data)) for one in records]
     parts = np.array([part_of(one.identity, job.parts) for one in records], dtype=np.int64)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
-from steadytrain.components.preprocess.encode import Coding, Outcome, Tokens, encode
+from steadytrain.components.preprocess.encode import Coding, EncodedRecord, Tokens, encode
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
 from steadytrain.components.preprocess.split import ID_BYTES, SIDES
 from steadytrain.components.preprocess.spool import read_part
@@ -69,7 +69,7 @@ class SideCounts:
     labels: Counter[str] = field(default_factory=Counter)
     samples: list[dict[str, str]] = field(default_factory=list)
 
-    def count(self, record: dict[str, Any], outcome: Outcome) -> None:
+    def count(self, record: dict[str, Any], outcome: EncodedRecord) -> None:
         self.documents += 1
         self.tokens += outcome.tokens
         self.bytes += len(record["content"].encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.preprocess.inputs import Inputs
-from steadytrain.components.preprocess.intake import Job, take_in
+from steadytrain.components.preprocess.intake import ReadRequest, take_in
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Quarantine, reason_table
@@ -56,7 +56,7 @@ def read_everything(
         DataError: there are no records, a column is missing, or too many records are bad.
     """
     reading, done = Reading(), 0
-    jobs = (Job(chunk, data, spool.parts) for chunk in inputs.chunks(data, scratch))
+    jobs = (ReadRequest(chunk, data, spool.parts) for chunk in inputs.chunks(data, scratch))
     for taken in workers.map(take_in, jobs):
         spool.add(taken.batch)
         quarantine.add(taken.defects)

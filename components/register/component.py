@@ -1,4 +1,4 @@
-"""The steps register and promote as KFP components, and `judge`, which evaluates first."""
+"""The steps register and promote as KFP components, and one that also evaluates before them."""
 
 from kfp import dsl
 
@@ -30,7 +30,7 @@ def promote(
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
-def judge(
+def evaluate_and_register(
     resolved: dsl.Input[dsl.Artifact],
     data: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -44,7 +44,7 @@ def judge(
     """Evaluate the candidate, register it, and promote it if the gate allows it."""
     from steadytrain.components.register import fused
 
-    return fused.judge(
+    return fused.evaluate_and_register(
         resolved=resolved,
         data=data,
         model=model,

@@ -8,7 +8,7 @@ from steadytrain.components.evaluate.artifacts import evaluate
 from steadytrain.components.register.artifacts import promote, register
 
 
-def judge(
+def evaluate_and_register(
     *,
     resolved: dsl.Artifact,
     data: dsl.Dataset,

@@ -15,7 +15,7 @@ from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.workspace import Workspace
 
 
-class PassedOver:
+class StaleVersion:
     """The version that a run registered, if nothing needs it anymore.
 
     Every method raises TrackingError if the registry cannot be used.

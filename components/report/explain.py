@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.spending import Spending
-from steadytrain.components.report.story import Outcome, outcome
+from steadytrain.components.report.story import RunSummary, outcome
 from steadytrain.components.report.telling import recovery
 from steadytrain.components.report.words import duration, number, percent
 from steadytrain.components.shared.workspace import Workspace
@@ -89,7 +89,7 @@ def _attempts(history: History) -> str:
     return f"{count} attempt{'s' if count > 1 else ''}: {told}"
 
 
-def _next(workspace: Workspace, standing: Outcome, *, running: bool) -> str:
+def _next(workspace: Workspace, standing: RunSummary, *, running: bool) -> str:
     place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
     if running:
         return f"nothing, it recovers by itself; `steadytrain stop {place}` stops it"

@@ -13,9 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from steadytrain.components.report.card import data_section
+from steadytrain.components.report.evaluation import evaluation_section, gate_section
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.figures import training_figures, validation_rows
-from steadytrain.components.report.judging import evaluation_section, gate_section
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import (
     Attempt,

@@ -78,7 +78,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunSummary:
     """The run's state, in one sentence. If the run failed, `failure` says why and how to fix it."""
 
     state: RunState
@@ -149,28 +149,28 @@ def attempts(facts: Facts) -> list[Attempt]:
     return result
 
 
-def outcome(facts: Facts) -> Outcome:
+def outcome(facts: Facts) -> RunSummary:
     """Return the run's state."""
     steps = latest(executions(facts.events))
     name = facts.setting("name") or facts.workspace.run_id
     if not steps:
-        return Outcome("empty", f"Run {facts.workspace.run_id} has not begun a step.")
+        return RunSummary("empty", f"Run {facts.workspace.run_id} has not begun a step.")
     last = steps[-1]
     if last.state == "failed" and last.failure:
-        return Outcome("failed", f"{name} failed in {last.stage}.", last.failure)
+        return RunSummary("failed", f"{name} failed in {last.stage}.", last.failure)
     if again := _again(facts, last):
         told = f"It was submitted again, as run {again.kfp_run} of Kubeflow Pipelines."
-        return Outcome("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {told}")
+        return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {told}")
     if last.state == "stopped":
-        return Outcome("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
+        return RunSummary("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
     if last.state == "unfinished":
-        return Outcome(
+        return RunSummary(
             "unfinished",
             f"{name} has not ended: {last.stage} is still at work, or was killed{_at_step(facts)}.",
         )
     if _complete(facts, last.stage):
-        return Outcome("finished", _success(facts, str(name)))
-    return Outcome("unfinished", f"{name} has not gone on after {last.stage}.")
+        return RunSummary("finished", _success(facts, str(name)))
+    return RunSummary("unfinished", f"{name} has not gone on after {last.stage}.")
 
 
 def _killed(started: StepStarted, end: float) -> Execution:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from steadytrain.components.report.evaluation import interval
 from steadytrain.components.report.facts import Facts, gather
-from steadytrain.components.report.judging import interval
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts, executions, latest, outcome
 from steadytrain.components.report.timing import wall_seconds

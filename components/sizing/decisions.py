@@ -11,7 +11,7 @@ from steadytrain.components.memory.frozen import frozen_decisions
 from steadytrain.components.shared.decision import Decision, set_by_user
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.recipe import MEDIUM_BATCH, recipe
 from steadytrain.components.sizing.strategy import BILLION
 from steadytrain.components.sizing.time_cost import Span, preemptions
@@ -20,7 +20,7 @@ _SIZE_RULE: Final = "rule: strategy by size"
 _SMALL_CARD: Final = "rule for 6 GB cards"
 
 
-def decisions(job: Job, choice: Choice, speed: Span) -> list[Decision]:
+def decisions(job: Workload, choice: Choice, speed: Span) -> list[Decision]:
     """Return all decisions of a plan.
 
     Args:
@@ -34,23 +34,25 @@ def decisions(job: Job, choice: Choice, speed: Span) -> list[Decision]:
     ]
 
 
-def efficiency(job: Job, choice: Choice) -> list[Decision]:
+def efficiency(job: Workload, choice: Choice) -> list[Decision]:
     """Return the decisions about memory and speed."""
     found = [
-        Decision("compute.strategy", choice.way.strategy, _strategy(job, choice)),
-        Decision("compute.offload", choice.way.offload, _offload(job, choice)),
-        Decision("model.adapter.kind", choice.way.adapter, _adapter(job, choice)),
+        Decision("compute.strategy", choice.option.strategy, _strategy(job, choice)),
+        Decision("compute.offload", choice.option.offload, _offload(job, choice)),
+        Decision("model.adapter.kind", choice.option.adapter, _adapter(job, choice)),
         *frozen_decisions(job.shape, choice.setting),
         _precision(job),
-        Decision("training.gradient_checkpointing", choice.way.recompute, _recompute(job, choice)),
-        Decision("training.optim", choice.way.optim, _optimizer(job, choice)),
+        Decision(
+            "training.gradient_checkpointing", choice.option.recompute, _recompute(job, choice)
+        ),
+        Decision("training.optim", choice.option.optim, _optimizer(job, choice)),
         *_batch(job, choice),
         *_pods(job, choice),
     ]
     return [_as_learned(choice, _as_given(job, decision)) for decision in found]
 
 
-def _as_given(job: Job, decision: Decision) -> Decision:
+def _as_given(job: Workload, decision: Decision) -> Decision:
     """Return the user's own value if it is set."""
     return set_by_user(job.config, decision.field) if job.given(decision.field) else decision
 
@@ -65,8 +67,8 @@ def _as_learned(choice: Choice, decision: Decision) -> Decision:
     )
 
 
-def _strategy(job: Job, choice: Choice) -> str:
-    count, strategy = job.shape.parameters, choice.way.strategy
+def _strategy(job: Workload, choice: Choice) -> str:
+    count, strategy = job.shape.parameters, choice.option.strategy
     if strategy == "single":
         return f"one {job.machine.gpu.kind} has nobody to share with"
     if strategy == "ddp":
@@ -83,8 +85,8 @@ def _strategy(job: Job, choice: Choice) -> str:
     return f"from 10 to 100 billion parameters: ZeRO-3 ({_SIZE_RULE})"
 
 
-def _offload(job: Job, choice: Choice) -> str:
-    if choice.way.offload == "none":
+def _offload(job: Workload, choice: Choice) -> str:
+    if choice.option.offload == "none":
         fits = f"what a rank needs fits on its {job.machine.gpu.kind}"
         return fits if choice.fits else "slow, so only if asked for"
     return (
@@ -93,18 +95,18 @@ def _offload(job: Job, choice: Choice) -> str:
     )
 
 
-def _adapter(job: Job, choice: Choice) -> str:
-    if choice.way.adapter == "none":
+def _adapter(job: Workload, choice: Choice) -> str:
+    if choice.option.adapter == "none":
         whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
         return whole or "all weights fit in training, so none needs to stay as it is"
     full = 16 * job.shape.parameters / 1e9 / job.machine.ranks
     short = f"training all weights takes 16 bytes each, {full:.0f} GB a rank at the least"
-    if choice.way.adapter == "lora":
+    if choice.option.adapter == "lora":
         return f"{short}; low-rank adapters leave them frozen"
     return f"{short}, and even frozen in 16 bits they do not fit; in 4 bits (NF4) they take least"
 
 
-def _precision(job: Job) -> Decision:
+def _precision(job: Workload) -> Decision:
     gpu = job.machine.gpu
     if job.precision == "fp32":
         fp16 = job.given("training.fp16") and not job.given("training.bf16")
@@ -118,26 +120,28 @@ def _precision(job: Job) -> Decision:
     return Decision(f"training.{job.precision}", True, f"{gpu.name} {reason}")
 
 
-def _recompute(job: Job, choice: Choice) -> str:
+def _recompute(job: Workload, choice: Choice) -> str:
     if job.short_of_memory:
         return f"activations are computed again in backward ({_SMALL_CARD})"
-    if not choice.way.recompute:
+    if not choice.option.recompute:
         return "activations fit, and computing them again would take a third more time"
-    if job.shape.parameters >= 10 * BILLION and choice.way.adapter == "none":
+    if job.shape.parameters >= 10 * BILLION and choice.option.adapter == "none":
         return f"from 10 to 100 billion parameters ({_SIZE_RULE})"
     return "memory is what binds (rule: activation checkpointing first)"
 
 
-def _optimizer(job: Job, choice: Choice) -> str:
-    if choice.way.optim == "adamw_torch":
-        where = "on the host" if choice.way.offload != "none" else f"on the {job.machine.gpu.kind}"
+def _optimizer(job: Workload, choice: Choice) -> str:
+    if choice.option.optim == "adamw_torch":
+        where = (
+            "on the host" if choice.option.offload != "none" else f"on the {job.machine.gpu.kind}"
+        )
         return f"AdamW is the rule (rule: optimizers); its state is {where}"
     if job.short_of_memory:
         return f"in 8 bits, and in the host's memory where the GPU's is short ({_SMALL_CARD})"
     return "AdamW's state in a quarter of the memory lets all weights be trained"
 
 
-def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
+def _batch(job: Workload, choice: Choice) -> Iterator[Decision]:
     batch, ranks = choice.batch, job.machine.ranks
     reason = MEDIUM_BATCH
     if job.short_of_memory:
@@ -158,7 +162,7 @@ def _batch(job: Job, choice: Choice) -> Iterator[Decision]:
     yield Decision("training.micro_batch_size", batch.micro_batch_size, whole)
 
 
-def _pods(job: Job, choice: Choice) -> Iterator[Decision]:
+def _pods(job: Workload, choice: Choice) -> Iterator[Decision]:
     """Yield the pods' memory on a cluster, where a pod has only the memory that it requests."""
     if not (job.hosts.of_a_cluster and choice.host_needed):
         return
@@ -172,7 +176,7 @@ def _pods(job: Job, choice: Choice) -> Iterator[Decision]:
         )
 
 
-def _checkpoints(job: Job, choice: Choice, speed: Span) -> Decision:
+def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Decision:
     """Return the checkpoint decision, by time as in a run: an epoch may take seconds or hours."""
     interval = preemptions(job, choice).interval_seconds
     tokens = interval * speed.middle

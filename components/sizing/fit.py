@@ -15,8 +15,8 @@ from steadytrain.components.sizing.batch import (
     BatchPlan,
     plan_batch,
 )
-from steadytrain.components.sizing.machine import Job
-from steadytrain.components.sizing.strategy import Way, ways
+from steadytrain.components.sizing.machine import Workload
+from steadytrain.components.sizing.strategy import TrainingOption, options
 
 LARGEST_MICRO_BATCH: Final = 64
 ENOUGH_TOKENS: Final = 2048
@@ -45,7 +45,7 @@ class Choice:
     learned: reasons by field, if an earlier run found out that the value must be smaller.
     """
 
-    way: Way
+    option: TrainingOption
     setting: Setting
     batch: BatchPlan
     memory: Memory
@@ -57,12 +57,12 @@ class Choice:
     @property
     def plan(self) -> BatchPlan:
         """The batch plan that a run starts with."""
-        way = self.way
+        option = self.option
         return replace(
             self.batch,
-            gradient_checkpointing=way.recompute,
-            strategy=REPLICATED if way.strategy == "single" else way.strategy,
-            offload=way.offload,
+            gradient_checkpointing=option.recompute,
+            strategy=REPLICATED if option.strategy == "single" else option.strategy,
+            offload=option.offload,
         )
 
     @property
@@ -97,7 +97,7 @@ class Choice:
 Measure = Callable[[Choice], Memory]
 
 
-def choose(job: Job, candidates: Sequence[Way]) -> Choice:
+def choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
     """Return the first option that fits with a good micro-batch, else the first that fits at all.
 
     If none fits, return the one that lacks least. Lacking host memory is better than lacking GPU
@@ -110,14 +110,14 @@ def choose(job: Job, candidates: Sequence[Way]) -> Choice:
         BadInput: the user's batch can't be split that way, or adapters target layers that the model
             doesn't have.
     """
-    best = [_best(job, way) for way in candidates]
+    best = [_best(job, option) for option in candidates]
     good = (found for found in best if found.fits and _is_good(job, found))
     fitting = (found for found in best if found.fits)
     least = min(best, key=lambda found: (not found.fits_gpu, found.shortage))
     return next(good, None) or next(fitting, None) or least
 
 
-def confirmed(job: Job, choosing: Callable[[Job], Choice], measure: Measure) -> Choice:
+def confirmed(job: Workload, choosing: Callable[[Workload], Choice], measure: Measure) -> Choice:
     """Return a choice with measured memory; if that is too much, the next choice that fits.
 
     Args:
@@ -135,13 +135,13 @@ def confirmed(job: Job, choosing: Callable[[Job], Choice], measure: Measure) -> 
     return found
 
 
-def _with_less(job: Job, share: float) -> Job:
+def _with_less(job: Workload, share: float) -> Workload:
     gpu = job.machine.gpu
     smaller = gpu.model_copy(update={"memory_gb": gpu.memory_gb * share})
     return replace(job, machine=replace(job.machine, gpu=smaller))
 
 
-def fitting(job: Job, candidates: Sequence[Way]) -> Choice | None:
+def fitting(job: Workload, candidates: Sequence[TrainingOption]) -> Choice | None:
     """Return the choice if there are candidates and it fits; else None.
 
     Raises:
@@ -151,15 +151,17 @@ def fitting(job: Job, candidates: Sequence[Way]) -> Choice | None:
     return found if found and found.fits else None
 
 
-def works(job: Job) -> Choice | None:
+def works(job: Workload) -> Choice | None:
     """Return what fits, if the hosts have the machine and the batch can be split over its ranks."""
     try:
-        return fitting(job, ways(job)) if job.is_available else None
+        return fitting(job, options(job)) if job.is_available else None
     except BadInput:
         return None
 
 
-def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Choice:
+def at(
+    job: Workload, option: TrainingOption, micro_batch: int, *, length: int | None = None
+) -> Choice:
     """Evaluate one option with one micro-batch."""
     config, ranks = job.config, job.machine.ranks
     batch = plan_batch(job.global_batch, ranks, micro_batch)
@@ -167,37 +169,39 @@ def at(job: Job, way: Way, micro_batch: int, *, length: int | None = None) -> Ch
         length=length or config.data.sequence_length,
         micro_batch=micro_batch,
         precision=job.precision,
-        recompute=way.recompute,
+        recompute=option.recompute,
         # Labeled texts are padded. Packed rows need a mask too if attention has no document
         # support.
         masked=job.shape.labels > 0 or not job.shape.documents,
         accumulates=batch.gradient_accumulation_steps > 1,
-        strategy=way.strategy,
+        strategy=option.strategy,
         ranks=ranks,
-        offload=way.offload,
+        offload=option.offload,
         adapter=config.model.adapter.model_copy(
             update={
-                "kind": way.adapter,
-                "frozen_embeddings": way.frozen_embeddings,
-                "frozen_head": way.frozen_head,
+                "kind": option.adapter,
+                "frozen_embeddings": option.frozen_embeddings,
+                "frozen_head": option.frozen_head,
             }
         ),
-        optim=way.optim,
+        optim=option.optim,
         cuda=job.machine.gpu.cuda,
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node
-    return Choice(way, setting, batch, memory, machine.gpu.memory, host_needed, machine.host_memory)
+    return Choice(
+        option, setting, batch, memory, machine.gpu.memory, host_needed, machine.host_memory
+    )
 
 
-def _best(job: Job, way: Way) -> Choice:
+def _best(job: Workload, option: TrainingOption) -> Choice:
     """Return the choice with the largest micro-batch that fits, or with the smallest one."""
     sizes = list(_micro_batches(job))
-    found = (at(job, way, size) for size in sizes)
-    return next((choice for choice in found if choice.fits), None) or at(job, way, sizes[-1])
+    found = (at(job, option, size) for size in sizes)
+    return next((choice for choice in found if choice.fits), None) or at(job, option, sizes[-1])
 
 
-def _micro_batches(job: Job) -> Iterable[int]:
+def _micro_batches(job: Workload) -> Iterable[int]:
     """Return the sizes to try, largest first; only the user's value if it is set."""
     if job.config.training.micro_batch_size is not None:
         return (job.config.training.micro_batch_size,)
@@ -208,13 +212,13 @@ def _micro_batches(job: Job) -> Iterable[int]:
     return (size for size in range(largest, 0, -1) if share % size == 0)
 
 
-def _is_good(job: Job, choice: Choice) -> bool:
+def _is_good(job: Workload, choice: Choice) -> bool:
     """Return whether it keeps the GPU busy.
 
     Waiting for the host or losing precision is only worthwhile if nothing else fits.
     """
     fields = ("model.adapter.frozen_embeddings", "model.adapter.frozen_head")
-    if choice.way.lightened and not any(map(job.given, fields)):
+    if choice.option.lightened and not any(map(job.given, fields)):
         return False
     largest = max(_micro_batches(job))
     return choice.setting.tokens >= ENOUGH_TOKENS or choice.setting.micro_batch == largest

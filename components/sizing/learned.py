@@ -15,7 +15,7 @@ from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.fit import Choice, at
 from steadytrain.components.sizing.hardware import known_gpu
 from steadytrain.components.sizing.length import prepared
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 
 
 class Learned(Record):
@@ -59,15 +59,15 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
     return Workspace.of(config).learned(value_digest(decides))
 
 
-def as_learned(job: Job, choice: Choice) -> Choice:
+def as_learned(job: Workload, choice: Choice) -> Choice:
     """Return the plan's choice, or a smaller one if an earlier similar run ran out of memory."""
     path = _path(job, _as_chosen(job, choice))
     if not path.is_file():
         return choice
     held = Learned.load(path).hold(choice.plan)
     before, now = choice.plan.fields, held.fields
-    way = replace(
-        choice.way,
+    option = replace(
+        choice.option,
         recompute=held.gradient_checkpointing,
         strategy=cast(Strategy, now["compute.strategy"]),
         offload=cast(Offload, held.offload),
@@ -77,10 +77,10 @@ def as_learned(job: Job, choice: Choice) -> Choice:
         f"micro-batch x accumulation {held}; remove {path} to forget that"
     )
     learned = {field: reason for field, value in now.items() if value != before[field]}
-    return replace(at(job, way, held.micro_batch_size), learned=learned)
+    return replace(at(job, option, held.micro_batch_size), learned=learned)
 
 
-def learned_otherwise(job: Job, choice: Choice) -> Learned | None:
+def learned_otherwise(job: Workload, choice: Choice) -> Learned | None:
     """Return what runs with the unchanged configuration learned, if the plan differs from it."""
     path = _path(job, job.config)
     if path == _path(job, _as_chosen(job, choice)) or not path.is_file():
@@ -88,20 +88,20 @@ def learned_otherwise(job: Job, choice: Choice) -> Learned | None:
     return Learned.load(path)
 
 
-def _path(job: Job, config: RunConfig) -> Path:
+def _path(job: Workload, config: RunConfig) -> Path:
     data, machine = prepared(job.config), job.machine
     length = data.sequence_length if data else config.data.sequence_length
     return learned_path(config, length=length, device=machine.gpu.name, world_size=machine.ranks)
 
 
-def _as_chosen(job: Job, choice: Choice) -> RunConfig:
+def _as_chosen(job: Workload, choice: Choice) -> RunConfig:
     """Return the configuration of the planned training run, before it is adapted to the device."""
-    config, way = job.config, choice.way
+    config, option = job.config, choice.option
     training = config.training.model_copy(
         update={
             "bf16": job.precision == "bf16",
             "fp16": job.precision == "fp16",
-            "optim": way.optim,
+            "optim": option.optim,
         }
     )
     model = config.model.model_copy(update={"adapter": choice.setting.adapter})

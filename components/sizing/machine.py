@@ -35,7 +35,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """A configured model to train on a machine.
 
     name: of the model, as people know it.
@@ -48,7 +48,7 @@ class Job:
     machine: Machine
     hosts: Hosts = field(default_factory=Hosts)
 
-    def on(self, gpu: Gpu, nodes: int, per_node: int) -> Job:
+    def on(self, gpu: Gpu, nodes: int, per_node: int) -> Workload:
         """Return the same job on other GPUs of these hosts."""
         memory = self.hosts.memory_of(gpu.name, nodes, per_node)
         return replace(self, machine=Machine(gpu, nodes, per_node, memory))

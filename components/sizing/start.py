@@ -19,8 +19,8 @@ from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.decisions import efficiency
 from steadytrain.components.sizing.fit import Choice, at, fitting
 from steadytrain.components.sizing.hardware import find_gpu
-from steadytrain.components.sizing.machine import Job, Machine
-from steadytrain.components.sizing.strategy import Way, ways
+from steadytrain.components.sizing.machine import Machine, Workload
+from steadytrain.components.sizing.strategy import TrainingOption, options
 
 _OPEN: Final[dict[str, dict[str, Any]]] = {
     "compute": {"strategy": "auto", "offload": "none"},
@@ -51,7 +51,7 @@ def planned_start(
     """
     try:
         job = _job(config, device, nodes, length, host_memory)
-        choice = fitting(job, ways(job))
+        choice = fitting(job, options(job))
     except BadInput:
         # Other code reports a bad configuration; here it only means that there is no plan.
         return None
@@ -70,7 +70,7 @@ def estimated_memory(
         job = _job(config, device, nodes, length)
     except BadInput:
         return None
-    way = Way(
+    option = TrainingOption(
         config.model.adapter.kind,
         cast(Strategy, plan.strategy),
         plan.gradient_checkpointing,
@@ -79,12 +79,12 @@ def estimated_memory(
         config.model.adapter.frozen_embeddings,
         config.model.adapter.frozen_head,
     )
-    return at(job, way, plan.micro_batch_size).memory.total
+    return at(job, option, plan.micro_batch_size).memory.total
 
 
 def _job(
     config: RunConfig, device: str, nodes: int, length: int, host_memory: int | None = None
-) -> Job:
+) -> Workload:
     machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node, host_memory)
     content = config.model_dump()
     if length:
@@ -94,10 +94,10 @@ def _job(
             if content[section][name] == value:
                 del content[section][name]
     opened = RunConfig.model_validate(content)
-    return Job(opened, model_name(config), model_shape(config), machine)
+    return Workload(opened, model_name(config), model_shape(config), machine)
 
 
-def _reason(job: Job, choice: Choice) -> str:
+def _reason(job: Workload, choice: Choice) -> str:
     memory = choice.memory
     return (
         f"micro-batch x accumulation {choice.plan} on {job.machine}: a rank of {job.name} "

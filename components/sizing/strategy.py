@@ -10,7 +10,7 @@ from steadytrain.components.memory.frozen import FrozenEmbeddings, FrozenHead, l
 from steadytrain.components.shared.config.compute import OFFLOADING, SHARDING, Offload, Strategy
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu
-from steadytrain.components.sizing.machine import Job
+from steadytrain.components.sizing.machine import Workload
 
 BILLION: Final = 10**9
 LARGEST: Final = 100 * BILLION
@@ -22,7 +22,7 @@ _OFFLOADS: Final[tuple[Offload, ...]] = ("none", "optimizer", "all")
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingOption:
     """An option: how a model is trained, as far as there is a choice."""
 
     adapter: Adapter
@@ -38,7 +38,7 @@ class Way:
         """Whether frozen weights outside the layers use less device memory with adapters."""
         return self.frozen_embeddings == "host" or self.frozen_head != "as_loaded"
 
-    def is_possible(self, job: Job) -> bool:
+    def is_possible(self, job: Workload) -> bool:
         """Return whether steadytrain supports this option (see `RunConfig.unsharded`)."""
         if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
             return False
@@ -49,7 +49,7 @@ class Way:
         return whole or self.strategy not in SHARDING
 
 
-def refuse_what_is_too_large(job: Job) -> None:
+def refuse_what_is_too_large(job: Workload) -> None:
     """Reject a model whose layers would have to be split.
 
     Raises:
@@ -70,34 +70,34 @@ def refuse_what_is_too_large(job: Job) -> None:
     )
 
 
-def ways(job: Job) -> list[Way]:
+def options(job: Workload) -> list[TrainingOption]:
     """Return the supported options that keep the user's settings, best first."""
-    return [way for way in wished_ways(job) if way.is_possible(job)]
+    return [option for option in requested_options(job) if option.is_possible(job)]
 
 
-def wished_ways(job: Job) -> list[Way]:
+def requested_options(job: Workload) -> list[TrainingOption]:
     """Return the options that keep the user's settings, including unsupported ones."""
-    return _unique(_as_set(job, way) for way in _all(job))
+    return _unique(_as_set(job, option) for option in _all(job))
 
 
-def offloading_ways(job: Job) -> list[Way]:
+def offloading_options(job: Workload) -> list[TrainingOption]:
     """Return the options that use host memory, which is slower."""
     whole = job.from_scratch or (
         job.given("model.adapter.kind") and job.config.model.adapter.kind == "none"
     )
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
     strategy: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-    found = [Way("none", "zero2", True, "adamw_torch", "optimizer")] if whole else []
-    found += [Way(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
-    return [way for way in found if way.is_possible(job)]
+    found = [TrainingOption("none", "zero2", True, "adamw_torch", "optimizer")] if whole else []
+    found += [TrainingOption(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
+    return [option for option in found if option.is_possible(job)]
 
 
-def free_ways(job: Job) -> list[Way]:
+def unconstrained_options(job: Workload) -> list[TrainingOption]:
     """Return the supported options as if the user had set none of these fields."""
-    return _unique(way for way in _all(job) if way.is_possible(job))
+    return _unique(option for option in _all(job) if option.is_possible(job))
 
 
-def _all(job: Job) -> Iterator[Way]:
+def _all(job: Workload) -> Iterator[TrainingOption]:
     kind = job.config.model.adapter.kind
     if job.given("model.adapter.kind") or job.from_scratch:
         yield from _full(job) if kind == "none" else _adapted(job, kind, kind)
@@ -107,25 +107,27 @@ def _all(job: Job) -> Iterator[Way]:
     yield from _adapted(job, "qlora", "qlora")
 
 
-def _full(job: Job) -> Iterator[Way]:
+def _full(job: Workload) -> Iterator[TrainingOption]:
     count, alone = job.shape.parameters, job.machine.ranks == 1
     plain: Optimizer = "paged_adamw_8bit" if job.short_of_memory else "adamw_torch"
     if alone:
         yield from _both("none", "single", plain, job)
-        yield Way("none", "single", True, "adamw_bnb_8bit")
+        yield TrainingOption("none", "single", True, "adamw_bnb_8bit")
     elif count < BILLION:
         yield from _both("none", "ddp", plain, job)
-        yield Way("none", "fsdp", True, "adamw_torch")
+        yield TrainingOption("none", "fsdp", True, "adamw_torch")
     elif count < 10 * BILLION:
         yield from _both("none", "fsdp", "adamw_torch", job)
     else:
-        yield from (Way("none", "zero3", True, "adamw_torch", kind) for kind in _OFFLOADS)
+        yield from (
+            TrainingOption("none", "zero3", True, "adamw_torch", kind) for kind in _OFFLOADS
+        )
     if not alone:
         # For setups that can't be sharded.
-        yield Way("none", "ddp", True, plain)
+        yield TrainingOption("none", "ddp", True, plain)
 
 
-def _adapted(job: Job, kind: Adapter, last: Adapter) -> Iterator[Way]:
+def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOption]:
     """Yield the options with one kind of adapter.
 
     Args:
@@ -137,40 +139,42 @@ def _adapted(job: Job, kind: Adapter, last: Adapter) -> Iterator[Way]:
     yield from _both(kind, replicated, plain, job)
     if not alone and kind == "lora":
         sharded: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-        yield Way(kind, sharded, True, "adamw_torch")
+        yield TrainingOption(kind, sharded, True, "adamw_torch")
     if kind == last and job.machine.gpu.cuda:
-        plainest = Way(kind, replicated, True, plain)
+        plainest = TrainingOption(kind, replicated, True, plain)
         for embeddings, head in lighter(job.shape):
             yield replace(plainest, frozen_embeddings=embeddings, frozen_head=head)
 
 
-def _both(adapter: Adapter, strategy: Strategy, optim: Optimizer, job: Job) -> Iterator[Way]:
+def _both(
+    adapter: Adapter, strategy: Strategy, optim: Optimizer, job: Workload
+) -> Iterator[TrainingOption]:
     """Yield the option with and without kept activations; on a small card only without."""
     if not job.short_of_memory:
-        yield Way(adapter, strategy, False, optim)
-    yield Way(adapter, strategy, True, optim)
+        yield TrainingOption(adapter, strategy, False, optim)
+    yield TrainingOption(adapter, strategy, True, optim)
 
 
-def _as_set(job: Job, way: Way) -> Way:
+def _as_set(job: Workload, option: TrainingOption) -> TrainingOption:
     training, compute = job.config.training, job.config.compute
     if job.given("compute.strategy"):
-        way = replace(way, strategy=compute.strategy)
+        option = replace(option, strategy=compute.strategy)
     if job.given("compute.offload"):
-        way = replace(way, offload=compute.offload)
+        option = replace(option, offload=compute.offload)
     if job.given("training.gradient_checkpointing"):
-        way = replace(way, recompute=training.gradient_checkpointing)
+        option = replace(option, recompute=training.gradient_checkpointing)
     if job.given("training.optim"):
-        way = replace(way, optim=training.optim)
-    elif way.strategy in SHARDING:
+        option = replace(option, optim=training.optim)
+    elif option.strategy in SHARDING:
         # The 8-bit optimizers can't be sharded.
-        way = replace(way, optim="adamw_torch")
+        option = replace(option, optim="adamw_torch")
     adapter = job.config.model.adapter
     if job.given("model.adapter.frozen_embeddings"):
-        way = replace(way, frozen_embeddings=adapter.frozen_embeddings)
+        option = replace(option, frozen_embeddings=adapter.frozen_embeddings)
     if job.given("model.adapter.frozen_head"):
-        way = replace(way, frozen_head=adapter.frozen_head)
-    return way
+        option = replace(option, frozen_head=adapter.frozen_head)
+    return option
 
 
-def _unique(found: Iterable[Way]) -> list[Way]:
+def _unique(found: Iterable[TrainingOption]) -> list[TrainingOption]:
     return list(dict.fromkeys(found))

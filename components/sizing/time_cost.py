@@ -11,7 +11,7 @@ from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.sizing.fit import Choice
-from steadytrain.components.sizing.machine import Job, Machine
+from steadytrain.components.sizing.machine import Machine, Workload
 
 UTILIZATION: Final = (0.25, 0.45)
 """Share of a GPU's peak that training a transformer reaches (model FLOPs utilization). An
@@ -88,11 +88,11 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     return passes * forward + adapters
 
 
-Timing = Callable[[Job, Choice], Speed]
+Timing = Callable[[Workload, Choice], Speed]
 """Returns how fast a choice is."""
 
 
-def by_table(job: Job, choice: Choice) -> Speed:
+def by_table(job: Workload, choice: Choice) -> Speed:
     """Return the speed that the table's GPU is assumed to reach."""
     return Speed(tokens_per_second(job.shape, choice.setting, job.machine), THE_TABLE)
 
@@ -120,7 +120,7 @@ def hours(speed: Span, tokens: float) -> Span:
     return Span(tokens / speed.high / 3600, tokens / speed.low / 3600)
 
 
-def preemptions(job: Job, choice: Choice) -> Preemptions:
+def preemptions(job: Workload, choice: Choice) -> Preemptions:
     """Return the overhead of preemptions for the configured expected time between failures.
 
     A checkpoint takes C seconds and follows every sqrt(2CM) seconds. Every M seconds, half an

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.judged import judged
+from steadytrain.components.tasks.eval_mode import eval_mode
 
 _NAME: Final = "steadytrain_documents"
 _REPLACED: Final = "sdpa"
@@ -177,7 +177,7 @@ def _attention(
 
 def _alone(model: torch.nn.Module, vocabulary: int) -> torch.Tensor:
     """Return the logits of the two test documents, each from its own forward pass."""
-    with judged(model):
+    with eval_mode(model):
         return torch.cat(
             [
                 model(input_ids=ids[None], use_cache=False).logits[0]
@@ -192,7 +192,7 @@ def _refusal(model: torch.nn.Module, vocabulary: int, alone: torch.Tensor) -> st
     positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)])[None].to(ids.device)
     documents = Documents([_FIRST, _SECOND])
     try:
-        with judged(model), telling(documents) as told:
+        with eval_mode(model), telling(documents) as told:
             together = model(input_ids=ids, position_ids=positions, use_cache=False, **told).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)

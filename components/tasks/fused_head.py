@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 
 from steadytrain.components.tasks.asked_loss import asked_loss, asking
+from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.frozen_head import FrozenHead
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.judged import judged
 
 
 class FusedHead(torch.nn.Linear):
@@ -71,7 +71,7 @@ def _refusal(model: torch.nn.Module) -> str:
     device = next(model.parameters()).device
     ids = torch.zeros((1, 4), dtype=torch.int64, device=device)
     try:
-        with judged(model), asking(ids) as asked:
+        with eval_mode(model), asking(ids) as asked:
             given = model(input_ids=ids, use_cache=False).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"the model makes more of its head's output than logits ({error})"

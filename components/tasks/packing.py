@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.judged import judged
+from steadytrain.components.tasks.eval_mode import eval_mode
 
 IGNORED = -100
 """Target where nothing is predicted, as in PyTorch's cross-entropy."""
@@ -126,7 +126,7 @@ def keeps_documents_apart(model: torch.nn.Module, vocabulary: int) -> bool:
     pair = torch.cat([first, second]).repeat(2, 1).to(device)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).repeat(2, 1).to(device)
     try:
-        with judged(model):
+        with eval_mode(model):
             together = model(input_ids=pair, position_ids=positions, use_cache=False).logits[:, 6:]
             alone = model(input_ids=second[None].to(device), use_cache=False).logits
     except (TypeError, ValueError):

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.documents import other_attention, take_over, telling, unlike
-from steadytrain.components.tasks.judged import judged
+from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.prefix_tree import Call, TreeRow, calls, touching, tree_rows
 
 _EXAMPLES = ([3, 1, 4, 1, 5], [3, 1, 4, 1, 6, 2], [3, 1, 4, 0], [2, 7, 1])
@@ -122,7 +122,7 @@ def attend_by_prefix(model: Any, vocabulary: int) -> str:
     if why := other_attention(model):
         return why
     sequences = [[token % vocabulary for token in example] for example in _EXAMPLES]
-    with judged(model):
+    with eval_mode(model):
         alone = [_alone(model, sequence) for sequence in sequences]
         return take_over(model, lambda: _refusal(model, sequences, alone))
 

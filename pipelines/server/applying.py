@@ -19,7 +19,7 @@ from steadytrain.pipelines.server.declared import (
     configuration,
     read_schedules,
 )
-from steadytrain.pipelines.server.schedules import Change, Wanted, carry_out, plan, present
+from steadytrain.pipelines.server.schedules import Change, Desired, carry_out, plan, present
 from steadytrain.pipelines.server.submission import Submission
 from steadytrain.pipelines.server.upload import Version, look_up, upload
 
@@ -82,10 +82,10 @@ class Declaration:
     def _shape(self, schedule: Schedule) -> _Shape:
         return schedule.pipeline, schedule.name in self.fused
 
-    def _wanted(self, versions: Mapping[_Shape, Version]) -> list[Wanted]:
+    def _wanted(self, versions: Mapping[_Shape, Version]) -> list[Desired]:
         file = self.file
         return [
-            Wanted(
+            Desired(
                 group=file.name,
                 experiment=file.experiment,
                 declared=item,

@@ -11,17 +11,17 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.tracking.values import flatten
-from steadytrain.pipelines.server.schedules import Change, Present, Wanted
+from steadytrain.pipelines.server.schedules import Actual, Change, Desired
 
 _LEFT_OPEN: Final = ("pipeline_root", "service_account")
 
 
-def told(item: Present | Wanted) -> dict[str, str]:
+def told(item: Actual | Desired) -> dict[str, str]:
     """Describe a schedule by field, in the same form for a present and a wanted one."""
-    return _told_wanted(item) if isinstance(item, Wanted) else _told_present(item)
+    return _told_wanted(item) if isinstance(item, Desired) else _told_present(item)
 
 
-def _told_wanted(wanted: Wanted) -> dict[str, str]:
+def _told_wanted(wanted: Desired) -> dict[str, str]:
     declared = wanted.declared
     return {
         "when": wanted.cron or f"every {declared.interval_seconds} s",
@@ -35,7 +35,7 @@ def _told_wanted(wanted: Wanted) -> dict[str, str]:
     }
 
 
-def _told_present(present: Present) -> dict[str, str]:
+def _told_present(present: Actual) -> dict[str, str]:
     item = present.item
     trigger = item.trigger.cron_schedule or item.trigger.periodic_schedule
     cron = item.trigger.cron_schedule and item.trigger.cron_schedule.cron

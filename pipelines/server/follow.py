@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PipelineOutcome:
     """How a run ended. message: the server's error message, if there is one."""
 
     state: str
@@ -54,7 +54,7 @@ def follow(
     poll_seconds: float = _POLL_SECONDS,
     patience_seconds: float = _PATIENCE_SECONDS,
     denied_seconds: float = _DENIED_SECONDS,
-) -> Outcome:
+) -> PipelineOutcome:
     """Poll a run until it ends.
 
     Args:
@@ -85,7 +85,7 @@ def follow(
             on_change(steps)
         if run.state in ENDED:
             said = run.error.message if run.error else ""
-            return Outcome(str(run.state), steps, redact(said or ""))
+            return PipelineOutcome(str(run.state), steps, redact(said or ""))
         time.sleep(poll_seconds)
 
 

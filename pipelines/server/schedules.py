@@ -33,7 +33,7 @@ Action = Literal["create", "replace", "delete", "keep"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Desired:
     """A schedule as it should be on the server.
 
     cron: six fields in the server's zone; None for an interval.
@@ -61,7 +61,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Present:
+class Actual:
     """One of our recurring runs on the server."""
 
     group: str
@@ -88,26 +88,26 @@ class Change:
 
     action: Action
     name: str
-    wanted: Wanted | None
-    surplus: tuple[Present, ...] = ()
-    kept: Present | None = None
+    wanted: Desired | None
+    surplus: tuple[Actual, ...] = ()
+    kept: Actual | None = None
 
 
-def present(server: Server) -> list[Present]:
+def present(server: Server) -> list[Actual]:
     """Return every recurring run on the server that has our mark."""
     of = {"namespace": server.namespace} if server.namespace else {}
     listed = pages(
         server.recurring_runs.recurring_run_service_list_recurring_runs, "recurring_runs", **of
     )
     found = [
-        Present(mark["set"], mark["name"], mark["digest"], item)
+        Actual(mark["set"], mark["name"], mark["digest"], item)
         for item in listed
         if (mark := _MARK.search(item.description or ""))
     ]
     return sorted(found, key=lambda item: (item.group, item.name, str(item.item.created_at)))
 
 
-def plan(wanted: list[Wanted], there: list[Present], group: str) -> list[Change]:
+def plan(wanted: list[Desired], there: list[Actual], group: str) -> list[Change]:
     """Return the changes that leave exactly the wanted schedules of this set on the server."""
     mine = [item for item in there if item.group == group]
     changes = [
@@ -120,7 +120,7 @@ def plan(wanted: list[Wanted], there: list[Present], group: str) -> list[Change]
     return changes
 
 
-def _change(wanted: Wanted, there: list[Present]) -> Change:
+def _change(wanted: Desired, there: list[Actual]) -> Change:
     name = wanted.declared.name
     kept = next((item for item in there if item.digest == wanted.digest), None)
     surplus = tuple(item for item in there if item is not kept)
@@ -137,12 +137,12 @@ def carry_out(server: Server, change: Change) -> None:
         delete(server, item)
 
 
-def delete(server: Server, item: Present) -> None:
+def delete(server: Server, item: Actual) -> None:
     """Delete a recurring run. Runs that it started continue."""
     server.recurring_runs.recurring_run_service_delete_recurring_run(item.id)
 
 
-def switch(server: Server, item: Present, *, on: bool) -> None:
+def switch(server: Server, item: Actual, *, on: bool) -> None:
     """Resume or pause a recurring run."""
     runs = server.recurring_runs
     call = (
@@ -153,7 +153,7 @@ def switch(server: Server, item: Present, *, on: bool) -> None:
     call(item.id)
 
 
-def find(there: list[Present], name: str) -> list[Present]:
+def find(there: list[Actual], name: str) -> list[Actual]:
     """Return the recurring runs with a name, NAME or SET/NAME.
 
     There is more than one only if a kill left one behind.
@@ -172,7 +172,7 @@ def find(there: list[Present], name: str) -> list[Present]:
     return found
 
 
-def _create(server: Server, wanted: Wanted, old: tuple[Present, ...]) -> None:
+def _create(server: Server, wanted: Desired, old: tuple[Actual, ...]) -> None:
     # A schedule that was paused stays paused.
     paused = bool(old) and not any(item.enabled for item in old)
     declared = wanted.declared
@@ -194,7 +194,7 @@ def _create(server: Server, wanted: Wanted, old: tuple[Present, ...]) -> None:
     server.recurring_runs.recurring_run_service_create_recurring_run(recurring_run=content)
 
 
-def _trigger(wanted: Wanted, old: tuple[Present, ...], now: datetime) -> Any:
+def _trigger(wanted: Desired, old: tuple[Actual, ...], now: datetime) -> Any:
     """Return when the schedule runs, such that recreating it starts no run by itself.
 
     If the start is in the past, the server immediately runs what it considers missed: one run

@@ -17,7 +17,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
-from steadytrain.pipelines.server.follow import Outcome, Steps, follow
+from steadytrain.pipelines.server.follow import PipelineOutcome, Steps, follow
 from steadytrain.pipelines.server.upload import Version, experiment_id, upload, version_name
 
 
@@ -83,7 +83,7 @@ class SubmittedRun:
         """Link to the run in the UI; "" if the address serves no pages."""
         return self.server.link("runs", self.run_id)
 
-    def wait(self, on_change: Callable[[Steps], object] = lambda _: None) -> Outcome:
+    def wait(self, on_change: Callable[[Steps], object] = lambda _: None) -> PipelineOutcome:
         """Follow the run until it ends.
 
         Args:

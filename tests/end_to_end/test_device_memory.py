@@ -83,7 +83,7 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
     assert [item.micro_batch_size for item in begun] == [8, 4]
     assert events_of(short, AttemptEnded)[0].failure_class == "gpu_oom"
     (decision,) = events_of(short, DecisionMade)
-    assert (decision.action, decision.rung) == ("retry_changed", "smaller micro-batch")
+    assert (decision.action, decision.fallback) == ("retry_changed", "smaller micro-batch")
     assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-6)
 
     later, outcome = run("later", 8, limit=between)
@@ -152,6 +152,6 @@ def test_who_has_chosen_deepspeed_goes_down_its_stages(run_out):
     short, _ = run_out("short", "forward:0", "backward:1", **small)
     begun = events_of(short, AttemptStarted)
     assert [item.strategy for item in begun] == ["zero1", "zero2", "zero3"]
-    rungs = [item.rung for item in events_of(short, DecisionMade)]
-    assert rungs == ["DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3"]
+    fallbacks = [item.fallback for item in events_of(short, DecisionMade)]
+    assert fallbacks == ["DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3"]
     assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-4)

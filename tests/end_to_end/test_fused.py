@@ -19,4 +19,4 @@ def test_it_ends_with_a_champion(steadytrain):
         "report",
     }
     executed = {path.name for path in (run / "kfp").glob("*/*")}
-    assert executed == {"preprocess", "train", "judge", "report"}
+    assert executed == {"preprocess", "train", "evaluate-and-register", "report"}

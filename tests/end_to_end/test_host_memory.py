@@ -115,7 +115,7 @@ def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_p
     assert (killed.failure_class, ended.outcome) == ("host_oom", "finished")
     assert "control group" in killed.message
     (decision,) = events_of(short, DecisionMade)
-    assert decision.rung == "no snapshot in host memory"
+    assert decision.fallback == "no snapshot in host memory"
     begun = events_of(short, AttemptStarted)
     assert [(item.snapshot, item.micro_batch_size) for item in begun] == [(True, 8), (False, 8)]
     in_place = [item for item in events_of(short, CheckpointSaved) if item.attempt == 2]
@@ -144,6 +144,6 @@ def test_the_kernel_kills_a_rank_until_its_micro_batch_is_small_enough(data, tra
         "host_oom",
         "",
     ]
-    rungs = [decision.rung for decision in events_of(short, DecisionMade)]
-    assert rungs == ["no snapshot in host memory", "smaller micro-batch"]
+    fallbacks = [decision.fallback for decision in events_of(short, DecisionMade)]
+    assert fallbacks == ["no snapshot in host memory", "smaller micro-batch"]
     assert losses_of(short) == pytest.approx(losses_of(half), rel=1e-6)

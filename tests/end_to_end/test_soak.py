@@ -256,8 +256,8 @@ def test_memory_runs_out_among_other_faults(disturb, draw, tmp_path):
     # At least two reductions: a later rank may use more address space between its steps and hit the
     # limit again.
     assert walked in ([8, 4, 2], [8, 4, 2, 1])
-    rungs = [event.rung for event in events_of(disturbed, DecisionMade) if event.rung]
-    assert rungs == ["smaller micro-batch"] * (len(walked) - 1)
+    fallbacks = [event.fallback for event in events_of(disturbed, DecisionMade) if event.fallback]
+    assert fallbacks == ["smaller micro-batch"] * (len(walked) - 1)
     found, expected = losses_of(disturbed), losses_of(undisturbed)
     assert found.keys() == expected.keys()
     apart = max(abs(found[number] / expected[number] - 1) for number in expected)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from support.judging import Shapes
+from support.evaluating import Shapes
 
 CANARY = "c4n4ryV4lue"
 ENVIRONMENT = {

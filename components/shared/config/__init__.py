@@ -7,7 +7,7 @@ from steadytrain.components.shared.config.compute import (
     VolumeConfig,
 )
 from steadytrain.components.shared.config.data import Columns, DataConfig
-from steadytrain.components.shared.config.judging import (
+from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,

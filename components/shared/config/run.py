@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from steadytrain.components.shared.config.base import Section, at_odds
 from steadytrain.components.shared.config.compute import SHARDING, ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
-from steadytrain.components.shared.config.judging import (
+from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,

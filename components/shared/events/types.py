@@ -152,7 +152,7 @@ class DecisionMade(Event):
     attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
     micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: the settings of all later
         attempts, if they change.
-    rung: the OOM fallback, if the decision was to use one.
+    fallback: the OOM fallback, if the decision was to use one.
     nodes: number of nodes for later attempts, if some were unavailable.
     skipped_batch: a global batch that is skipped from now on, by its position in the order.
     learning_rate_scale: factor on the scheduled learning rates from now on, multiplied with earlier
@@ -171,7 +171,7 @@ class DecisionMade(Event):
     snapshot: bool = True
     strategy: str = ""
     offload: str = "none"
-    rung: str = ""
+    fallback: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
     nodes: int | None = None
@@ -336,6 +336,10 @@ def to_json(event: Event, *, job_id: str) -> str:
     return _encode(content | vars(event))
 
 
+_RENAMED = {"rung": "fallback"}
+"""Fields that older versions wrote under another name."""
+
+
 def from_json(line: str) -> Event:
     """Return the event in a line.
 
@@ -349,6 +353,7 @@ def from_json(line: str) -> Event:
     name = content.pop("event", "") if isinstance(content, dict) else ""
     if not isinstance(name, str) or name not in _TYPES:
         raise ValueError(f"no known event in {line[:80]!r}")
+    content.update({new: content[old] for old, new in _RENAMED.items() if old in content})
     validator, known = _validator(name)
     event = validator.validate_python({key: content[key] for key in known if key in content})
     if not 0 <= event.time <= LATEST:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.judged import judged
+from steadytrain.components.tasks.eval_mode import eval_mode
 
 _ROWS = 512
 _CELLS = {"cpu": 2**19, "cuda": 2**26}
@@ -93,7 +93,7 @@ class Head:
         hook = self._layer.register_forward_hook(lambda *call: given.append(call[2]))
         ids = torch.zeros((1, 4), dtype=torch.int64, device=next(model.parameters()).device)
         try:
-            with judged(model):
+            with eval_mode(model):
                 logits = model(input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()

@@ -15,7 +15,7 @@ _LOOK_BACK = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GenerationRequest:
     """How to generate.
 
     most: maximum number of new tokens.
@@ -33,7 +33,7 @@ def generate(
     model: Any,
     tokenizer: Any,
     prompts: Sequence[Sequence[int]],
-    wanted: Wanted,
+    wanted: GenerationRequest,
     *,
     batch_size: int,
     longest: int,
@@ -60,7 +60,9 @@ def generate(
     return [found[index] for index in range(len(cut))]
 
 
-def _batch(model: Any, tokenizer: Any, prompts: list[list[int]], wanted: Wanted) -> list[str]:
+def _batch(
+    model: Any, tokenizer: Any, prompts: list[list[int]], wanted: GenerationRequest
+) -> list[str]:
     device, fill = next(model.parameters()).device, padding_id(tokenizer)
     width = max(map(len, prompts))
     ids = torch.tensor([[fill] * (width - len(prompt)) + prompt for prompt in prompts])

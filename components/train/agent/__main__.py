@@ -23,7 +23,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.hang import HangWatch
 from steadytrain.components.train.agent.memory import oom_kills
-from steadytrain.components.train.agent.ranks import Ranks, Share, started
+from steadytrain.components.train.agent.ranks import NodeShare, Ranks, started
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
@@ -41,7 +41,7 @@ _POLL_SECONDS = 0.1
 class Agent:
     """Follows the ranks of one attempt on one node until all of them are down."""
 
-    def __init__(self, folder: AttemptFolder, share: Share) -> None:
+    def __init__(self, folder: AttemptFolder, share: NodeShare) -> None:
         spec = AttemptSpec.load(folder.spec)
         config = load(Path(spec.config))
         self.folder, self.share, self.recovery = folder, share, config.recovery
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("program", nargs=argparse.REMAINDER, help="a rank's command")
     given = parser.parse_args(arguments)
     die_with_parent()
-    share = Share(given.node, given.nodes, given.ranks)
+    share = NodeShare(given.node, given.nodes, given.ranks)
     return Agent(AttemptFolder(given.folder), share).run(given.program, given.threads)
 
 

@@ -9,7 +9,7 @@ import psutil
 
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.train.agent.processes import alive
-from steadytrain.components.train.agent.ranks import Share
+from steadytrain.components.train.agent.ranks import NodeShare
 from steadytrain.components.train.agent.stacks import is_stopped, save_stacks, state
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat, Pulse
@@ -44,7 +44,7 @@ class Standing:
 class HangWatch:
     """Watches the heartbeats of this node's ranks."""
 
-    def __init__(self, folder: AttemptFolder, share: Share, recovery: RecoveryConfig) -> None:
+    def __init__(self, folder: AttemptFolder, share: NodeShare, recovery: RecoveryConfig) -> None:
         self.folder, self.share, self.recovery = folder, share, recovery
         self.pulses = {rank: Pulse() for rank in share.ranks}
 

@@ -45,7 +45,7 @@ _AGENT = "steadytrain.components.train.agent"
 
 
 @dataclass(frozen=True)
-class Share:
+class NodeShare:
     """This node's share of the ranks.
 
     node: this node's number, from 0.
@@ -75,7 +75,7 @@ class Ranks:
         folder: the node's folder.
     """
 
-    def __init__(self, process: Process, folder: Path, share: Share) -> None:
+    def __init__(self, process: Process, folder: Path, share: NodeShare) -> None:
         self.process, self.folder, self.share = process, folder, share
         self._deadline = self._others_deadline = float("inf")
 
@@ -147,7 +147,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def started(
-    folder: AttemptFolder, program: Sequence[str], share: Share, *, threads: int | None
+    folder: AttemptFolder, program: Sequence[str], share: NodeShare, *, threads: int | None
 ) -> Iterator[Ranks]:
     """Start `program FOLDER` once for each rank of this node.
 
@@ -167,7 +167,7 @@ def started(
 
 
 def _start(
-    folder: AttemptFolder, program: Sequence[str], share: Share, environment: Mapping[str, str]
+    folder: AttemptFolder, program: Sequence[str], share: NodeShare, environment: Mapping[str, str]
 ) -> Process:
     one = [str(folder.path), *program, str(folder.path)]
     several = [str(_torchrun_exits(folder.node(share.node).path)), *_torchrun_options(share)]
@@ -181,14 +181,14 @@ def _start(
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
 
-def _torchrun_options(share: Share) -> list[str]:
+def _torchrun_options(share: NodeShare) -> list[str]:
     options = [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
     if share.nodes == 1:
         return [*options, "--standalone", "--local-addr=127.0.0.1"]
     return [*options, f"--node-rank={share.node}"]
 
 
-def _environment(node: Path, share: Share, threads: int | None) -> dict[str, str]:
+def _environment(node: Path, share: NodeShare, threads: int | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS_RANK}
     each = threads_of_each(share.count, threads)
     return kept | {"OMP_NUM_THREADS": str(each), MARK: str(node)}

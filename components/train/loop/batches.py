@@ -13,7 +13,7 @@ from steadytrain.components.train.loop.setup import Parts
 
 
 @dataclass(frozen=True)
-class Share:
+class RankBatches:
     """This rank's share of a global batch.
 
     weight: number of targets in its micro-batches.
@@ -29,7 +29,7 @@ class Share:
     waited: float = 0.0
 
 
-def take_share(parts: Parts, step: int) -> Share:
+def take_share(parts: Parts, step: int) -> RankBatches:
     """Return this rank's micro-batches of the global batch of `step`, on the CPU."""
     size = parts.config.training.global_batch_size
     position = batch_at(step, parts.skipped_batches) * size
@@ -40,7 +40,7 @@ def take_share(parts: Parts, step: int) -> Share:
     tokens = sum(map(parts.task.cost, rows))
     padded = getattr(parts.task, "padded", "")
     places = sum(batch[padded].numel() for batch in batches) if padded else tokens
-    return Share(batches, weight, tokens, places)
+    return RankBatches(batches, weight, tokens, places)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

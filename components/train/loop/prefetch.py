@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.train.loop.batches import Share, take_share, to_device
+from steadytrain.components.train.loop.batches import RankBatches, take_share, to_device
 from steadytrain.components.train.loop.setup import Parts
 
 
@@ -23,7 +23,7 @@ class Prefetch:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._thread = ThreadPoolExecutor(1, "prefetch")
-        self._ahead: tuple[int, Future[Share]] | None = None
+        self._ahead: tuple[int, Future[RankBatches]] | None = None
         device = parts.accelerator.device
         # Copies on a separate stream do not wait for the step that is computing.
         self._stream: torch.cuda.Stream | None = None
@@ -34,7 +34,7 @@ class Prefetch:
         """End the thread after its current task."""
         self._thread.shutdown(cancel_futures=True)
 
-    def take(self, step: int) -> Share:
+    def take(self, step: int) -> RankBatches:
         """Return this rank's share of the global batch of `step`.
 
         Raises:
@@ -46,12 +46,12 @@ class Prefetch:
             self._ahead = step + 1, self._fetching(step + 1)
         return replace(found, waited=time.monotonic() - began)
 
-    def _fetching(self, step: int) -> Future[Share]:
+    def _fetching(self, step: int) -> Future[RankBatches]:
         if self._ahead is not None and self._ahead[0] == step:
             return self._ahead[1]
         return self._thread.submit(self._fetch, step)
 
-    def _fetch(self, step: int) -> Share:
+    def _fetch(self, step: int) -> RankBatches:
         own = take_share(self.parts, step)
         return replace(own, batches=self._transfer(own.batches))
 

@@ -11,7 +11,7 @@ import torch
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.loop.batches import Share
+from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.setup import Parts
 
@@ -54,7 +54,7 @@ class StepResult:
 
 def agree(
     parts: Parts,
-    own: Share,
+    own: RankBatches,
     stop_flags: list[int],
     *,
     unsaved: bool = False,

@@ -22,7 +22,7 @@ from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import restore_model
 from steadytrain.components.train.errors import Diverged, NonFiniteState
-from steadytrain.components.train.loop.batches import Share
+from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.prefetch import Prefetch
@@ -132,7 +132,7 @@ class Training:
                 self.save()
         return "finished"
 
-    def _step(self, own: Share, agreed: Agreement, began: float) -> None:
+    def _step(self, own: RankBatches, agreed: Agreement, began: float) -> None:
         parts, progress = self.parts, self.progress
         try:
             result = take_step(

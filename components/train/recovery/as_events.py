@@ -5,10 +5,10 @@ from __future__ import annotations
 from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade
 from steadytrain.components.train.failures import Failure
 from steadytrain.components.train.recovery.outcome import Ending
-from steadytrain.components.train.recovery.policy import Decision
+from steadytrain.components.train.recovery.policy import RecoveryDecision
 
 
-def decision_made(attempt: int, failure: Failure, decision: Decision) -> DecisionMade:
+def decision_made(attempt: int, failure: Failure, decision: RecoveryDecision) -> DecisionMade:
     """Build the event for the decision after a failed attempt."""
     return DecisionMade(
         attempt=attempt,
@@ -21,7 +21,7 @@ def decision_made(attempt: int, failure: Failure, decision: Decision) -> Decisio
         snapshot=decision.snapshot,
         strategy=decision.strategy,
         offload=decision.offload,
-        rung=decision.rung,
+        fallback=decision.fallback,
         skipped_batch=decision.skipped_batch,
         learning_rate_scale=decision.learning_rate_scale,
         nodes=decision.nodes,

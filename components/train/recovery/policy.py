@@ -29,21 +29,21 @@ from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.history import History
-from steadytrain.components.train.recovery.ladder import (
-    HOST_LADDER,
+from steadytrain.components.train.recovery.fallbacks import (
+    HOST_FALLBACKS,
     Estimate,
-    ladder_for,
-    next_rung,
+    fallbacks_for,
+    next_fallback,
     what_came_of_it,
 )
+from steadytrain.components.train.recovery.history import History
 
 _JITTER_SHARE = 0.25
 _LOWER_RATE = 0.1
 
 
 @dataclass(frozen=True)
-class Decision:
+class RecoveryDecision:
     """What the supervisor does next.
 
     action: retry unchanged, retry changed, or stop.
@@ -51,7 +51,7 @@ class Decision:
     delay_seconds: wait before the retry.
     micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: limits for a changed
         retry and all later attempts; the global batch stays the same.
-    rung: the OOM fallback, if the decision is one.
+    fallback: the OOM fallback, if the decision is one.
     skipped_batch, learning_rate_scale: the responses to a divergence.
     nodes: how many are left, if some are missing.
     on_demand: whether the retry avoids preemptible nodes.
@@ -65,7 +65,7 @@ class Decision:
     snapshot: bool = True
     strategy: str = ""
     offload: str = "none"
-    rung: str = ""
+    fallback: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
     nodes: int | None = None
@@ -80,17 +80,17 @@ def decide(
     *,
     unsharded: str = "",
     estimate: Estimate = lambda _: None,
-) -> Decision:
+) -> RecoveryDecision:
     """Decide what to do after the last attempt of the history failed.
 
     Args:
         run_id: spreads the waits of runs that fail at the same time.
-        unsharded: see `ladder_for`.
-        estimate: see `next_rung`.
+        unsharded: see `fallbacks_for`.
+        estimate: see `next_fallback`.
     """
     kind = failure.failure_class
     if not kind.retryable:
-        return Decision("stop", f"{kind} would come again")
+        return RecoveryDecision("stop", f"{kind} would come again")
     if kind is FailureClass.DIVERGENCE:
         return _steady(history, failure)
     answer = None
@@ -105,21 +105,23 @@ def decide(
     return answer or _retry(history, kind, settings, run_id)
 
 
-def _crash_again(history: History) -> Decision | None:
+def _crash_again(history: History) -> RecoveryDecision | None:
     """Stop if native code crashed after the same step before."""
     *before, last = [item.ended for item in history.stalled if item.ended]
     if not any(
         (item.failure_class, item.step) == (last.failure_class, last.step) for item in before
     ):
         return None
-    return Decision("stop", f"{last.failure_class} after step {last.step} again: no retry helps")
+    return RecoveryDecision(
+        "stop", f"{last.failure_class} after step {last.step} again: no retry helps"
+    )
 
 
-def _step_back(history: History) -> Decision | None:
+def _step_back(history: History) -> RecoveryDecision | None:
     """Return to the newest intact checkpoint; None if that was already tried."""
     if FailureClass.CHECKPOINT_CORRUPT in _counted(history):
         return None
-    return Decision(
+    return RecoveryDecision(
         "retry",
         f"{FailureClass.CHECKPOINT_CORRUPT}: back to the newest checkpoint whose files are as "
         "they were written",
@@ -136,40 +138,40 @@ def _is_short_of_memory(failure: Failure) -> bool:
 
 def _lower(
     history: History, failure: Failure, unsharded: str, estimate: Estimate
-) -> Decision | None:
+) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    ladder = ladder_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
+    fallbacks = fallbacks_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
     # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
-    found = next_rung(plan, ladder, known)
+    found = next_fallback(plan, fallbacks, known)
     if found is None:
-        if ladder is HOST_LADDER:
+        if fallbacks is HOST_FALLBACKS:
             return None
-        told = [*what_came_of_it(history, ladder), advice(failure.memory_needed)]
+        told = [*what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
         tried = "; ".join(filter(None, told))
-        return Decision("stop", f"{kind}, and no rung of the ladder is left. {tried}")
-    rung, lowered = found
-    return Decision(
+        return RecoveryDecision("stop", f"{kind}, and no OOM fallback is left. {tried}")
+    fallback, lowered = found
+    return RecoveryDecision(
         "retry_changed",
-        f"{kind}: {rung.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
+        f"{kind}: {fallback.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
         f"batch stays {plan.global_batch_size}",
         micro_batch_size=lowered.micro_batch_size,
         gradient_checkpointing=lowered.gradient_checkpointing,
         snapshot=lowered.snapshot,
         strategy=lowered.strategy,
         offload=lowered.offload,
-        rung=rung.name,
+        fallback=fallback.name,
     )
 
 
-def _shrink(history: History, settings: RecoveryConfig) -> Decision | None:
+def _shrink(history: History, settings: RecoveryConfig) -> RecoveryDecision | None:
     """Use fewer nodes, each with more of the same global batch; None if that is not allowed."""
     last = history.attempts[-1]
     nodes, batch = last.started.nodes, last.plan.global_batch_size
     ranks = last.started.world_size // nodes
     for fewer in range(nodes - 1, (settings.min_nodes or nodes) - 1, -1):
         if batch % (ranks * fewer) == 0:
-            return Decision(
+            return RecoveryDecision(
                 "retry_changed",
                 f"{FailureClass.PENDING_TIMEOUT}: on {fewer} nodes instead of {nodes} "
                 f"(recovery.min_nodes {settings.min_nodes}); the global batch stays {batch}",
@@ -178,27 +180,31 @@ def _shrink(history: History, settings: RecoveryConfig) -> Decision | None:
     return None
 
 
-def _steady(history: History, failure: Failure) -> Decision:
+def _steady(history: History, failure: Failure) -> RecoveryDecision:
     """Respond to a divergence. An unchanged retry would repeat it, because resuming is exact."""
     times = _counted(history).count(FailureClass.DIVERGENCE)
     told = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
     if times == 1:
         batch = batch_at(failure.step, history.skipped_batches)
-        return Decision(
+        return RecoveryDecision(
             "retry_changed",
             f"{told}: back to the newest checkpoint, global batch {batch} is left out",
             skipped_batch=batch,
         )
     if times == 2:
-        return Decision(
+        return RecoveryDecision(
             "retry_changed",
             f"{told}: back to the newest checkpoint, learning rates times {_LOWER_RATE}",
             learning_rate_scale=_LOWER_RATE,
         )
-    return Decision("stop", f"{told}: neither another batch nor a lower learning rate helped")
+    return RecoveryDecision(
+        "stop", f"{told}: neither another batch nor a lower learning rate helped"
+    )
 
 
-def _retry(history: History, kind: FailureClass, settings: RecoveryConfig, run_id: str) -> Decision:
+def _retry(
+    history: History, kind: FailureClass, settings: RecoveryConfig, run_id: str
+) -> RecoveryDecision:
     counted = _counted(history)
     same = counted.count(kind)
     crashes = len(counted) - counted.count(FailureClass.PREEMPTION)
@@ -206,17 +212,17 @@ def _retry(history: History, kind: FailureClass, settings: RecoveryConfig, run_i
         return _break(kind, crashes, settings)
     limit = _limit(kind, settings)
     if same >= limit:
-        return Decision("stop", f"{kind} {_times(same)} in a row without a new checkpoint")
+        return RecoveryDecision("stop", f"{kind} {_times(same)} in a row without a new checkpoint")
     delay = _delay(same, settings, f"{run_id}/{history.attempts[-1].started.attempt}")
     told = f"{kind}, {same} of at most {limit} in a row without a new checkpoint"
     if same == limit - 1 and _moves(kind, settings):
-        return Decision(
+        return RecoveryDecision(
             "retry_changed",
             f"{told}; the last attempt asks for nodes on demand, in {delay:.1f} s",
             delay_seconds=delay,
             on_demand=True,
         )
-    return Decision("retry", f"{told}; nothing changes, again in {delay:.1f} s", delay)
+    return RecoveryDecision("retry", f"{told}; nothing changes, again in {delay:.1f} s", delay)
 
 
 def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
@@ -231,15 +237,15 @@ def _moves(kind: FailureClass, settings: RecoveryConfig) -> bool:
     return lost and settings.on_demand_at_last
 
 
-def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Decision:
+def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> RecoveryDecision:
     told = f"{kind}, failure {crashes} in a row without a new checkpoint"
     if crashes > settings.breaker_failures:
-        return Decision("stop", f"{told}: the circuit breaker's last try")
+        return RecoveryDecision("stop", f"{told}: the circuit breaker's last try")
     delay = settings.breaker_reset_seconds
     told = f"{told}: the circuit breaker is open, one last try in {delay:g} s"
     if _moves(kind, settings):
-        return Decision("retry_changed", f"{told}, on demand", delay, on_demand=True)
-    return Decision("retry", told, delay)
+        return RecoveryDecision("retry_changed", f"{told}, on demand", delay, on_demand=True)
+    return RecoveryDecision("retry", told, delay)
 
 
 def _counted(history: History) -> Sequence[str]:
@@ -248,7 +254,7 @@ def _counted(history: History) -> Sequence[str]:
     Leaves out failures answered by an OOM fallback or fewer nodes, and the first damaged
     checkpoint.
     """
-    answered = {item.attempt for item in history.decisions if item.rung or item.nodes}
+    answered = {item.attempt for item in history.decisions if item.fallback or item.nodes}
     counted = [
         attempt.ended.failure_class
         for attempt in history.stalled

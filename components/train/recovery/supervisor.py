@@ -36,7 +36,7 @@ from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
 from steadytrain.components.train.recovery.ownership import owned
-from steadytrain.components.train.recovery.policy import Decision, decide
+from steadytrain.components.train.recovery.policy import RecoveryDecision, decide
 from steadytrain.components.train.recovery.settings import (
     accepted,
     inputs_digest,
@@ -49,7 +49,7 @@ from steadytrain.components.train.recovery.watch import Watch
 from steadytrain.components.train.signals import StopRequest, stop_requests
 
 OnValidation = Callable[[Validated], bool]
-Decide = Callable[[History, Failure], Decision]
+Decide = Callable[[History, Failure], RecoveryDecision]
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Supervisor:
         before = history.supervisor.settings if history.supervisor else {}
         raise other_inputs(self.workspace, refused(before, now))
 
-    def _attempt(self, request: StopRequest) -> tuple[Ending, int, Decision | None]:
+    def _attempt(self, request: StopRequest) -> tuple[Ending, int, RecoveryDecision | None]:
         """Run one attempt, from the newest checkpoint to the decision about what follows."""
         history = self.ledger.history()
         # A folder that the ledger doesn't know belongs to an attempt whose loss was accepted.
@@ -263,13 +263,13 @@ class Supervisor:
             except StorageError as error:
                 watch.tell(Warned(stage="train", message=f"not kept for later runs: {error}"))
 
-    def _decide(self, failure: Failure, watch: Watch) -> Decision:
+    def _decide(self, failure: Failure, watch: Watch) -> RecoveryDecision:
         history = self.ledger.history()
         decision = self._policy(history, failure)
         watch.tell(decision_made(history.attempts[-1].started.attempt, failure, decision))
         return decision
 
-    def _policy(self, history: History, failure: Failure) -> Decision:
+    def _policy(self, history: History, failure: Failure) -> RecoveryDecision:
         policy = self.decide or partial(
             decide,
             settings=self.config.recovery,

@@ -16,7 +16,7 @@ from steadytrain.components.train.recovery.as_events import decision_made
 from steadytrain.components.train.recovery.entries import KEPT
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.policy import Decision
+from steadytrain.components.train.recovery.policy import RecoveryDecision
 from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
 
 _SUPERVISOR_DIED = "the program that supervised this attempt died"
@@ -64,7 +64,9 @@ class Takeover:
                 )
             )
 
-    def decide_anew(self, history: History, policy: Callable[[History, Failure], Decision]) -> None:
+    def decide_anew(
+        self, history: History, policy: Callable[[History, Failure], RecoveryDecision]
+    ) -> None:
         """Make the decision that an earlier supervisor died before making.
 
         A decision to stop is not recorded: whoever restarted the run wants another try.

@@ -17,7 +17,7 @@ from steadytrain.components.shared.registry.versions import (
     comparable_tags,
 )
 
-from support.judging import make_config
+from support.evaluating import make_config
 
 COUNT = 40
 

@@ -17,7 +17,7 @@ from steadytrain.components.evaluate.measure import (
 )
 from steadytrain.components.evaluate.scores import Scores
 
-from support.judging import language_table
+from support.evaluating import language_table
 
 
 def class_table(label, probabilities, **more):

@@ -15,7 +15,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 
-from support.judging import language_table
+from support.evaluating import language_table
 from support.plugins import install_example
 
 

@@ -23,6 +23,7 @@ from steadytrain.components.shared.events import (
 )
 from steadytrain.components.shared.events.types import (
     LATEST,
+    DecisionMade,
     Event,
     StepFailed,
     StepStarted,
@@ -51,6 +52,13 @@ STEP = TrainingStep(
 
 def test_events_read_back_equal():
     assert from_json(to_json(STEP, job_id="run")) == STEP
+
+
+def test_a_field_under_its_older_name_reads_back():
+    made = DecisionMade(
+        attempt=1, failure_class="gpu_oom", action="retry_changed", reason="why", fallback="FSDP"
+    )
+    assert from_json(to_json(made, job_id="run").replace('"fallback"', '"rung"')) == made
 
 
 def test_a_line_has_the_fields_that_log_readers_expect():

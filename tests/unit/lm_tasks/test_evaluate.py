@@ -92,7 +92,7 @@ def test_an_evaluation_is_done_again_where_a_tasks_data_changed(judge, tasks):
 
 @pytest.mark.slow
 def test_models_are_compared_by_a_tasks_metric_where_the_gate_says_so(tmp_path, tasks):
-    def begin(run, **how):
+    def start_run(run, **how):
         return judged_run(
             tmp_path / "output",
             run,
@@ -101,14 +101,14 @@ def test_models_are_compared_by_a_tasks_metric_where_the_gate_says_so(tmp_path, 
             **how,
         )
 
-    first = begin("first")
+    first = start_run("first")
     _, gate = evaluate(first)
     assert gate.promoted
     assert gate.metric == "reading/bits_per_byte"
     register(first)
     promote(first)
 
-    better = begin("better", skilled=True)
+    better = start_run("better", skilled=True)
     evaluation, gate = evaluate(better)
     assert gate.promoted, gate.reason
     reached = evaluation.tasks["reading/bits_per_byte"].value
@@ -116,7 +116,7 @@ def test_models_are_compared_by_a_tasks_metric_where_the_gate_says_so(tmp_path, 
     assert gate.champion > reached
     assert gate.improvement.value == pytest.approx((gate.champion - reached) / gate.champion)
 
-    other = begin("other", kind="gpt2")
+    other = start_run("other", kind="gpt2")
     assert not evaluate(other)[1].promoted
 
 

@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from steadytrain.components.shared import lm_tasks
-from steadytrain.components.shared.begin import begin
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lm_tasks import check_lm_tasks, open_lm_tasks
+from steadytrain.components.shared.start_run import start_run
 
-from support.judging import make_config
+from support.evaluating import make_config
 from support.lm_tasks import DOCUMENTS, write_tasks
 
 
@@ -190,4 +190,4 @@ def test_where_data_are_only_prepared_it_need_not_be(monkeypatch):
 def test_a_run_with_such_a_task_does_not_begin(tmp_path):
     config = make_config(tmp_path, "run", evaluation={"tasks": ["missing.yaml"]})
     with pytest.raises(BadInput, match=r"missing.yaml.*no such file"):
-        begin(config)
+        start_run(config)

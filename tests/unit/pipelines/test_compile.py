@@ -94,7 +94,7 @@ def test_fused_it_has_four_executors(tmp_path, spec):
     assert fused["deploymentSpec"]["executors"].keys() == {
         "exec-preprocess",
         "exec-train",
-        "exec-judge",
+        "exec-evaluate-and-register",
         "exec-report",
     }
     assert fused["root"]["inputDefinitions"] == spec["root"]["inputDefinitions"]

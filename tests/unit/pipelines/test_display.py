@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 import typer
 from steadytrain.components.shared.events.types import StepStarted
-from steadytrain.pipelines.progress import Progress
+from steadytrain.pipelines.progress import ProgressDisplay
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.interrupts import Display
 from steadytrain.pipelines.local import LocalRun
@@ -22,7 +22,7 @@ from steadytrain.pipelines.unexpected import told
 
 output, *steps = sys.argv[1:]
 with told():
-    display = Display(Progress())
+    display = Display(ProgressDisplay())
     for step in steps:
         display.emit(StepStarted(stage=step))
     display.close()

@@ -21,7 +21,7 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.gc import litter
+from steadytrain.pipelines.gc import garbage
 from steadytrain.pipelines.lock import run_lock
 
 from support.checkpoints import save
@@ -44,7 +44,7 @@ def finish(run):
     run.workspace.model.mkdir()
     run.trained(steps=30)
     run.decided(False, "no better", metric="loss", greater_is_better=False, candidate=1.0)
-    run.begin("register")
+    run.start_run("register")
     run.finish("register", 1.0)
 
 
@@ -131,7 +131,7 @@ def test_a_run_at_work_is_left_alone(make_run, age, at_work):
 def test_a_run_that_is_taken_up_while_gc_looks_is_left_alone(make_run, age):
     run = make_run(saved=(10, 20))
     age(run)
-    found = list(litter(run.workspace.output, idle_seconds=HOUR))
+    found = list(garbage(run.workspace.output, idle_seconds=HOUR))
     with run_lock(run.workspace):
         assert [item.remove() for item in found] == [False]
     run.warn("still here")
@@ -206,7 +206,7 @@ def test_what_was_written_elsewhere_of_late_is_left_alone(make_run, age, bucket,
     later = time.time() + 25 * HOUR
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: later)
-        (found,) = litter(run.workspace.output, idle_seconds=24 * HOUR)
+        (found,) = garbage(run.workspace.output, idle_seconds=24 * HOUR)
     assert not found.remove()
     assert len(stored(run)) == 2
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from steadytrain.components.preprocess.prepared import scratch
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.gc import litter
+from steadytrain.pipelines.gc import garbage
 from steadytrain.pipelines.lock import run_lock
 
 HOUR = 3600.0
@@ -30,7 +30,7 @@ def finish(run):
     run.workspace.model.mkdir()
     run.trained(steps=30)
     run.decided(False, "no better", metric="loss", greater_is_better=False, candidate=1.0)
-    run.begin("register")
+    run.start_run("register")
     run.finish("register", 1.0)
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_record_of_a_run_at_work_keeps_all(using, tmp_path, at_work):
 
 def test_data_that_a_run_takes_up_while_gc_removes_them_come_back(using, tmp_path):
     using("done", done=True)
-    (item,) = litter(tmp_path / "output", idle_seconds=HOUR)
+    (item,) = garbage(tmp_path / "output", idle_seconds=HOUR)
     late = using("late")
     assert not item.remove()
     assert (data(late) / "card.json").is_file()

@@ -25,7 +25,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
     WorkProgress,
 )
-from steadytrain.pipelines.progress import Progress
+from steadytrain.pipelines.progress import ProgressDisplay
 
 
 def console(*, terminal):
@@ -34,7 +34,7 @@ def console(*, terminal):
 
 def shown(*events, terminal=False):
     to = console(terminal=terminal)
-    progress = Progress(to)
+    progress = ProgressDisplay(to)
     for event in events:
         progress.emit(event)
     progress.close()

@@ -220,7 +220,7 @@ def test_a_cpu_is_given_nothing_that_only_cuda_has(configure):
     timed = lambda job, choice: Speed(Span(1, 2), "nobody")  # noqa: E731
     plan = plan_training(config, all_gpus(), small, timed=timed)
     assert not plan.works
-    assert (plan.choice.way.adapter, plan.choice.way.optim) == ("lora", "adamw_torch")
+    assert (plan.choice.option.adapter, plan.choice.option.optim) == ("lora", "adamw_torch")
 
 
 @pytest.fixture

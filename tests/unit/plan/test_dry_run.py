@@ -15,7 +15,7 @@ from steadytrain.components.plan.dry_run import dry_run
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.fit import choose, confirmed
-from steadytrain.components.sizing.strategy import ways
+from steadytrain.components.sizing.strategy import options
 
 LLAMA_1B = known_models()["meta-llama/Llama-3.2-1B"]
 CPU = Setting(length=512, micro_batch=2, cuda=False)
@@ -70,14 +70,14 @@ def test_a_model_that_cannot_be_built_is_told_with_a_remedy():
 
 def test_where_the_dry_run_says_no_the_next_that_fits_is_taken(make_plan):
     job = make_plan("a100-40").job
-    by_formula, asked = choose(job, ways(job)), []
+    by_formula, asked = choose(job, options(job)), []
 
     def measure(choice):
         asked.append(choice)
         memory = choice.memory
         return replace(memory, activations=memory.activations + memory.total // 4)
 
-    found = confirmed(job, lambda tight: choose(tight, ways(job)), measure)
+    found = confirmed(job, lambda tight: choose(tight, options(job)), measure)
     assert asked[0] == by_formula
     assert len(asked) > 1
     assert found.fits

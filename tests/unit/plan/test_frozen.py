@@ -12,7 +12,7 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.plan.dry_run import dry_run
 from steadytrain.components.sizing.fit import at
 from steadytrain.components.sizing.start import planned_start
-from steadytrain.components.sizing.strategy import Way
+from steadytrain.components.sizing.strategy import TrainingOption
 
 TIED = "hub:meta-llama/Llama-3.2-3B"
 HOST = {"model__adapter__kind": "qlora", "model__adapter__frozen_embeddings": "host"}
@@ -29,7 +29,7 @@ SMALL = {
 
 def test_where_all_fits_without_nothing_is_kept_otherwise(make_plan):
     plan = make_plan("rtx3060")
-    assert not plan.choice.way.lightened
+    assert not plan.choice.option.lightened
     assert not [item for item in plan.decisions if "frozen" in item.field]
 
 
@@ -37,23 +37,26 @@ def test_it_is_not_chosen_for_speed(make_plan):
     """With a quantized head, a larger micro-batch would keep the GPU busy."""
     plan = make_plan("rtx3060", data__sequence_length=1500, training__global_batch_size=4)
     assert plan.works
-    assert not plan.choice.way.lightened
+    assert not plan.choice.option.lightened
 
 
 def test_the_exact_ways_come_first():
     untied = shape_of(SMALL)
-    ways = [("host", "as_loaded"), ("host", "8bit"), ("host", "4bit")]
-    assert list(lighter(untied)) == ways
-    assert list(lighter(shape_of({**SMALL, "tie_word_embeddings": True}))) == ways[1:]
-    assert list(lighter(shape_of(SMALL, labels=2))) == ways[:1]
+    options = [("host", "as_loaded"), ("host", "8bit"), ("host", "4bit")]
+    assert list(lighter(untied)) == options
+    assert list(lighter(shape_of({**SMALL, "tie_word_embeddings": True}))) == options[1:]
+    assert list(lighter(shape_of(SMALL, labels=2))) == options[:1]
     narrow = shape_of({**SMALL, "hidden_size": 96})
-    assert list(lighter(narrow)) == ways[:1]
+    assert list(lighter(narrow)) == options[:1]
 
 
 def test_what_the_user_has_set_is_planned_so(make_plan):
     plan = make_plan("l4", **BOTH)
     assert plan.works
-    assert (plan.choice.way.frozen_embeddings, plan.choice.way.frozen_head) == ("host", "4bit")
+    assert (plan.choice.option.frozen_embeddings, plan.choice.option.frozen_head) == (
+        "host",
+        "4bit",
+    )
     told = [item.reason for item in plan.decisions if "frozen" in item.field]
     assert told == ["set by you", "set by you"]
 
@@ -66,9 +69,9 @@ def test_a_tied_table_on_the_host_needs_a_head_of_its_own(make_plan):
 
 def test_ranks_that_share_weights_cannot_have_it(make_plan):
     job = make_plan("h100", 8).job
-    way = Way("lora", "fsdp", True, "adamw_torch", frozen_head="8bit")
-    assert not way.is_possible(job)
-    assert replace(way, strategy="ddp").is_possible(job)
+    option = TrainingOption("lora", "fsdp", True, "adamw_torch", frozen_head="8bit")
+    assert not option.is_possible(job)
+    assert replace(option, strategy="ddp").is_possible(job)
 
 
 def test_a_run_begins_with_what_its_configuration_says(configure):
@@ -86,8 +89,8 @@ def test_a_run_begins_with_what_its_configuration_says(configure):
 def test_the_dry_run_runs_the_quantized_head_and_leaves_the_table_to_the_host(make_plan, bits):
     job = make_plan("l4").job
     shape = shape_of(SMALL)
-    way = Way("qlora", "single", True, "paged_adamw_8bit", "none", "host", bits)
-    setting = at(job, way, 1).setting
+    option = TrainingOption("qlora", "single", True, "paged_adamw_8bit", "none", "host", bits)
+    setting = at(job, option, 1).setting
     found, formula = dry_run(SMALL, setting), peak_memory(shape, setting)
     assert found.weights == pytest.approx(formula.weights, rel=0.02)
     assert found.host == formula.host

@@ -64,8 +64,8 @@ def test_what_the_user_keeps_as_loaded_stays_and_the_way_out_is_named(make_plan)
     adapter = {"model__adapter__kind": "qlora", "model__adapter__frozen_head": "as_loaded"}
     plan = make_plan("rtx4050", data__sequence_length=512, **adapter)
     assert not plan.works
-    assert plan.choice.way.frozen_head == "as_loaded"
-    assert plan.choice.way.frozen_embeddings == "host"
+    assert plan.choice.option.frozen_head == "as_loaded"
+    assert plan.choice.option.frozen_embeddings == "host"
     assert "model.adapter.frozen_head=4bit" in plan.remedies[0]
 
 

@@ -11,7 +11,7 @@ from steadytrain.components.plan.launch_files import filled
 from steadytrain.components.plan.render import render
 from steadytrain.components.sizing.fit import choose
 from steadytrain.components.sizing.hosts import Hosts, Node
-from steadytrain.components.sizing.strategy import ways
+from steadytrain.components.sizing.strategy import options
 
 GB = 10**9
 LARGE = "hub:meta-llama/Llama-3.1-70B"
@@ -59,11 +59,11 @@ def test_a_way_that_the_host_has_no_room_for_is_passed_over(make_plan):
     """Full training would need that memory. Training with adapters does not."""
     fields = {"model__base": LARGE}
     free = make_plan("h100", 8, **fields)
-    assert free.choice.way.offload != "none"
+    assert free.choice.option.offload != "none"
     tight = make_plan("h100", 8, hosts=hosts_with(100 * GB), **fields)
     assert tight.works
-    assert (tight.choice.way.adapter, tight.choice.way.offload) == ("lora", "none")
-    assert tight.choice == choose(tight.job, ways(tight.job))
+    assert (tight.choice.option.adapter, tight.choice.option.offload) == ("lora", "none")
+    assert tight.choice == choose(tight.job, options(tight.job))
 
 
 def test_more_nodes_are_named_where_each_then_needs_less(make_plan):

@@ -23,7 +23,7 @@ CASES = {
 def written(request, make_plan, tmp_path):
     gpu, per_node, nodes, model = CASES[request.param]
     plan = make_plan(gpu, per_node, nodes, model__base=f"hub:meta-llama/Llama-{model}")
-    assert plan.choice.way.strategy == request.param
+    assert plan.choice.option.strategy == request.param
     write_files(plan, tmp_path / "plan")
     return plan, tmp_path / "plan"
 
@@ -33,7 +33,7 @@ def test_the_filled_in_configuration_is_the_same_plan(written):
     config = load(folder / "steadytrain.yaml")
     again = plan_training(config, all_gpus(), find_gpu(plan.job.machine.gpu.name))
     assert again.works
-    assert (again.choice.way, again.choice.batch) == (plan.choice.way, plan.choice.batch)
+    assert (again.choice.option, again.choice.batch) == (plan.choice.option, plan.choice.batch)
     assert again.choice.memory == plan.choice.memory
     assert all(decision.yours for decision in again.decisions if decision.value is not None)
     assert config.compute.device == "cuda"
@@ -47,13 +47,13 @@ def test_accelerate_reads_its_own(written):
     assert found.num_processes == plan.job.machine.ranks
     assert found.mixed_precision == "bf16"
     kinds = {"single": "NO", "fsdp": "FSDP", "zero3": "DEEPSPEED"}
-    assert found.distributed_type == kinds[plan.choice.way.strategy]
+    assert found.distributed_type == kinds[plan.choice.option.strategy]
 
 
 def test_deepspeed_reads_its_own(written, monkeypatch):
     plan, folder = written
     path = folder / "deepspeed.json"
-    assert path.exists() == (plan.choice.way.strategy == "zero3")
+    assert path.exists() == (plan.choice.option.strategy == "zero3")
     if not path.exists():
         return
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

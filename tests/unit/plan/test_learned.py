@@ -74,8 +74,8 @@ def test_what_a_run_learned_is_planned_as_the_next_run_begins(make_plan, learn):
 
 def test_what_it_took_beside_a_smaller_batch_is_planned_too(make_plan, configure):
     config = configure(**FIELDS, compute__nproc_per_node=2)
-    ladder = smaller(1, gradient_checkpointing=True, strategy="fsdp", offload="all")
-    sizing_of(config).remember(History(decisions=[ladder]))
+    lowered = smaller(1, gradient_checkpointing=True, strategy="fsdp", offload="all")
+    sizing_of(config).remember(History(decisions=[lowered]))
     plan = make_plan("h100", 2, **FIELDS)
     found = decisions_of(plan)
     for field, value in {

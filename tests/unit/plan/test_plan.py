@@ -15,7 +15,7 @@ from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.fit import choose
 from steadytrain.components.sizing.hardware import all_gpus, find_gpu, priced
-from steadytrain.components.sizing.strategy import ways
+from steadytrain.components.sizing.strategy import options
 
 LLAMA = "hub:meta-llama/Llama-3"
 SMALL = "hub:Qwen/Qwen2.5-0.5B"
@@ -84,7 +84,7 @@ def test_what_the_user_has_set_stays(make_plan, field, value):
     plan = make_plan("h100", 8, **{field.replace(".", "__"): value})
     decision = next(item for item in plan.decisions if item.field == field)
     assert (decision.value, decision.yours) == (value, True)
-    used = plan.choice.way
+    used = plan.choice.option
     held = {
         "compute.strategy": used.strategy,
         "training.gradient_checkpointing": used.recompute,
@@ -267,7 +267,7 @@ def test_no_way_is_chosen_that_its_own_memory_forbids(make_plan):
     for gpu in all_gpus():
         plan = make_plan(gpu.name)
         assert plan.works == (plan.choice.memory.total <= 0.95 * gpu.memory)
-        assert choose(plan.job, ways(plan.job)) == plan.choice
+        assert choose(plan.job, options(plan.job)) == plan.choice
 
 
 def test_the_policy_names_the_fewest_nodes_that_a_run_can_go_on_with(make_plan):

@@ -32,7 +32,7 @@ def counted(config: Any, data: DataRecord) -> list[Any]:
     return [batch.to_pydict() for batch in read_batches(data, "train", ["input_ids"])]
 
 
-def judged(config: Any, data: DataRecord) -> list[Any]:
+def evaluated(config: Any, data: DataRecord) -> list[Any]:
     return judged_records(config, data).to_pylist()
 
 
@@ -41,7 +41,7 @@ def judged(config: Any, data: DataRecord) -> list[Any]:
     [
         (trained, "train/shard-00000.arrow"),
         (counted, "train/shard-00000.arrow"),
-        (judged, "test-records.arrow"),
+        (evaluated, "test-records.arrow"),
     ],
 )
 def test_no_step_uses_a_bit_that_has_changed(

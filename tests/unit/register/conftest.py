@@ -12,7 +12,7 @@ import pytest
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.workspace import Workspace
 
-from support.judging import make_config, train
+from support.evaluating import make_config, train
 from support.stores import empty_store, own_environment
 
 __all__ = ["empty_store", "own_environment"]

@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[2]
 PROMOTE = """
 import sys
 from steadytrain.components.register.promote import promote
-from support.judging import make_config
+from support.evaluating import make_config
 from pathlib import Path
 config = make_config(Path(sys.argv[1]), sys.argv[2])
 print("ready", flush=True)

@@ -10,19 +10,19 @@ from mlflow.exceptions import MlflowException
 
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
-from steadytrain.components.register.stale import PassedOver
+from steadytrain.components.register.stale import StaleVersion
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.registry.versions import Registry
 from steadytrain.components.shared.workspace import Workspace
 
 
 def registered(config):
-    """Evaluate, register, and promote if the gate allows it. Return the run's `PassedOver`."""
+    """Evaluate, register, and promote if the gate allows it. Return the run's `StaleVersion`."""
     _, gate = evaluate(config)
     register(config)
     if gate.promoted:
         promote(config)
-    return PassedOver(config, Workspace.of(config))
+    return StaleVersion(config, Workspace.of(config))
 
 
 def test_only_what_was_passed_over_goes(trained):

@@ -87,7 +87,7 @@ def test_a_failure_is_told_once(failed: Any, listener: Any) -> None:
 
     failed.clock += 60
     failed.again()
-    failed.begin("train")
+    failed.start_run("train")
     failed.fail("train", "TrainingFailed", "again")
     notify(failed.workspace)
     assert len(told) == 2, "a second failure is news"
@@ -96,7 +96,7 @@ def test_a_failure_is_told_once(failed: Any, listener: Any) -> None:
 def test_a_promotion_is_told_once(language_model: Any, listener: Any) -> None:
     told = listener()
     notify(language_model.workspace)
-    language_model.begin("report")
+    language_model.start_run("report")
     language_model.finish("report", 1.0)
     notify(language_model.workspace)
     (message,) = told
@@ -108,7 +108,7 @@ def test_a_promotion_is_told_once(language_model: Any, listener: Any) -> None:
 def test_what_is_no_news_is_not_told(classifier: Any, bare: Any, listener: Any) -> None:
     told = listener()
     notify(classifier.workspace)
-    bare.begin("train")
+    bare.start_run("train")
     bare.fail("train", "KeyboardInterrupt", "stopped")
     notify(bare.workspace)
     assert told == []
@@ -116,7 +116,7 @@ def test_what_is_no_news_is_not_told(classifier: Any, bare: Any, listener: Any) 
 
 def test_a_step_that_was_killed_is_told(bare: Any, listener: Any) -> None:
     told = listener()
-    bare.begin("train")
+    bare.start_run("train")
     notify(bare.workspace)
     assert told[0]["event"] == "failed"
     assert "was killed" in told[0]["text"]

@@ -14,7 +14,7 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import end_processes, processes_of
-from steadytrain.components.train.agent.ranks import Share, _environment
+from steadytrain.components.train.agent.ranks import NodeShare, _environment
 from steadytrain.components.train.attempt import AttemptResult
 from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
 
@@ -145,7 +145,7 @@ def test_threads_and_ranks_are_the_attempts_own(launcher, folder, monkeypatch):
 
 def test_by_default_the_ranks_share_the_cores(tmp_path):
     def threads(ranks):
-        return _environment(tmp_path, Share(0, 1, ranks), None)["OMP_NUM_THREADS"]
+        return _environment(tmp_path, NodeShare(0, 1, ranks), None)["OMP_NUM_THREADS"]
 
     assert threads(1) == str(len(os.sched_getaffinity(0)))
     assert threads(4096) == "1"

@@ -19,8 +19,12 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.sizing.batch import BatchPlan, plan_batch
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.train.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.fallbacks import (
+    DEVICE_FALLBACKS,
+    fallbacks_for,
+    next_fallback,
+)
 from steadytrain.components.train.recovery.history import AttemptHistory, History
-from steadytrain.components.train.recovery.ladder import LADDER, ladder_for, next_rung
 from steadytrain.components.train.recovery.policy import decide
 
 EXACT = RecoveryConfig(jitter=False)
@@ -86,7 +90,7 @@ class Run:
                 snapshot=decision.snapshot,
                 strategy=decision.strategy,
                 offload=decision.offload,
-                rung=decision.rung,
+                fallback=decision.fallback,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
                 nodes=decision.nodes,
@@ -261,9 +265,9 @@ def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
         walked.append(str(run.plan))
         assert run.plan.global_batch_size == 8
     assert walked == ["4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"]
-    for rung in LADDER:
-        assert rung.name in decision.reason
-    assert "FSDP: there was nothing to lower" in decision.reason
+    for fallback in DEVICE_FALLBACKS:
+        assert fallback.name in decision.reason
+    assert "FSDP: nothing was left to lower" in decision.reason
     assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
     assert "about 30.0 GiB" in decision.reason
     assert "smallest GPU that would do: A100-40 (40 GB)" in decision.reason
@@ -297,17 +301,19 @@ def test_a_rung_that_would_not_help_is_passed_over():
         return needed[plan.micro_batch_size] - (500 if plan.strategy == "fsdp" else 0)
 
     plan = plan_batch(8, 2, 4)
-    rung, lowered = next_rung(plan, LADDER, estimate)
-    assert (rung.name, str(lowered)) == ("FSDP", "4 x 1, fsdp")
-    rung, _ = next_rung(plan, LADDER)
-    assert rung.name == "smaller micro-batch"
+    fallback, lowered = next_fallback(plan, DEVICE_FALLBACKS, estimate)
+    assert (fallback.name, str(lowered)) == ("FSDP", "4 x 1, fsdp")
+    fallback, _ = next_fallback(plan, DEVICE_FALLBACKS)
+    assert fallback.name == "smaller micro-batch"
 
 
 def test_what_knows_no_shards_has_no_such_rung():
-    found = ladder_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
+    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
     plan = replace(plan_batch(2, 2), gradient_checkpointing=True)
-    assert next_rung(plan, found) is None
-    assert {rung.name: rung.missing for rung in found}["FSDP"] == "not with training.fp16"
+    assert next_fallback(plan, found) is None
+    assert {fallback.name: fallback.missing for fallback in found}[
+        "FSDP"
+    ] == "not with training.fp16"
 
 
 def test_a_divergence_skips_then_slows_then_stops():
@@ -347,7 +353,7 @@ SMALLER = ["4 x 2, ", "2 x 4, ", "1 x 8, ", "1 x 8, activation checkpointing, "]
 )
 def test_host_memory_is_no_matter_of_the_micro_batch_unless_on_the_cpu(device, walked):
     run, found = Run(device=device), []
-    while (decision := run.fail(FailureClass.HOST_OOM)).rung:
+    while (decision := run.fail(FailureClass.HOST_OOM)).fallback:
         assert (decision.action, decision.delay_seconds) == ("retry_changed", 0)
         assert run.plan.global_batch_size == 8
         found.append(str(run.plan))
@@ -381,14 +387,14 @@ def test_what_was_lowered_stays_lowered():
 
 @given(share=st.integers(1, 500), world=st.integers(1, 64))
 def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
-    plan, rungs = BatchPlan(share, 1, world), 0
-    while found := next_rung(plan):
+    plan, fallbacks = BatchPlan(share, 1, world), 0
+    while found := next_fallback(plan):
         _, lowered = found
         assert lowered.global_batch_size == share * world
         assert lowered.micro_batch_size <= max(1, plan.micro_batch_size // 2)
-        plan, rungs = lowered, rungs + 1
+        plan, fallbacks = lowered, fallbacks + 1
     shared = world > 1
-    assert rungs <= share.bit_length() + 2 * shared
+    assert fallbacks <= share.bit_length() + 2 * shared
     assert (plan.micro_batch_size, plan.gradient_checkpointing) == (1, True)
     assert (plan.strategy, plan.offload) == (("fsdp", "all") if shared else ("ddp", "none"))
 
@@ -433,7 +439,7 @@ class Spent:
         if saves:
             self.failures.clear()
             self.last_try = False
-        if not decision.rung and "back to the newest checkpoint whose" not in decision.reason:
+        if not decision.fallback and "back to the newest checkpoint whose" not in decision.reason:
             breakers_own = self.last_try and kind not in self.APART
             self.failures["last try" if breakers_own else kind] += 1
         self.last_try |= "breaker is open" in decision.reason
@@ -474,11 +480,11 @@ def test_no_budget_is_ever_overdrawn(faults, recovery, device):
 @given(data=st.data(), recovery=SETTINGS)
 def test_without_progress_it_always_ends(data, recovery):
     run = Run(recovery)
-    rungs = 5  # OOM fallbacks from micro-batch 8: 4, 2, 1, activation checkpointing, no snapshot
+    fallbacks = 5  # from micro-batch 8: 4, 2, 1, activation checkpointing, no snapshot
     divergences = 3
     first_damage = 1
     most = recovery.max_failures_per_class + recovery.breaker_failures + 1
-    most += rungs + divergences + first_damage
+    most += fallbacks + divergences + first_damage
     for _ in range(most):
         if run.fail(data.draw(st.sampled_from(list(FailureClass)))).action == "stop":
             return

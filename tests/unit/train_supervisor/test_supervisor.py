@@ -24,8 +24,8 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.lease import hold
-from steadytrain.components.train.recovery.ladder import LADDER
-from steadytrain.components.train.recovery.policy import Decision
+from steadytrain.components.train.recovery.fallbacks import DEVICE_FALLBACKS
+from steadytrain.components.train.recovery.policy import RecoveryDecision
 
 RANK = Path(__file__).with_name("rank.py")
 SUPERVISE = """
@@ -48,7 +48,7 @@ def events(workspace, kind):
 
 
 def retry(*_):
-    return Decision("retry", "once more")
+    return RecoveryDecision("retry", "once more")
 
 
 def test_a_run_that_finishes(supervisor, workspace):
@@ -138,7 +138,7 @@ def test_a_policy_that_retries(supervisor):
 
 def test_a_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, workspace):
     def halve(history, failure):
-        return Decision("retry_changed", "smaller", micro_batch_size=4)
+        return RecoveryDecision("retry_changed", "smaller", micro_batch_size=4)
 
     assert supervisor("finish_second", decide=halve).run().succeeded
     first, second = events(workspace, AttemptStarted)
@@ -180,14 +180,14 @@ def test_out_of_memory_to_the_end_the_account_names_every_attempt(supervisor):
     text = "\n".join(outcome.account)
     for plan in ("8 x 1", "4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"):
         assert f"micro-batch x accumulation {plan}," in text
-    for rung in LADDER:
-        assert rung.name in text
+    for fallback in DEVICE_FALLBACKS:
+        assert fallback.name in text
 
 
 def test_a_new_supervisor_goes_on_with_the_decision_of_one_that_died(supervisor, workspace):
     def halve(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
-        return Decision("retry_changed", "smaller", delay_seconds=4, micro_batch_size=4)
+        return RecoveryDecision("retry_changed", "smaller", delay_seconds=4, micro_batch_size=4)
 
     assert supervisor("crash", decide=halve).run().outcome == "preempted"
     assert supervisor("finish").run().attempts == 2
@@ -219,7 +219,7 @@ def test_killed_while_it_waits_for_a_retry(supervisor, workspace, data, config, 
 def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
     def decide(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
-        return Decision("retry", "later", delay_seconds=600)
+        return RecoveryDecision("retry", "later", delay_seconds=600)
 
     outcome = supervisor("crash", decide=decide).run()
     assert (outcome.outcome, outcome.attempts) == ("preempted", 1)

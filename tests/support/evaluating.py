@@ -86,7 +86,7 @@ def make_config(output: Path, run: str, **sections: Any) -> RunConfig:
             "name": "shapes",
             "run": run,
             "output": str(output),
-            "data": {"source": ["shapes"], "task": "support.judging:Shapes"},
+            "data": {"source": ["shapes"], "task": "support.evaluating:Shapes"},
             "model": {"config": {"model_type": "none"}},
             "evaluation": {"bootstrap_samples": 200},
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Litter:
+class Garbage:
     """Something to remove. `remove` removes it, or returns False if it is needed again."""
 
     what: str

@@ -9,7 +9,7 @@ import torch
 
 
 @contextlib.contextmanager
-def judged(model: torch.nn.Module) -> Iterator[None]:
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Within this context, the model runs without dropout and gradients.
 
     Afterward, its mode is the same as before.

@@ -18,7 +18,7 @@ MIN_FREE_BYTES = 200 * 2**20
 """With less space, not even the checkpoints of a small run fit."""
 
 
-def begin(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({})) -> Workspace:
+def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({})) -> Workspace:
     """Create the run's folder, store its configuration, and open its MLflow run.
 
     Safe to repeat: an existing run is continued.

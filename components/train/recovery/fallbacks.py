@@ -17,7 +17,7 @@ from steadytrain.components.train.recovery.history import History
 
 
 @dataclass(frozen=True)
-class Rung:
+class Fallback:
     """An OOM fallback: a change that needs less memory.
 
     lower: returns the plan one step down, or None if this fallback has nothing left to reduce.
@@ -57,25 +57,25 @@ def _offloading(plan: BatchPlan) -> BatchPlan | None:
 
 
 _MOST_OFFLOADED = {"zero1": "optimizer", "zero2": "optimizer", "zero3": "all", "fsdp": "all"}
-FSDP = Rung("FSDP", _sharding(REPLICATED, "fsdp"))
-OFFLOAD = Rung("CPU offload", _offloading)
-LADDER = (
-    Rung("smaller micro-batch", _halved),
-    Rung("activation checkpointing", _recomputing),
+FSDP = Fallback("FSDP", _sharding(REPLICATED, "fsdp"))
+OFFLOAD = Fallback("CPU offload", _offloading)
+DEVICE_FALLBACKS = (
+    Fallback("smaller micro-batch", _halved),
+    Fallback("activation checkpointing", _recomputing),
     FSDP,
     # FSDP shards everything that ZeRO-3 does: these are for users who chose DeepSpeed.
-    Rung("DeepSpeed ZeRO-2", _sharding("zero1", "zero2")),
-    Rung("DeepSpeed ZeRO-3", _sharding("zero2", "zero3")),
+    Fallback("DeepSpeed ZeRO-2", _sharding("zero1", "zero2")),
+    Fallback("DeepSpeed ZeRO-3", _sharding("zero2", "zero3")),
     OFFLOAD,
 )
 """The fallbacks for device memory, in the order in which they are tried."""
 
-HOST_LADDER = (Rung("no snapshot in host memory", _in_place),)
+HOST_FALLBACKS = (Fallback("no snapshot in host memory", _in_place),)
 """The fallbacks for host memory. The training thread reads rows from memory-mapped files, so there
 are no data loader workers to reduce."""
 
 
-def ladder_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Sequence[Rung]:
+def fallbacks_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Sequence[Fallback]:
     """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
@@ -86,12 +86,13 @@ def ladder_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Seque
         missing[FSDP] = f"not with {unsharded}"
     if device == CPU:
         missing[OFFLOAD] = "this memory is the host's own"
-    ladder = tuple(
-        replace(rung, missing=missing[rung]) if rung in missing else rung for rung in LADDER
+    fallbacks = tuple(
+        replace(fallback, missing=missing[fallback]) if fallback in missing else fallback
+        for fallback in DEVICE_FALLBACKS
     )
     if kind is FailureClass.GPU_OOM:
-        return ladder
-    return (*HOST_LADDER, *ladder) if device == CPU else HOST_LADDER
+        return fallbacks
+    return (*HOST_FALLBACKS, *fallbacks) if device == CPU else HOST_FALLBACKS
 
 
 Estimate = Callable[[BatchPlan], int | None]
@@ -99,19 +100,21 @@ _WORTH: Final = 0.98
 """Share of the memory that ran out: a fallback that leaves more in use would waste an attempt."""
 
 
-def next_rung(
-    plan: BatchPlan, ladder: Sequence[Rung] = LADDER, estimate: Estimate = lambda _: None
-) -> tuple[Rung, BatchPlan] | None:
+def next_fallback(
+    plan: BatchPlan,
+    fallbacks: Sequence[Fallback] = DEVICE_FALLBACKS,
+    estimate: Estimate = lambda _: None,
+) -> tuple[Fallback, BatchPlan] | None:
     """Return the next fallback for a plan and the resulting plan, or None after the last one.
 
     Args:
         estimate: returns the bytes of a rank with a plan; a fallback that it says won't help is
             skipped.
     """
-    for rung in ladder:
-        lowered = None if rung.missing else rung.lower(plan)
+    for fallback in fallbacks:
+        lowered = None if fallback.missing else fallback.lower(plan)
         if lowered is not None and _helps(estimate(plan), estimate(lowered)):
-            return rung, lowered
+            return fallback, lowered
     return None
 
 
@@ -119,18 +122,19 @@ def _helps(before: int | None, after: int | None) -> bool:
     return before is None or after is None or after <= _WORTH * before
 
 
-def what_came_of_it(history: History, ladder: Sequence[Rung]) -> Iterator[str]:
+def what_came_of_it(history: History, fallbacks: Sequence[Fallback]) -> Iterator[str]:
     """Yield a line for each fallback: what was tried, and how that ended."""
     attempts = {attempt.started.attempt: attempt for attempt in history.attempts}
-    for rung in ladder:
+    for fallback in fallbacks:
         tried = [
             attempts[decision.attempt + 1]
             for decision in history.decisions
-            if decision.rung == rung.name and decision.attempt + 1 in attempts
+            if decision.fallback == fallback.name and decision.attempt + 1 in attempts
         ]
         ends = [
             f"{attempt.plan} ended with {attempt.ended.failure_class} at step {attempt.ended.step}"
             for attempt in tried
             if attempt.ended
         ]
-        yield f"{rung.name}: {rung.missing or ', '.join(ends) or 'there was nothing to lower'}"
+        result = fallback.missing or ", ".join(ends) or "nothing was left to lower"
+        yield f"{fallback.name}: {result}"
