@@ -98,8 +98,20 @@ class Cluster:
                 if waiting and waiting.reason in STUCK:
                     raise PodFailed(f"pod {name} cannot start: {waiting.reason} {waiting.message}")
             if time.monotonic() > deadline:
-                raise PodFailed(f"pod {name} is {status.phase} after {seconds:.0f} s: {status}")
+                raise PodFailed(
+                    f"pod {name} is {status.phase} after {seconds:.0f} s:\n{self._events(name)}"
+                )
             time.sleep(0.5)
+
+    def _events(self, pod: str) -> str:
+        """Return what the cluster reported about a pod and its nodes, such as a full disk."""
+        about_pod = self.core.list_namespaced_event(
+            self.namespace, field_selector=f"involvedObject.name={pod}"
+        ).items
+        about_nodes = self.core.list_event_for_all_namespaces(
+            field_selector="involvedObject.kind=Node,type=Warning"
+        ).items
+        return "\n".join(f"{item.reason}: {item.message}" for item in [*about_pod, *about_nodes])
 
     def wait_until_ready(self, name: str, seconds: float) -> None:
         """Wait until a running pod passes its probe."""
