@@ -38,10 +38,10 @@ def outline(config: RunConfig) -> list[str]:
         f"rank{'s' if ranks > 1 else ''}",
         f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
         f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",
-        "evaluate    on the test side, and against the champion of "
-        f"{config.model_name} where there is one",
+        f"evaluate    on the test side, and against the champion of {config.model_name} if "
+        "there is one",
         f"register    {config.model_name}, alias {config.registry.candidate_alias}; "
-        f"{config.registry.champion_alias} if the gate lets it",
+        f"{config.registry.champion_alias} if the gate accepts it",
     ]
 
 

@@ -104,7 +104,7 @@ def list_(host: Host = "", namespace: Namespace = "") -> None:
         since = f"{item.item.created_at:%Y-%m-%d %H:%M}"
         table.add_row(f"{item.group}/{item.name}", told(item)["when"], state, since)
     if not table.row_count:
-        typer.echo("none of ours on the server")
+        typer.echo("no steadytrain schedules on the server")
         return
     Console().print(table)
 

@@ -25,7 +25,7 @@ from steadytrain.pipelines.step_forks import StepTemplate
 _FUNCTION = "--function_to_execute"
 _EXIT_HANDLER = "report"
 _NOT_STARTED = 128 + signal.SIGTERM
-_REMEDY = "the same command continues the run from what is done"
+_REMEDY = "the same command continues the run where it stopped"
 
 
 class StepProcesses:
@@ -131,6 +131,6 @@ def _how(status: int) -> str:
     try:
         killed = signal.Signals(number).name
     except ValueError:
-        return f"ended with exit status {status} and no word of its own; its output is in the log"
+        return f"ended with exit status {status} and no error message; its output is in the log"
     memory = ", which the kernel sends when memory runs out" if killed == "SIGKILL" else ""
     return f"killed by {killed}{memory}"

@@ -88,7 +88,7 @@ def _followed(run: SubmittedRun) -> PipelineOutcome:
         with _view() as show:
             return run.wait(show)
     except (KeyboardInterrupt, Stopped):
-        typer.echo("the run goes on", err=True)
+        typer.echo("the run continues", err=True)
         raise typer.Exit(130) from None
 
 

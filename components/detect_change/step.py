@@ -50,8 +50,8 @@ def run(config: RunConfig) -> News:
         if version and version.tags.get(INPUTS) == digest:
             return News(
                 found=False,
-                reason=f"nothing new: version {version.number} of {registry.name} ({alias}) "
-                "has learned from these data",
+                reason=f"nothing new: version {version.number} of {registry.name} ({alias}) was "
+                "trained on these data",
             )
     champion = registry.by_alias(aliases.champion_alias)
     if champion is None:
@@ -61,11 +61,11 @@ def run(config: RunConfig) -> News:
 
 def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) -> News:
     """Measure drift in data that differ from the champion's, and decide whether to train again."""
-    what = "are other ones than" if INPUTS in champion.tags else "cannot be compared with"
+    what = "differ from" if INPUTS in champion.tags else "cannot be compared with"
     told = f"the data {what} those of the champion, {name}"
     then = _profile_tagged(champion)
     if then is None:
-        return News(found=True, reason=f"{told}; whether they have drifted is not known")
+        return News(found=True, reason=f"{told}; it is not known whether they have drifted")
     found = tuple(moves(then, _profile(config, inputs), config.retrain))
     moved = [str(move) for move in found if move.moved]
     if moved:

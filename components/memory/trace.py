@@ -97,9 +97,9 @@ class Traced:
                 architecture = _without_attention_dropout(architecture)
             with (
                 foreign(
-                    f"model_type = {architecture.get('model_type')!r}: a pass that the plan "
-                    "traces fails",
-                    "check the model's configuration, or try a few steps of the training itself",
+                    f"model_type = {architecture.get('model_type')!r}: a pass fails when the "
+                    "plan traces it",
+                    "check the model's configuration, or try a few training steps",
                 ),
                 warnings.catch_warnings(action="ignore"),
             ):

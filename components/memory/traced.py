@@ -56,7 +56,7 @@ def traced_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
     _refuse_endless_layers(architecture)
     with foreign(
         f"model_type = {family!r}: the plan has no formula for it, and it cannot be traced",
-        "change the field that is named, or try a few steps of the training itself",
+        "change the named field, or try a few training steps",
     ):
         return _shape(json.dumps(architecture, sort_keys=True), labels)
 
@@ -65,7 +65,7 @@ def _refuse_what_there_is_not(family: str, labels: int) -> None:
     if family not in CONFIG_MAPPING:
         raise BadInput(
             f"model_type = {shown(family)}: Transformers {__version__} has no such architecture",
-            remedy="check its spelling; code that lies beside a model is never run by a plan",
+            remedy="check its spelling; a plan never runs code that comes with a model",
         )
     auto = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
     if CONFIG_MAPPING[family] not in auto._model_mapping:
@@ -73,8 +73,8 @@ def _refuse_what_there_is_not(family: str, labels: int) -> None:
         if labels:
             what, other = "sequence classification", "causal_lm"
         raise BadInput(
-            f"model_type = {family!r}: Transformers {__version__} has no {what} of it",
-            remedy=f"set data.task={other}, or take another model",
+            f"model_type = {family!r}: Transformers {__version__} has no {what} for it",
+            remedy=f"set data.task={other}, or use another model",
         )
 
 
@@ -84,7 +84,7 @@ def _refuse_endless_layers(architecture: Mapping[str, Any]) -> None:
         layers = architecture.get(name)
         if isinstance(layers, int) and layers > _MOST_LAYERS:
             raise BadInput(
-                f"{name} = {layers:,}: a plan takes at most {_MOST_LAYERS:,} layers",
+                f"{name} = {layers:,}: a plan supports at most {_MOST_LAYERS:,} layers",
                 remedy="correct it in the model's configuration",
             )
 

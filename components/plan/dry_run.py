@@ -58,7 +58,7 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
         told = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise BadInput(
             f"the dry run of this model fails: {told}",
-            remedy="plan by formula (--formula), and try a few steps of the training",
+            remedy="plan by formula (--formula), and try a few training steps",
         ) from error
     return _moved(found, peak_memory(shape, nearest), peak_memory(shape, setting))
 

@@ -114,8 +114,8 @@ def _offloaded(job: Workload) -> str:
         "model.adapter.kind": found.option.adapter,
     }
     return (
-        f"{_settings(settings)} fits: {_need(found)}, and {found.memory.host / 1e9:.0f} GB of the "
-        "host's memory a rank; several times slower"
+        f"{_settings(settings)} fits: {_need(found)}, and {found.memory.host / 1e9:.0f} GB of "
+        "host memory per rank; several times slower"
     )
 
 

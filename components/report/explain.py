@@ -28,7 +28,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     """Return outcome, attempts, recoveries, newest checkpoint, time spent, and what to do next."""
     facts = gather(workspace)
     standing = outcome(facts)
-    lines = [f"{workspace.run_id} is at work." if running else standing.sentence]
+    lines = [f"{workspace.run_id} is running." if running else standing.sentence]
     if standing.failure and not running:
         lines.append(f"{standing.failure.error}: {standing.failure.message}")
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
@@ -79,7 +79,7 @@ def _training(facts: Facts) -> Iterator[str]:
 def _attempts(history: History) -> str:
     """Return how many attempts there were and how they ended, most frequent first."""
     ends = Counter(
-        "at work or cut off"
+        "running or cut off"
         if attempt.ended is None
         else attempt.ended.failure_class or attempt.ended.outcome.replace("_", " ")
         for attempt in history.attempts
@@ -92,12 +92,12 @@ def _attempts(history: History) -> str:
 def _next(workspace: Workspace, standing: RunSummary, *, running: bool) -> str:
     place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
     if running:
-        return f"nothing, it recovers by itself; `steadytrain stop {place}` stops it"
+        return f"nothing: the run recovers by itself; `steadytrain stop {place}` stops it"
     if standing.state == "finished":
-        return f"nothing; `steadytrain report {place}` tells the rest"
+        return f"nothing; `steadytrain report {place}` shows the details"
     again = f"`steadytrain resume {place}`"
     if standing.failure and standing.failure.remedy:
-        return f"{again}, once this is done: {' '.join(standing.failure.remedy.split())}"
+        return f"{again}, after this fix: {' '.join(standing.failure.remedy.split())}"
     return again
 
 

@@ -33,7 +33,7 @@ def notify(workspace: Workspace) -> None:
         told.write(workspace.told.name, news.encode())
         return
     stream = workspace.stream("report")
-    text = f"the webhook ({webhook.VARIABLE}) was not told that the run {message['event']}"
+    text = f"the webhook ({webhook.VARIABLE}) was not notified that the run {message['event']}"
     stream.emit(Warned(stage="report", message=f"{text}: {failure}"))
     stream.close()
 

@@ -46,7 +46,7 @@ def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> st
     happened = f"attempt {ended.attempt} {ended.outcome} at step {ended.step:,}"
     happened += f" ({_first_line(ended.message)})" if ended.message else ""
     if decided is None:
-        return f"{happened}; a new supervisor goes on from step {step:,}"
+        return f"{happened}; a new supervisor continues from step {step:,}"
     action = decided.action.replace("_", " ")
     if decided.action == "stop":
         return f"{happened}; {action}: {_first_line(decided.reason)}"
@@ -146,8 +146,8 @@ def _(event: Warned) -> str:
 @tell.register
 def _(event: Resubmitted) -> str:
     return (
-        f"a step was lost; submitted again as run {event.kfp_run}, "
-        f"{event.number} of at most {event.limit} in a row without a new checkpoint"
+        f"a step was lost; resubmitted as run {event.kfp_run}, {event.number} of at most "
+        f"{event.limit} in a row without a new checkpoint"
     )
 
 

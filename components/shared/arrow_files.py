@@ -83,6 +83,6 @@ def _told(metadata: Any) -> bytes:
 
 def _damaged(file: Path, reason: object) -> DataError:
     return DataError(
-        f"{file} is not a whole Arrow file: {reason}",
-        remedy="run the whole pipeline again: the data are prepared anew",
+        f"{file} is not a complete Arrow file: {reason}",
+        remedy="run the whole pipeline again, which prepares the data again",
     )

@@ -104,8 +104,8 @@ def plan_batch(
         raise BadInput(
             f"training.global_batch_size = {global_batch_size} is not divisible by "
             f"{world_size} ranks",
-            remedy=f"set a multiple of {world_size}, or other numbers of compute.nproc_per_node "
-            "and compute.nodes",
+            remedy=f"set a multiple of {world_size}, or change compute.nproc_per_node and "
+            "compute.nodes",
         )
     share = global_batch_size // world_size
     if micro is None:

@@ -48,9 +48,9 @@ class CausalLanguageModel(TextTask):
 
         remarks = []
         if why := fuse_head(model):
-            remarks.append(f"the loss takes the logits of a whole micro-batch: {why}")
+            remarks.append(f"the loss computes the logits of a whole micro-batch at once: {why}")
         if why := attend_by_document(model, len(self.tokenizer)):
-            remarks.append(f"attention goes over padding and pairs of documents: {why}")
+            remarks.append(f"attention also computes padding and pairs across documents: {why}")
         self.by_document = not why
         return remarks
 

@@ -105,9 +105,9 @@ def take_over(model: Any, refusal: Callable[[], str]) -> str:
 def unlike(documents: Packed) -> str:
     """Return why the model's layers did not attend as directed. Empty means that they did."""
     if not documents.seen:
-        return "its attention is not told of documents"
+        return "its attention does not receive the documents"
     if documents.seen - {None} != documents.asked - {None}:
-        return "its layers do not tell the windows of their masks"
+        return "its layers do not pass the windows of their masks"
     return ""
 
 
@@ -137,7 +137,7 @@ def _mask(*args: Any, **given: Any) -> torch.Tensor | None:
         mask: torch.Tensor | None = sdpa_mask(*args, **given)
         return mask
     if given.get("use_vmap") or given.get("attention_mask") is not None:
-        raise ValueError("its masks are its own")
+        raise ValueError("it builds its own masks")
     documents.asked.add(given.get("local_size"))
     return None
 
@@ -167,7 +167,7 @@ def _attention(
         if given.get(name) is not None:
             raise ValueError(f"its attention has {name!r}")
     if attention_mask is not None:
-        raise ValueError("its masks are its own")
+        raise ValueError("it builds its own masks")
     window = given.get("sliding_window")
     documents.seen.add(window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -55,10 +55,10 @@ def fuse_head(model: Any) -> str:
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
-        return "the model names no head"
+        return "the model does not name its head"
     kind: Any = type(head)
     if kind not in _FUSED:
-        return f"the head is no plain linear layer but {kind.__module__}.{kind.__name__}"
+        return f"the head is not a plain linear layer but {kind.__module__}.{kind.__name__}"
     head.__class__ = _FUSED[kind]
     why = _refusal(model)
     if why:
@@ -74,7 +74,7 @@ def _refusal(model: torch.nn.Module) -> str:
         with eval_mode(model), asking(ids) as asked:
             given = model(input_ids=ids, use_cache=False).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"the model makes more of its head's output than logits ({error})"
+        return f"the model uses its head's output for more than logits ({error})"
     if asked.loss is None:
         return "the model does not call its head"
-    return "" if given is asked.loss else "the model changes what its head gives"
+    return "" if given is asked.loss else "the model changes its head's output"

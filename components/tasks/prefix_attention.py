@@ -57,7 +57,9 @@ class Tree:
             ValueError: the row does not match this tree, or dropout is not 0.
         """
         if query.shape[0] != 1 or query.shape[2] != len(self._depths) or dropout:
-            raise ValueError(f"{tuple(query.shape)} are no {len(self._depths)} tokens in a row")
+            raise ValueError(
+                f"{tuple(query.shape)} is not the shape of {len(self._depths)} tokens in a row"
+            )
         times = query.shape[1] // key.shape[1]
         if times > 1:
             key, value = (item.repeat_interleave(times, 1) for item in (key, value))
@@ -141,7 +143,7 @@ def _refusal(model: Any, sequences: list[list[int]], alone: list[torch.Tensor]) 
         own = alone[member]
         differing = (together[torch.from_numpy(places).to(own.device)] - own).abs().max()
         if differing > (1e-4 if own.dtype == torch.float32 else 3e-2) * own.abs().max():
-            return "its layers mix what shares a beginning"
+            return "its layers mix continuations that share a prefix"
     return ""
 
 

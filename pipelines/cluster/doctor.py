@@ -75,7 +75,7 @@ def _within_the_cluster(questions: Questions) -> Iterator[Line]:
         yield line
         connected = line.state == "pass"
     if not connected:
-        yield unasked("all within the cluster", "it cannot be asked", "mend the above first")
+        yield unasked("all checks within the cluster", "not connected", "fix the above first")
         return
     cluster = open_cluster(questions.namespace)
     checks: tuple[tuple[str, Callable[[], Line | Iterable[Line]]], ...] = (
@@ -102,10 +102,12 @@ def told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]
     except SteadytrainError as error:
         yield failed(topic, error.message, error.remedy)
     except ApiException as error:
-        yield failed(topic, reason(error), "check the credentials of the connection, or its rights")
+        yield failed(
+            topic, reason(error), "check the credentials of the connection and their permissions"
+        )
     except HTTPError as error:
         yield failed(
             topic,
             f"no answer from the API server: {reason(error)}",
-            "check the address in KUBECONFIG and the way to it (VPN, firewall)",
+            "check the address in KUBECONFIG and the network path to it (VPN, firewall)",
         )

@@ -165,7 +165,8 @@ def find(there: list[Actual], name: str) -> list[Actual]:
     known = ", ".join(dict.fromkeys(f"{item.group}/{item.name}" for item in there))
     if not found:
         raise BadInput(
-            f"schedule {name!r}: not on the server", remedy=f"ours are there: {known or 'none'}"
+            f"schedule {name!r}: not on the server",
+            remedy=f"steadytrain's schedules there: {known or 'none'}",
         )
     if len({item.group for item in found}) > 1:
         raise BadInput(f"schedule {name!r} is in several sets", remedy=f"one of {known}")

@@ -61,7 +61,7 @@ class Trigger:
         for address in config.data.source:
             if address.startswith("hub:"):
                 raise BadInput(
-                    f"data.source = {address!r}: of a hub's data set no change is seen here",
+                    f"data.source = {address!r}: changes to a data set on a hub cannot be watched",
                     remedy="watch a folder or an s3:// prefix, or use a schedule",
                 )
         return cls(submission, pipeline, state or f"{config.output.rstrip('/')}/triggers")
@@ -107,7 +107,7 @@ class Answer:
         said = {
             "started": f"started {self.run}",
             "known": f"nothing to start: {self.run} was started for these data",
-            "busy": f"nothing started: {self.run} is at work",
+            "busy": f"nothing started: {self.run} is running",
         }
         return said[self.kind] + (f" ({self.url})" if self.url else "")
 
@@ -241,8 +241,8 @@ def _read(what: Trigger) -> _Last | None:
         return None
     except ValueError as error:
         raise StorageError(
-            f"{storage.uri}/{_STATE} is not what a trigger writes",
-            remedy="remove it: a run is then started for the data as they are",
+            f"{storage.uri}/{_STATE} was not written by a trigger",
+            remedy="remove it: a run then starts for the current data",
         ) from error
 
 

@@ -146,7 +146,7 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(
             f"the configuration is a {type(content).__name__}, not a mapping of sections",
-            remedy="begin from a preset: `steadytrain schema` lists every field",
+            remedy="start from a preset: `steadytrain schema` lists every field",
         )
     return content
 
@@ -217,7 +217,7 @@ def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:
             message=f"this version of steadytrain reads schema version {SCHEMA_VERSION}",
             remedy="install a newer steadytrain"
             if newer
-            else f"write it anew for version {SCHEMA_VERSION} (`steadytrain schema`)",
+            else f"rewrite it for version {SCHEMA_VERSION} (`steadytrain schema`)",
         )
 
 
@@ -238,7 +238,7 @@ def _explain(item: Mapping[str, Any]) -> Problem:
         return Problem(field, value, "no such field", _suggest(location))
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         return Problem(field, value, message, f"put it in quotes: {field.split('.')[-1]}: '...'")
-    return Problem(field, value, message, f"change {field}; `steadytrain schema` tells its values")
+    return Problem(field, value, message, f"change {field}; `steadytrain schema` shows its values")
 
 
 def _suggest(location: list[Any]) -> str:

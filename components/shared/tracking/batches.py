@@ -87,8 +87,8 @@ class Batches:
             first = redact(reason).partition("\n")[0]
             warn(
                 self.workspace,
-                f"MLflow refuses {item.key!r} for good ({first[:200]}); what it refuses is kept "
-                f"in {self.file}, and all else is sent",
+                f"MLflow rejects {item.key!r} permanently ({first[:200]}); rejected items are "
+                f"kept in {self.file}, and everything else is sent",
             )
 
 

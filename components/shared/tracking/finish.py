@@ -88,7 +88,7 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
     if failure is None:
         return True
     if isinstance(failure, TimeoutError):
-        reason = f"the tracking store has not taken everything within {FINISH_SECONDS:.0f} s"
+        reason = f"the tracking store did not accept everything within {FINISH_SECONDS:.0f} s"
     elif isinstance(failure, TrackingError | BadInput):
         reason = failure.message
     else:

@@ -36,7 +36,7 @@ class Standing:
 
     def __str__(self) -> str:
         if self.beat is None or self.process is None:
-            return f"silent for {self.silence:.0f} s, not begun"
+            return f"silent for {self.silence:.0f} s, not started"
         doing = f"{self.beat.phase}, step {self.beat.step}"
         return f"silent for {self.silence:.0f} s ({doing}, {state(self.process)})"
 

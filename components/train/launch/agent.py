@@ -153,7 +153,7 @@ class _Node:
         elif beat is not None and silence > self.recovery.lease_seconds:
             self._lose("NodeLost", f"gave no sign of life for {silence:.0f} s")
         elif overdue:
-            self._lose("NodeLost", "did not take the ranks down when it was asked to")
+            self._lose("NodeLost", "did not stop the ranks when asked to")
         return self.lost
 
     def _start_seconds(self, *, begun: bool) -> float:
@@ -163,7 +163,7 @@ class _Node:
     def _silent_start(self, silence: float) -> str:
         told = tail(self.folder.log).rstrip().rpartition("\n")[2]
         return (
-            f"gave no sign of life for {silence:.0f} s since it was to start "
+            f"gave no sign of life for {silence:.0f} s after its scheduled start "
             f"(recovery.start_timeout_seconds); its log, {self.folder.log}, "
             + (f"ends with: {told}" if told else "is empty")
         )
@@ -178,7 +178,7 @@ class _Node:
         kind = "Crashed" if status is not None and -status in CRASHES else "NodeLost"
         how = "" if status is None else f", exit status {status}"
         last = f"ends with: {output.last_line}" if output.last_line else "is empty"
-        return kind, f"ended without a word{how}; its log, {self.folder.log}, {last}", ""
+        return kind, f"ended without an error message{how}; its log, {self.folder.log}, {last}", ""
 
     def _lose(self, kind: str, what: str, traceback: str = "", *, still_since: float = 0.0) -> None:
         self.lost = True

@@ -29,10 +29,10 @@ _WRONG = {
 }
 """Reasons for a waiting container that don't resolve by themselves."""
 _NO_IMAGE = (
-    "set compute.pods.image to one that the nodes can pull, or give the train step's pod the "
-    "registry's pull secret"
+    "set compute.pods.image to one that the nodes can pull, or add the registry's pull secret "
+    "to the train step's pod"
 )
-_WRONG_POD = "change what the message names, in compute.pods or in the namespace's policy"
+_WRONG_POD = "fix what the message names, in compute.pods or in the namespace's policy"
 _REFUSED_START = {"StartError", "ContainerCannotRun"}
 _DISK_REMEDY = (
     "raise compute.pods.temporary_storage, or put the base model on the volume: models from a hub "
@@ -176,9 +176,9 @@ def _taken(status: Manifest) -> tuple[str, str] | None:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             why = condition.get("reason", "")
             kind = "NodeLost" if why == "DeletionByPodGC" else "Preempted"
-            return kind, f"was taken from its node ({why}): {condition.get('message', '')}"
+            return kind, f"was removed from its node ({why}): {condition.get('message', '')}"
     if reason in ("Terminated", "NodeShutdown", "Preempting"):
-        return "Preempted", f"was taken from its node ({reason}): {message}"
+        return "Preempted", f"was removed from its node ({reason}): {message}"
     return None
 
 

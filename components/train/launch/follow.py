@@ -155,8 +155,8 @@ class JobFollower(threading.Thread):
             f"{what} did not start within {self._limit:g} s (compute.pods.pending_timeout_seconds)"
             f"{': ' if told else ''}{told}",
             time.time(),
-            "ask for less (compute.nodes, compute.pods), wait until there is room, or raise "
-            "compute.pods.pending_timeout_seconds",
+            "request less (compute.nodes, compute.pods), wait until there is capacity, or "
+            "raise compute.pods.pending_timeout_seconds",
         )
 
     def _lose(self, node: int, why: Evidence) -> None:
@@ -221,8 +221,8 @@ class JobFollower(threading.Thread):
         there = self.cluster.get(kind, self.job.name)
         if there and not _is_same(there, manifest):
             raise Refused(
-                f"{error.message}; it is of another run of this name, in "
-                f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder of ours')}",
+                f"{error.message}; it belongs to another run of this name, in "
+                f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder')}",
                 status=error.status,
                 reason=error.reason,
                 remedy="give this run another name (run: ...), or wait for the other one",
@@ -241,7 +241,7 @@ class JobFollower(threading.Thread):
 
     def _pause(self, seconds: float) -> None:
         if self.ending.wait(seconds):
-            raise Unreachable("asked to end before the cluster's API server answered")
+            raise Unreachable("asked to stop before the cluster's API server answered")
 
     def _nodes(self) -> range:
         return range(self.job.compute.nodes)

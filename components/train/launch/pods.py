@@ -131,8 +131,8 @@ class PodsLauncher:
         pods, output = self.config.compute.pods, Workspace.of(self.config).output
         if not (pods.image or self.own.image):
             raise BadInput(
-                "compute.pods.image is missing, and this process is in no pod whose image it "
-                "could take",
+                "compute.pods.image is missing, and this process does not run in a pod whose "
+                "image it could use",
                 remedy="set compute.pods.image, or run the train step as a step of a pipeline",
             )
         mounts = (
@@ -142,9 +142,9 @@ class PodsLauncher:
         )
         if not any(output.is_relative_to(Path(mount)) for mount in mounts):
             raise BadInput(
-                f"output = {str(output)!r} lies on no volume that the training pods share "
+                f"output = {str(output)!r} is not on a volume that the training pods share "
                 f"({', '.join(mounts) or 'there is none'})",
-                remedy="give an output below a mounted claim, or set compute.pods.volumes",
+                remedy="set output to a folder on a mounted claim, or set compute.pods.volumes",
             )
 
 

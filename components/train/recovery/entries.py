@@ -83,7 +83,7 @@ def decode(number: int, body: bytes) -> Entry:
         return Entry(number, problem="is empty" if not body else "is not JSON")
     digest, version = content.pop("digest", None), content.get("schema_version")
     if digest != value_digest(content) and not (digest is None and version == _WITHOUT_DIGEST):
-        return Entry(number, problem="is not what was written (SHA-256)")
+        return Entry(number, problem="has changed since it was written (SHA-256)")
     if version not in (_WITHOUT_DIGEST, SCHEMA_VERSION):
         raise BadInput(
             f"ledger entry {number} has schema version {version}; this steadytrain reads "
@@ -94,7 +94,7 @@ def decode(number: int, body: bytes) -> Entry:
         generation = int(content.get("generation", 0))
         return Entry(number, from_json(json.dumps(content)), generation)
     except (ValueError, TypeError) as error:
-        return Entry(number, problem=f"tells nothing that is known: {error}")
+        return Entry(number, problem=f"does not contain a known event: {error}")
 
 
 def restored(entries: Sequence[Entry], told: Iterable[Event]) -> list[Entry]:

@@ -108,7 +108,7 @@ class Ledger:
         accepted = bool(whole) and whole[-1].event is None
         if not holes and not accepted and attempts >= history_of(whole).next_attempt:
             end = whole[-1].number + 1 if whole else 1
-            holes = [Entry(end, problem=f"is missing: there was an attempt {attempts}")]
+            holes = [Entry(end, problem=f"is missing: attempt {attempts} left traces")]
         if holes:
             raise self._damaged(holes)
         for entry in put_back:
@@ -179,9 +179,10 @@ class Ledger:
         told = "; ".join(f"{self._path(hole)} {hole.problem}" for hole in holes)
         accept = " ".join(str(self._path(hole).with_suffix(".lost")) for hole in holes)
         return LedgerDamaged(
-            f"the ledger of run {self.run_id!r} is damaged, and its events do not tell what is "
+            f"the ledger of run {self.run_id!r} is damaged, and its events do not show what is "
             f"lost: {told}",
             remedy="restore it from a backup, or give this run another name (run: ...). To "
-            "continue without what is lost (failures counted, batches left out, learning rates "
-            f"lowered, memory limits), which may change the weights: touch {accept}",
+            "continue without the lost entries (counted failures, skipped batches, "
+            "lowered learning rates, memory limits), which may change the weights: "
+            f"touch {accept}",
         )

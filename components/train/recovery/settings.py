@@ -41,8 +41,8 @@ _REORDERING = {
     "compute.threads_per_rank",
 }
 _MEANING = {
-    "data.fingerprint": " (other data, or prepared by another version of steadytrain)",
-    "base.content": " (the files that model.base stands for have changed)",
+    "data.fingerprint": " (the data differ, or another version of steadytrain prepared them)",
+    "base.content": " (the files of model.base have changed)",
 }
 MAY_DIFFER = (
     f"{', '.join([*(f'training.{name}' for name in NEUTRAL), *FREE_FIELDS])}, and all of "
@@ -95,9 +95,9 @@ def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changes = {name: told for name, told in _changes(before, now) if _may_differ(name)}
     if not changes:
         return ""
-    said = f"goes on with other settings than before: {', '.join(map(' '.join, changes.items()))}"
+    said = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
     if changes.keys() & _REORDERING:
-        said += "; sums are added up in another order, so that weights agree, but not to the bit"
+        said += "; sums are computed in another order, so the weights agree, but not bit for bit"
     return said
 
 

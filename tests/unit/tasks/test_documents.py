@@ -214,7 +214,7 @@ REFUSED = {
     ),
     "capped": ({**GROUPED, "model_type": "gemma2", "head_dim": 8}, "'eager'"),
     "sinks": ({**EXPERTS, "model_type": "gpt_oss"}, "'eager'"),
-    "chunks": (CHUNKS, "do not tell the windows"),
+    "chunks": (CHUNKS, "do not pass the windows"),
     "falcon": (
         {
             "model_type": "falcon",
@@ -222,7 +222,7 @@ REFUSED = {
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
         },
-        "is not told of documents",
+        "does not receive the documents",
     ),
     "eager": ({**GROUPED, "attn_implementation": "eager"}, "'eager'"),
 }

@@ -136,7 +136,7 @@ def test_a_model_that_scales_its_logits_still_gives_them():
     model = model_of(SCALED)
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits
-    assert "changes what its head gives" in fuse_head(model)
+    assert "changes its head's output" in fuse_head(model)
     with asking(ids) as asked:
         assert model(input_ids=ids).logits.equal(logits)
     assert asked.loss is None

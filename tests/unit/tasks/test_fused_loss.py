@@ -177,7 +177,7 @@ def test_without_targets_the_head_gives_logits(tmp_path):
 def test_a_model_that_changes_its_logits_keeps_the_plain_loss(config):
     model, batch = model_of(config), a_batch()
     before = next_token_loss(model, batch)
-    assert fuse_head(model) == "the model changes what its head gives"
+    assert fuse_head(model) == "the model changes its head's output"
     assert type(model.get_output_embeddings()) is torch.nn.Linear
     assert torch.equal(next_token_loss(model, batch), before)
 
@@ -225,7 +225,7 @@ def test_a_model_that_never_calls_its_head_is_found_out():
             return type("Output", (), {"logits": torch.zeros(1, 4, VOCABULARY)})
 
     assert fuse_head(Headless()) == "the model does not call its head"
-    assert fuse_head(torch.nn.Linear(1, 1)) == "the model names no head"
+    assert fuse_head(torch.nn.Linear(1, 1)) == "the model does not name its head"
     with asking(torch.zeros(1, 4)) as asked:
         pass
     assert asked.loss is None

@@ -92,7 +92,7 @@ def test_a_new_reader_knows_everything(ledger, storage):
     assert history.seconds == 30
 
 
-def test_what_is_no_state_is_passed_over(ledger, storage):
+def test_line_that_is_not_a_state_is_skipped(ledger, storage):
     ledger.record(Warned(stage="train", message="only told"))
     assert storage.list() == []
 
@@ -229,7 +229,9 @@ def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger,
     before = written(ledger)
     path = storage.folder / "00000005.json"
     flip(path)
-    with pytest.raises(BadInput, match=r"00000005.json is not what was written \(SHA-256\)"):
+    with pytest.raises(
+        BadInput, match=r"00000005.json has changed since it was written \(SHA-256\)"
+    ):
         ledger.history()
     ledger.mend(STORY)
     assert ledger.history() == before
@@ -238,7 +240,7 @@ def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger,
 
 
 @pytest.mark.parametrize("harm", [*HARMS, flip])
-def test_what_nobody_tells_any_more_is_an_error_that_says_what_to_do(ledger, storage, harm):
+def test_lost_entry_is_an_error_that_says_what_to_do(ledger, storage, harm):
     written(ledger)
     harm(storage.folder / "00000005.json")
     told = [event for event in STORY if not isinstance(event, DecisionMade)]
@@ -268,7 +270,7 @@ def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
 
 def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, storage):
     """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
-    with pytest.raises(LedgerDamaged, match="there was an attempt 2") as raised:
+    with pytest.raises(LedgerDamaged, match="attempt 2 left traces") as raised:
         ledger.mend([], attempts=2)
     accept = Path(raised.value.remedy.rpartition("touch ")[2])
     accept.parent.mkdir()
@@ -304,7 +306,7 @@ def test_a_write_that_was_refused_and_made_all_the_same_is_there_once(storage):
     assert Ledger(storage, run_id="tiny").history().decisions == [slow]
 
 
-def test_storage_that_refuses_for_good_is_told(storage, monkeypatch):
+def test_storage_that_rejects_permanently_is_reported(storage, monkeypatch):
     def refuse(self, name, content, *, if_absent=False):
         raise StorageError("no room")
 
