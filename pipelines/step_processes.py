@@ -101,13 +101,13 @@ class StepProcesses:
 
     def _tell(self, name: str, status: int, began: float) -> None:
         """Record how a step ended if it could not do so itself."""
-        told = [event for event in read_events(self._workspace.events) if event.time >= began]
-        if any(isinstance(event, StepFailed) for event in told):
+        events = [event for event in read_events(self._workspace.events) if event.time >= began]
+        if any(isinstance(event, StepFailed) for event in events):
             return
-        begun = [item.stage for item in executions(told) if item.state == "unfinished"]
-        if self._stopped and not begun:
+        unfinished = [item.stage for item in executions(events) if item.state == "unfinished"]
+        if self._stopped and not unfinished:
             return
-        failed = died([name, *begun][-1], status)
+        failed = died([name, *unfinished][-1], status)
         if self._stopped:
             failed = replace(failed, error="Stopped", message="killed, on request")
         with contextlib.closing(self._workspace.stream("pipeline")) as stream:

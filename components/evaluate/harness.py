@@ -71,9 +71,9 @@ class Harness(TemplateLM):  # type: ignore[misc]
         begin = self.tokenizer.decode(self.prefix_token_id)
         found: dict[str, list[int]] = {}
         unique = list(dict.fromkeys(texts))
-        begun = [text for text in unique if has_bos_prefix(text, begin)]
-        if add_special_tokens is None and begun:
-            found |= self._encode(begun, add_special_tokens=False)
+        with_bos = [text for text in unique if has_bos_prefix(text, begin)]
+        if add_special_tokens is None and with_bos:
+            found |= self._encode(with_bos, add_special_tokens=False)
         rest = [text for text in unique if text not in found]
         if rest:
             how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}

@@ -171,7 +171,7 @@ def _evaluation(
         users_code_digest(config.data.task),
         plugins.added(plugins.METRICS),
         *([tasks.digest] if tasks else []),
-        rooms=JUDGING_CODE,
+        code=JUDGING_CODE,
     )
     known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if known is not None:

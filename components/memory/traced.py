@@ -28,7 +28,7 @@ from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.documents import telling, unlike
+from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_head import FusedHead
 
@@ -187,8 +187,8 @@ def _hears_of_documents(model: Any) -> bool:
     ids = torch.zeros((1, sum(_ASKED)), dtype=torch.int64, device="meta")
     documents = Documents(list(_ASKED))
     try:
-        with eval_mode(model), telling(documents) as told:
-            model(input_ids=ids, position_ids=ids, use_cache=False, **told)
+        with eval_mode(model), pass_documents(documents) as extra:
+            model(input_ids=ids, position_ids=ids, use_cache=False, **extra)
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
     return not unlike(documents)

@@ -114,9 +114,9 @@ def _check_columns(reading: Reading, data: DataConfig) -> None:
     ]
     # If no row could be decoded at all, the columns are not the problem.
     if all(missing) and reading.columns:
-        wished = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
+        columns_text = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
         raise DataError(
-            f"no record has the column {wished}; the existing columns are "
+            f"no record has the column {columns_text}; the existing columns are "
             f"{', '.join(sorted(reading.columns))}",
             remedy="name the columns in data.columns",
         )

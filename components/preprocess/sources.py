@@ -233,10 +233,10 @@ def _walk(folder: Path, root: Path, left_out: Counter[str]) -> Iterator[SourceFi
 
 
 def _local(path: Path, real: Path, relative: str, *, listed: bool = False) -> SourceFile:
-    return SourceFile(_told(str(path)), _told(relative), real.stat().st_size, real, listed=listed)
+    return SourceFile(_text(str(path)), _text(relative), real.stat().st_size, real, listed=listed)
 
 
-def _told(name: str) -> str:
+def _text(name: str) -> str:
     """Return a name as text. Bytes that are not UTF-8 appear as escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
 

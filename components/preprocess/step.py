@@ -73,7 +73,7 @@ def _key(config: RunConfig, model: Model, inputs: Inputs, digest: str) -> str:
         config.data.model_dump(mode="json", exclude={"source"}),
         model.tokenizer_digest() or config.model.vocab_size,
         inputs.left_out,
-        rooms=DATA_CODE,
+        code=DATA_CODE,
     )
 
 

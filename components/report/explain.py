@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from steadytrain.components.report.facts import Facts, gather
+from steadytrain.components.report.sentences import recovery
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import RunSummary, outcome
-from steadytrain.components.report.telling import recovery
 from steadytrain.components.report.words import duration, number, percent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
@@ -60,11 +60,11 @@ def _training(facts: Facts) -> Iterator[str]:
         yield "training has not been attempted"
         return
     yield _attempts(history)
-    told = recoveries(history)
-    earlier = len(told) - RECOVERIES
+    described = recoveries(history)
+    earlier = len(described) - RECOVERIES
     if earlier > 0:
         yield f"({earlier} earlier {'recovery' if earlier == 1 else 'recoveries'})"
-    yield from told[-RECOVERIES:]
+    yield from described[-RECOVERIES:]
     planned = [attempt.ready.max_steps for attempt in history.attempts if attempt.ready]
     of = f" of {number(planned[-1])}" if planned else ""
     newest = history.last_step
@@ -85,8 +85,8 @@ def _attempts(history: History) -> str:
         for attempt in history.attempts
     )
     count = len(history.attempts)
-    told = ", ".join(f"{times} {end}" for end, times in ends.most_common())
-    return f"{count} attempt{'s' if count > 1 else ''}: {told}"
+    described = ", ".join(f"{times} {end}" for end, times in ends.most_common())
+    return f"{count} attempt{'s' if count > 1 else ''}: {described}"
 
 
 def _next(workspace: Workspace, standing: RunSummary, *, running: bool) -> str:

@@ -159,8 +159,8 @@ def outcome(facts: Facts) -> RunSummary:
     if last.state == "failed" and last.failure:
         return RunSummary("failed", f"{name} failed in {last.stage}.", last.failure)
     if again := _again(facts, last):
-        told = f"It was resubmitted as Kubeflow Pipelines run {again.kfp_run}."
-        return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {told}")
+        message = f"It was resubmitted as Kubeflow Pipelines run {again.kfp_run}."
+        return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {message}")
     if last.state == "stopped":
         return RunSummary("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
     if last.state == "unfinished":
@@ -197,8 +197,8 @@ def _complete(facts: Facts, last_stage: str) -> bool:
 
 def _again(facts: Facts, last: Execution) -> Resubmitted | None:
     """Return the resubmission after the last step. No step of the new pipeline run has started."""
-    told = facts.of(Resubmitted)
-    return told[-1] if told and told[-1].time >= last.end else None
+    message = facts.of(Resubmitted)
+    return message[-1] if message and message[-1].time >= last.end else None
 
 
 def _at_step(facts: Facts) -> str:

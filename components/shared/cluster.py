@@ -245,10 +245,10 @@ def _refusal(error: Any, what: str, permission: str) -> Refused | Unreachable:
         permission: the fix if a permission is missing.
     """
     try:
-        told = json.loads(error.body)
+        answer = json.loads(error.body)
     except (TypeError, ValueError):
-        told = {}
-    message, reason = told.get("message") or error.reason, told.get("reason") or error.reason
+        answer = {}
+    message, reason = answer.get("message") or error.reason, answer.get("reason") or error.reason
     if error.status in _PASSING:
         return Unreachable(f"the cluster's API server reports an error: {message}", remedy=_LATER)
     denied = error.status in (401, 403) and not _ADMISSION.search(message)

@@ -115,7 +115,7 @@ class Workspace:
         return self.folder / "report.html"
 
     @property
-    def told(self) -> Path:
+    def notified(self) -> Path:
         return self.folder / "told"
 
     @property

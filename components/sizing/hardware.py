@@ -140,10 +140,10 @@ def _read_prices(path: Path) -> Mapping[str, Prices]:
     try:
         return _PRICES.validate_python(content)
     except ValidationError as error:
-        told = error.errors()[0]
-        where = ".".join(map(str, told["loc"]))
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
         raise BadInput(
-            f"{what}: {where}: {told['msg']}",
+            f"{what}: {where}: {first['msg']}",
             remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, one GPU "
             "per line",
         ) from error

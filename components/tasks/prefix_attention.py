@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.documents import other_attention, take_over, telling, unlike
+from steadytrain.components.tasks.documents import (
+    other_attention,
+    pass_documents,
+    take_over,
+    unlike,
+)
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.prefix_tree import Call, TreeRow, calls, touching, tree_rows
 
@@ -157,8 +162,8 @@ def row_logits(model: Any, row: TreeRow, tree: Tree) -> torch.Tensor:
     """Return the model's logits of a row, (1, tokens, vocabulary)."""
     device = next(model.parameters()).device
     ids, depths = (torch.from_numpy(item)[None].to(device) for item in (row.tokens, row.depths))
-    with telling(tree) as told:
+    with pass_documents(tree) as extra:
         logits: torch.Tensor = model(
-            input_ids=ids, position_ids=depths, use_cache=False, **told
+            input_ids=ids, position_ids=depths, use_cache=False, **extra
         ).logits
     return logits

@@ -282,10 +282,10 @@ def _from_exit(rank: int, status: int, log: str, step: int) -> Failure:
     kind = FailureClass.CRASH if crashed else FailureClass.UNKNOWN
     how = _signal(number) if crashed or status < 0 else f"exit status {status}"
     how += f" after step {step}" if step else ""
-    told = class_of_text(output.after) or class_of_text(output.rest) or _last_words(output)
+    kind_in_text = class_of_text(output.after) or class_of_text(output.rest) or _last_words(output)
     last = output.last_line
     text = f"the rank ended with {how}" + (f": {last}" if last else "")
-    return replace(_failure(told or kind, rank, text), step=step)
+    return replace(_failure(kind_in_text or kind, rank, text), step=step)
 
 
 def _signal(number: int) -> str:

@@ -132,7 +132,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
         ),
         users_code_digest(config.data.task),
         base_content(config),
-        rooms=TRAINING_CODE,
+        code=TRAINING_CODE,
     )
 
 

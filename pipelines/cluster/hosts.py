@@ -33,7 +33,7 @@ def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[
     known = {node.product: kind for node in found if (kind := known_gpu(node.product, table))}
     if not known:
         raise BadInput(
-            f"--cluster: none of its GPUs is in the plan's table: {_told(found)}",
+            f"--cluster: none of its GPUs is in the plan's table: {_described(found)}",
             remedy="leave --cluster out and name a similar one: --gpu "
             + ", ".join(gpu.name for gpu in table),
         )
@@ -73,14 +73,14 @@ def _without_gpus(nodes: int, resource: str, selector: Mapping[str, str]) -> Bad
 def _remarks(nodes: Sequence[GpuNode], known: Mapping[str, Gpu]) -> Iterator[str]:
     unknown = [node for node in nodes if node.product not in known]
     if unknown:
-        yield f"the cluster's {_told(unknown)}: not in the plan's table, and left out"
+        yield f"the cluster's {_described(unknown)}: not in the plan's table, and left out"
     shared = [node for node in nodes if node.sharers > 1]
     if shared:
         yield (
-            f"the cluster's {_told(shared)}: shared by up to {max(n.sharers for n in shared)} "
+            f"the cluster's {_described(shared)}: shared by up to {max(n.sharers for n in shared)} "
             "pods; the plan counts whole GPUs, which no other pod may use"
         )
 
 
-def _told(nodes: Sequence[GpuNode]) -> str:
+def _described(nodes: Sequence[GpuNode]) -> str:
     return ", ".join(dict.fromkeys(map(str, nodes)))

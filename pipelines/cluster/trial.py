@@ -154,27 +154,27 @@ def _unscheduled(pod: Any) -> str:
 
 def _judge_version(phase: str, log: str, image: str) -> Line:
     topic = "image"
-    told = log.strip().splitlines()[-1] if log.strip() else "nothing"
+    said = log.strip().splitlines()[-1] if log.strip() else "nothing"
     if phase == "Failed":
         return failed(
             topic,
-            f"{image}: `steadytrain --version` failed: {told[:200]}",
+            f"{image}: `steadytrain --version` failed: {said[:200]}",
             "rebuild the image (make images)",
         )
-    if told != version("steadytrain"):
+    if said != version("steadytrain"):
         return failed(
             topic,
-            f"{image} has version {told}, but this machine has {version('steadytrain')}",
+            f"{image} has version {said}, but this machine has {version('steadytrain')}",
             "install the same version on both sides",
         )
-    return passed(topic, f"{image}, version {told}")
+    return passed(topic, f"{image}, version {said}")
 
 
 def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
-    topic, told = "MLflow", log.strip().splitlines()[-1] if log.strip() else "nothing"
+    topic, said = "MLflow", log.strip().splitlines()[-1] if log.strip() else "nothing"
     if phase == "Failed":
-        return failed(topic, f"the trial pod failed: {told[:200]}", "fix the line `image` first")
-    line = Line(**json.loads(told))
+        return failed(topic, f"the trial pod failed: {said[:200]}", "fix the line `image` first")
+    line = Line(**json.loads(said))
     if line.state == "not asked":
         text = f"the Secret {NAME} of {namespace} has no MLFLOW_TRACKING_URI"
         return unasked(topic, text, f"sh manifests/create-secret.sh {namespace}")

@@ -219,10 +219,10 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
         value = shortened(redact(repr(item.get("input"))))
         message, remedy = item["msg"].removeprefix("Value error, "), "change it"
         if item["type"] == "at_odds":
-            told = item["ctx"]
-            within = [] if str(told["field"]).startswith("schedules.") else place
-            place, value = [*within, told["field"]], redact(str(told["value"]))
-            message, remedy = told["message"], told["remedy"]
+            context = item["ctx"]
+            within = [] if str(context["field"]).startswith("schedules.") else place
+            place, value = [*within, context["field"]], redact(str(context["value"]))
+            message, remedy = context["message"], context["remedy"]
         elif item["type"] == "missing":
             value, message, remedy = "(missing)", "is required", f"set {'.'.join(place)}"
         elif item["type"] == "extra_forbidden":

@@ -136,12 +136,12 @@ def trigger(server: Server, what: Trigger) -> Answer:
                 return here
             if run.state not in ENDED:
                 return Answer("busy", here.run, here.run_id, here.url)
-        begun = _Last(digest=digest, run=f"{name}-{digest[:8]}")
+        started = _Last(digest=digest, run=f"{name}-{digest[:8]}")
         check()
-        _write(what, begun)
-        run_id = _start(server, what, begun.run)
-        _write(what, begun.model_copy(update={"run_id": run_id}))
-        return Answer("started", begun.run, run_id, server.link("runs", run_id))
+        _write(what, started)
+        run_id = _start(server, what, started.run)
+        _write(what, started.model_copy(update={"run_id": run_id}))
+        return Answer("started", started.run, run_id, server.link("runs", run_id))
 
 
 def watch(
@@ -164,7 +164,7 @@ def watch(
     Raises:
         ServerError: the server denied access for too long, or refused permanently.
     """
-    seen, since, done, told = "", 0.0, "", ""
+    seen, since, done, reported = "", 0.0, "", ""
     patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
     while True:
         now = time.monotonic()
@@ -178,13 +178,13 @@ def watch(
                 done = "" if answer.kind == "busy" else digest
                 message = str(answer)
             else:
-                message = told
+                message = reported
         except (BadInput, RunBusy, StorageError, ServerError) as error:
             if isinstance(error, ServerError) and not patience.bears(error):
                 raise
             message = error.message
-        if message != told:
-            told = message
+        if message != reported:
+            reported = message
             tell(message)
         if wait(every_seconds):
             return

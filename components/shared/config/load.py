@@ -93,8 +93,8 @@ def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Pr
         for item in items:
             problem = _explain(item)
             found.setdefault(problem.field, problem)
-            told = item.get("ctx", {}).get("field")
-            _take_out(rest, told.split(".") if told else item["loc"])
+            context = item.get("ctx", {}).get("field")
+            _take_out(rest, context.split(".") if context else item["loc"])
         _stand_in(rest)
         if len(found) == before:
             return list(found.values())
@@ -229,9 +229,9 @@ def _explain(item: Mapping[str, Any]) -> Problem:
     # Redact before shortening, so that no part of a secret remains.
     value = PLACEHOLDER if named else shortened(redact(repr(item.get("input"))))
     if kind == "at_odds":
-        told = item["ctx"]
-        value = shortened(redact(told["value"]))
-        return Problem(told["field"], value, told["message"], told["remedy"])
+        context = item["ctx"]
+        value = shortened(redact(context["value"]))
+        return Problem(context["field"], value, context["message"], context["remedy"])
     if kind == "missing":
         return Problem(field, "(missing)", "is required", f"set {field}")
     if kind == "extra_forbidden":

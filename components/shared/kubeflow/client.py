@@ -46,7 +46,7 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
             ServerError: if the call failed, or the response is not from KFP.
         """
         options["_request_timeout"] = options.get("_request_timeout") or _SECONDS
-        with _told(self.configuration.host):
+        with _explained(self.configuration.host):
             answer = super().call_api(resource_path, method, *args, **options)
         # The generated client would read an HTML page as an object without fields.
         if "json" not in (self.last_response.getheader("content-type") or ""):
@@ -126,7 +126,7 @@ def _read_token(path: Path, configuration: kfp_server_api.Configuration) -> None
 
 
 @contextlib.contextmanager
-def _told(host: str) -> Iterator[None]:
+def _explained(host: str) -> Iterator[None]:
     """Turn errors of the network and the server into ServerError."""
     try:
         yield

@@ -172,9 +172,9 @@ class Registry:
                 alias at the same time.
         """
         alias, about = self.aliases.champion_alias, gate.subject
-        told = (about.model_name, about.champion_alias, about.run_id, about.weights_digest)
+        recorded = (about.model_name, about.champion_alias, about.run_id, about.weights_digest)
         ours = (self.name, alias, version.tags.get(RUN), version.tags.get(WEIGHTS))
-        if not gate.promoted or told != ours:
+        if not gate.promoted or recorded != ours:
             raise SteadytrainError(
                 f"version {version.number} of {self.name} is not the model that passed the gate",
                 remedy="run the evaluate, register and promote steps again",

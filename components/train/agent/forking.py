@@ -53,11 +53,11 @@ def freeze(what: str) -> bool:
     gc.freeze()
     found = list(_obstacles())
     for obstacle in found:
-        start_anew(what, obstacle)
+        start_process(what, obstacle)
     return not found
 
 
-def start_anew(what: str, reason: object) -> None:
+def start_process(what: str, reason: object) -> None:
     """Report why processes are not forked."""
     print(f"{what} are started as new processes instead of forked: {reason}", file=sys.stderr)
 

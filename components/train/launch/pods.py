@@ -15,7 +15,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.agent import AgentAttempt, Gone
+from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
@@ -175,7 +175,7 @@ class JobAttempt(AgentAttempt):
         super().__init__(
             folder,
             gone=self._gone,
-            begun=lambda node: node in follower.started,
+            started=lambda node: node in follower.started,
             pending_seconds=follower.job.pods.pending_timeout_seconds,
             nodes=follower.job.compute.nodes,
         )
@@ -201,7 +201,7 @@ class JobAttempt(AgentAttempt):
                 sys.stdout.write(new.decode("utf-8", "replace"))
                 sys.stdout.flush()
 
-    def _gone(self, node: int) -> Gone | None:
+    def _gone(self, node: int) -> AgentExit | None:
         """Return how a node's agent ended. After a stop request, one that never started counts."""
         never = self._asked and node not in self.follower.started
-        return Gone() if never or node in self.follower.gone else None
+        return AgentExit() if never or node in self.follower.gone else None

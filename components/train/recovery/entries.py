@@ -97,15 +97,15 @@ def decode(number: int, body: bytes) -> Entry:
         return Entry(number, problem=f"does not contain a known event: {error}")
 
 
-def restored(entries: Sequence[Entry], told: Iterable[Event]) -> list[Entry]:
+def restored(entries: Sequence[Entry], events: Iterable[Event]) -> list[Entry]:
     """Restore entries for the holes, and for a lost end of the ledger, from the run's events.
 
     Args:
         entries: in numeric order.
-        told: the run's events.
+        events: the run's events.
     """
     known = {_key(entry.event) for entry in entries if entry.event is not None}
-    lost = [event for event in told if isinstance(event, KEPT) and _key(event) not in known]
+    lost = [event for event in events if isinstance(event, KEPT) and _key(event) not in known]
     # The ranks' last events may not have reached the ledger when the supervisor died.
     ended = {event.attempt for event in _events(entries, lost) if isinstance(event, AttemptEnded)}
     late = [item for item in lost if isinstance(item, _OF_RANKS) and item.attempt not in ended]

@@ -68,8 +68,8 @@ def _was_canceled(run: Any) -> bool:
 
     Checks the history too, because the newest state is that of the workflow, which still runs.
     """
-    told = [run.state, *(moment.state for moment in run.state_history or ())]
-    return not _TERMINATED.isdisjoint(told)
+    states = [run.state, *(moment.state for moment in run.state_history or ())]
+    return not _TERMINATED.isdisjoint(states)
 
 
 def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Event | None:

@@ -86,13 +86,13 @@ def stated(config: RunConfig) -> dict[str, Any]:
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the changes that prevent a resume: field, old value and new value."""
-    changes = [(name, told) for name, told in _changes(before, now) if not _may_differ(name)]
-    return [f"{name} {told}{_MEANING.get(name, '')}" for name, told in changes]
+    changes = [(name, change) for name, change in _changes(before, now) if not _may_differ(name)]
+    return [f"{name} {change}{_MEANING.get(name, '')}" for name, change in changes]
 
 
 def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the allowed changes; "" if there are none."""
-    changes = {name: told for name, told in _changes(before, now) if _may_differ(name)}
+    changes = {name: change for name, change in _changes(before, now) if _may_differ(name)}
     if not changes:
         return ""
     said = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from steadytrain.components.report.telling import amount, duration
+from steadytrain.components.report.sentences import amount, duration
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,

@@ -13,10 +13,10 @@ from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks import fused_loss
 from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.fused_head import FusedHead, fuse_head
 from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.packing import IGNORED
 
 from support.training import GPT2, LLAMA, VOCABULARY
@@ -226,6 +226,6 @@ def test_a_model_that_never_calls_its_head_is_found_out():
 
     assert fuse_head(Headless()) == "the model does not call its head"
     assert fuse_head(torch.nn.Linear(1, 1)) == "the model does not name its head"
-    with asking(torch.zeros(1, 4)) as asked:
+    with request_loss(torch.zeros(1, 4)) as request:
         pass
-    assert asked.loss is None
+    assert request.loss is None

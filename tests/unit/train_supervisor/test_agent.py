@@ -29,17 +29,17 @@ RANK = Path(__file__).with_name("rank.py")
 @pytest.fixture
 def agent():
     """Start an agent on its own, as a pod does."""
-    begun = []
+    started = []
 
     def start(folder, how, *, before=()):
         command = [sys.executable, "-m", "steadytrain.components.train.agent", "--ranks=1"]
         command += ["--threads=1", str(folder.path), sys.executable, str(RANK), how]
         environment = {**os.environ, "STEADYTRAIN_ATTEMPT": str(folder.path)}
-        begun.append(subprocess.Popen([*before, *command], env=environment))
-        return begun[-1]
+        started.append(subprocess.Popen([*before, *command], env=environment))
+        return started[-1]
 
     yield start
-    for process in begun:
+    for process in started:
         process.kill()
         process.wait()
 

@@ -218,11 +218,11 @@ def test_an_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm
     before = written(ledger)
     harm(storage.folder / f"{number:08d}.json")
     reader = Ledger(storage, run_id="tiny")
-    assert reader.as_told(STORY) == (before, [])
-    (told,) = reader.mend(STORY)
+    assert reader.history_from(STORY) == (before, [])
+    (told,) = reader.repair(STORY)
     assert f"{number:08d}.json ({STORY[number - 1].name})" in told
     assert reader.history() == before
-    assert reader.mend(STORY) == []
+    assert reader.repair(STORY) == []
 
 
 def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger, storage):
@@ -233,7 +233,7 @@ def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger,
         BadInput, match=r"00000005.json has changed since it was written \(SHA-256\)"
     ):
         ledger.history()
-    ledger.mend(STORY)
+    ledger.repair(STORY)
     assert ledger.history() == before
     assert before.skipped_batches == (7,)
     assert path.with_name("00000005.json.damaged-1").is_file()
@@ -245,16 +245,16 @@ def test_lost_entry_is_an_error_that_says_what_to_do(ledger, storage, harm):
     harm(storage.folder / "00000005.json")
     told = [event for event in STORY if not isinstance(event, DecisionMade)]
     with pytest.raises(LedgerDamaged) as raised:
-        ledger.mend(told)
+        ledger.repair(told)
     accept = raised.value.remedy.rpartition("touch ")[2]
     assert str(storage.folder / "00000005.json") in raised.value.message
     assert "may change the weights" in raised.value.remedy
-    history, problems = ledger.as_told(told)
+    history, problems = ledger.history_from(told)
     assert history.skipped_batches == ()
     assert len(problems) == 1
 
     Path(accept).touch()
-    assert ledger.mend(told) == []
+    assert ledger.repair(told) == []
     assert ledger.history().skipped_batches == ()
     ledger.record(skipped(2, 9))
     assert ledger.history().skipped_batches == (9,)
@@ -264,18 +264,18 @@ def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
     before = written(ledger)
     shutil.rmtree(storage.folder)
     reader = Ledger(storage, run_id="tiny")
-    assert len(reader.mend(STORY, attempts=2)) == len(STORY)
+    assert len(reader.repair(STORY, attempts=2)) == len(STORY)
     assert reader.history() == before
 
 
 def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, storage):
     """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
     with pytest.raises(LedgerDamaged, match="attempt 2 left traces") as raised:
-        ledger.mend([], attempts=2)
+        ledger.repair([], attempts=2)
     accept = Path(raised.value.remedy.rpartition("touch ")[2])
     accept.parent.mkdir()
     accept.touch()
-    assert ledger.mend([], attempts=2) == []
+    assert ledger.repair([], attempts=2) == []
     assert ledger.history().attempts == []
 
 

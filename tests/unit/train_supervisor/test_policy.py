@@ -134,7 +134,7 @@ def test_the_first_damaged_checkpoint_costs_nothing():
     run = Run(replace_settings(max_failures_per_class=1, breaker_failures=1))
     decision = run.fail(FailureClass.CHECKPOINT_CORRUPT)
     assert (decision.action, decision.delay_seconds) == ("retry", 0)
-    assert "back to the newest checkpoint" in decision.reason
+    assert "back to the newest intact checkpoint" in decision.reason
     assert "breaker" in run.fail(FailureClass.NETWORK).reason
 
 
@@ -469,7 +469,7 @@ def test_no_budget_is_ever_overdrawn(faults, recovery, device):
         assert spent.left(kind) >= 0
         assert spent.left_to_the_breaker >= 0
         used, most = spent.failures[kind], recovery.max_failures_per_class
-        if decision.action == "retry" and "nothing changes" in decision.reason:
+        if decision.action == "retry" and "retry unchanged" in decision.reason:
             assert spent.left(kind) > 0
             assert f"{used} of at most {most} in a row" in decision.reason
         if decision.action == "stop":
