@@ -166,7 +166,7 @@ def test_killed_again_and_again_without_progress_the_breaker_ends_it(bench):
     reasons = [event.reason for event in events_of(stuck.workspace, DecisionMade)]
     assert actions == ["retry", "retry", "retry", "stop"]
     assert "breaker is open" in reasons[2]
-    assert "last try" in reasons[3]
+    assert "last attempt" in reasons[3]
     assert [line.partition(":")[0] for line in outcome.account] == [
         *(f"attempt {number}" for number in range(1, 5)),
         "stopped",

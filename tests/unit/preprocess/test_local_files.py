@@ -142,7 +142,7 @@ def test_the_kernels_files_are_refused_by_name(folder: Path, address: str) -> No
     (folder / "to-environ").symlink_to("/proc/self/environ")
     (folder / "to-proc").symlink_to("/proc/self")
     (folder / "to-null").symlink_to("/dev/null")
-    with pytest.raises(BadInput, match="is no data"):
+    with pytest.raises(BadInput, match="steadytrain reads no pipes"):
         found(address.format(folder=folder))
 
 

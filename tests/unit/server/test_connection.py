@@ -95,7 +95,7 @@ def certificate(tmp_path_factory):
         ({"/": data('{"code":16,"message":"no"}', 401)}, "does not accept", "KFP_EXISTING_TOKEN"),
         ({"/": data('{"code":7,"message":"not for you"}', 403)}, "not for you", "--namespace"),
         ({"/": (403, "text/plain", "RBAC: access denied", {})}, "RBAC: access", "--namespace"),
-        ({"/": page(500)}, "fails: Internal Server Error", "log of the ml-pipeline pod"),
+        ({"/": page(500)}, "failed: Internal Server Error", "log of the ml-pipeline pod"),
         ({"/": data("{}", 418)}, "rejected the request: I'm a Teapot", "fix what it names"),
     ],
 )
@@ -156,7 +156,7 @@ def test_tls_to_a_server_without_it():
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        ("", "no address"),
+        ("", "is missing"),
         ("kubeflow.example", "not an http"),
         ("ftp://kubeflow.example", "not an http"),
         ("http://[", "not an http"),

@@ -312,8 +312,11 @@ def test_many_users_have_their_own(kfp, write):
     [
         ({"time_zone": "Europe/Berlin"}, ["schedules.0.time_zone", "daylight saving", "standard"]),
         ({"time_zone": None}, ["time_zone", "cron needs one", "such as UTC"]),
-        ({"time_zone": "Mars/Base"}, ["schedules.0.time_zone = 'Mars/Base'", "no time zone"]),
-        ({"cron": "61 * * * *"}, ["schedules.0.cron = '61 * * * *'", "no minute from 0 to 59"]),
+        ({"time_zone": "Mars/Base"}, ["schedules.0.time_zone = 'Mars/Base'", "not a time zone"]),
+        (
+            {"cron": "61 * * * *"},
+            ["schedules.0.cron = '61 * * * *'", "not a valid minute (0 to 59)"],
+        ),
         ({"cron": "30 0 1 * *"}, ["schedules.0.cron", "falls on other days", "in the server's"]),
         ({"interval": "6h"}, ["exactly one of cron and interval"]),
         ({"cron": None, "time_zone": None, "interval": "6"}, ["such as 6h"]),

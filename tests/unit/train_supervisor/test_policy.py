@@ -200,7 +200,7 @@ def test_the_last_attempt_that_preemptions_leave_may_be_on_demand():
     told = [run.fail(FailureClass.PREEMPTION) for _ in range(3)]
     assert [item.on_demand for item in told] == [False, True, False]
     assert [item.action for item in told] == ["retry", "retry_changed", "stop"]
-    assert "on demand" in told[1].reason
+    assert "on-demand" in told[1].reason
 
 
 def test_so_may_the_breakers_last_try_and_a_checkpoint_leads_back():
