@@ -37,6 +37,7 @@ cluster: setup ## Run the tests on KUBECONFIG's cluster, whose nodes must have t
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/prose.py
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
@@ -46,7 +47,7 @@ docs: setup ## Build the documentation and the reference in build/site; a broken
 
 images: ## Build the two container images, with the names that the pipeline uses.
 	@case "$(BASE)$(filter BASE=%,$(DOCKER_FLAGS))$(if $(ALLOW_UNPINNED_BASE),@sha256:)" in "" | *@sha256:*) ;; *) \
-	  echo "BASE=$(BASE) names no digest, so that another image could take its place;" \
+	  echo "BASE=$(BASE) names no digest, so another image could replace it;" \
 	    "give NAME@sha256:DIGEST, or ALLOW_UNPINNED_BASE=1 for a trial" >&2; exit 1;; esac
 	for target in step train; do \
 	  $(DOCKER) build $(DOCKER_FLAGS) --file docker/Dockerfile --target $$target \

@@ -142,7 +142,7 @@ def stop(
     if stop_run(workspace, grace_seconds=grace):
         typer.echo(f"stopped {name}; continue it with {_continue(name, output)}")
     else:
-        typer.echo(f"nobody works on {name}")
+        typer.echo(f"{name} is not running")
 
 
 for command in (recovery_commands.resume, recovery_commands.explain, recovery_commands.gc):

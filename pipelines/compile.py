@@ -65,7 +65,7 @@ def _temporary_folder() -> Iterator[str]:
     except FileNotFoundError as error:
         raise BadInput(
             f"no folder for temporary files can be written: {error.strerror}",
-            remedy="free space in one of them, or name another by TMPDIR",
+            remedy="free space in one of them, or set TMPDIR to another",
         ) from error
     with local_errors("write", place), tempfile.TemporaryDirectory(dir=place) as folder:
         yield folder

@@ -45,7 +45,7 @@ def garbage(output: Path, *, idle_seconds: float) -> Iterator[Garbage]:
         try:
             yield from _checkpoints(facts, idle_seconds)
         except (StorageError, BadInput) as error:
-            _log.warning("checkpoints of %s stay: %s", facts.workspace.run_id, error)
+            _log.warning("checkpoints of %s are kept: %s", facts.workspace.run_id, error)
         except FileNotFoundError:
             continue  # another process is removing it, too
     yield from unneeded_data(
@@ -75,7 +75,7 @@ def _ended(facts: Facts, idle_seconds: float) -> bool:
     except (StorageError, BadInput) as error:
         facts.unreadable.append(error.message)
     if facts.unreadable:
-        _log.warning("%s is damaged and left alone: %s", workspace.run_id, facts.unreadable[0])
+        _log.warning("%s is damaged and was not changed: %s", workspace.run_id, facts.unreadable[0])
         return False
     return not at_work and _idle(workspace, idle_seconds)
 

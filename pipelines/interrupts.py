@@ -64,9 +64,9 @@ class Interrupts:
         self._last = now
         self._times += 1
         if self._times == 1:
-            say("stopping the step at work; once more kills it")
+            say("stopping the current step; interrupt again to kill it")
         elif self._times == 2:
-            say("killing the step at work; the report follows; once more kills everything")
+            say("killing the current step; the report follows; interrupt again to kill everything")
         else:
             self._held_off = True
             raise Stopped(self.number)
@@ -107,7 +107,7 @@ class Display:
             self._shown = None
             silence()
             reason = error.strerror or type(error).__name__
-            say(f"standard output cannot be written ({reason}); the run goes on")
+            say(f"standard output cannot be written ({reason}); the run continues")
 
 
 def silence() -> None:

@@ -83,7 +83,7 @@ def read_pipeline(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     spec = documents[0] if documents else None
     if not isinstance(spec, dict) or "root" not in spec or "pipelineInfo" not in spec:
         raise BadInput(
-            f"{path} is no compiled pipeline: it has no `pipelineInfo` and `root`",
+            f"{path} is not a compiled pipeline: it has no `pipelineInfo` and `root`",
             remedy="write one with `steadytrain compile` or KFP's compiler",
         )
     return spec, documents[1] if len(documents) > 1 else {}
@@ -146,16 +146,16 @@ def _retry_window(task: _Task) -> Iterator[Finding]:
         if window <= DEFAULT_RETRY_SECONDS:
             yield Finding(
                 task.place,
-                f"is retried only within {window:g} s, and has no time-out: {counted}, so that "
-                "what fails later is never retried",
+                f"is retried only within {window:g} s, and has no timeout: {counted}, so a "
+                "later failure is never retried",
                 "set_retry(backoff_max_duration=...) longer than the task can take, or a "
-                "time-out (kfp.kubernetes.set_timeout)",
+                "timeout (kfp.kubernetes.set_timeout)",
             )
     elif window < limit * retries:
         yield Finding(
             task.place,
             f"may take {limit:g} s, and its window for {retries} retries is {window:g} s: "
-            f"{counted}, so that the last one may never come",
+            f"{counted}, so the last one may never happen",
             f"set_retry(backoff_max_duration='{limit * (retries + 1):g}s') allows every retry",
             unsafe=window < limit,
         )
@@ -166,7 +166,7 @@ def _backoff_factor(task: _Task) -> Iterator[Finding]:
     if factor != int(factor):
         yield Finding(
             task.place,
-            f"has the backoff factor {factor:g}, which Argo cannot read: it must be whole",
+            f"has the backoff factor {factor:g}, which Argo cannot read: it must be an integer",
             f"set_retry(backoff_factor={max(1, round(factor))})",
         )
 
@@ -175,8 +175,8 @@ def _retry_in_loop(task: _Task) -> Iterator[Finding]:
     if task.in_loop and task.spec.get("retryPolicy", {}).get("maxRetryCount", 0):
         yield Finding(
             task.place,
-            "is retried by kfp.local only: within a ParallelFor a server ignores set_retry",
-            "retry within the step, or take the task out of the loop",
+            "is retried only by kfp.local: a server ignores set_retry within a ParallelFor",
+            "retry within the step, or move the task out of the loop",
         )
 
 
@@ -184,8 +184,8 @@ def _cache(task: _Task) -> Iterator[Finding]:
     if task.ours and task.spec.get("cachingOptions", {}).get("enableCache"):
         yield Finding(
             task.place,
-            "has KFP's cache on, which knows nothing of the data behind an address and may give "
-            "outputs that are gone; the step decides about reuse itself",
+            "has KFP's cache on, which does not see changes of the data behind an address and "
+            "may return outputs that are gone; the step decides on reuse itself",
             "set_caching_options(False)",
         )
 
@@ -198,8 +198,8 @@ def _image(task: _Task) -> Iterator[Finding]:
     if tag in ("", "latest"):
         yield Finding(
             task.place,
-            f"runs image {image!r}, {'without a tag' if not tag else 'tagged latest'}: what runs "
-            "changes from day to day, and is pulled for each pod",
+            f"runs image {image!r}, {'without a tag' if not tag else 'tagged latest'}, so the "
+            "code that runs can change at any time, and every pod pulls it again",
             "name a version or a digest (image@sha256:...)",
         )
 
@@ -218,8 +218,8 @@ def _limits(task: _Task) -> Iterator[Finding]:
         setters = " and ".join(f"set_{name.lower()}_limit(...)" for name in missing)
         yield Finding(
             task.place,
-            f"has no limit of {' and '.join(missing)}: it may take a whole node, is the first to "
-            "be evicted, and a namespace with a quota refuses it",
+            f"has no limit of {' and '.join(missing)}: it may use a whole node, is the first to "
+            "be evicted, and a namespace with a quota rejects it",
             setters,
             unsafe=False,
         )
@@ -257,9 +257,10 @@ def _executors(spec: Mapping[str, Any]) -> Iterator[Finding]:
 def _secret(place: str, what: str) -> Finding:
     return Finding(
         place,
-        f"{what} holds a secret, which everybody can read who sees the pipeline or a run of it",
-        "take it from a Kubernetes Secret (kfp.kubernetes.use_secret_as_env); if a real one was "
-        "compiled in, revoke it",
+        f"{what} contains a secret, which everyone who can see the pipeline or one of "
+        "its runs can read",
+        "read it from a Kubernetes Secret (kfp.kubernetes.use_secret_as_env); if a real one "
+        "was compiled in, revoke it",
     )
 
 

@@ -114,8 +114,8 @@ def _unexplained(workspace: Workspace, status: int) -> StepFailed:
                 stage="train",
                 error="RunBusy",
                 message="another supervisor trains this run",
-                remedy="nothing is lost: the run goes on there, and the same command continues it "
-                "when that has ended",
+                remedy="nothing is lost: the run continues there, and once that ends, the same "
+                "command continues it",
             )
     try:
         free = os.statvfs(workspace.output)
@@ -224,7 +224,7 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
         return False
     if found.alive() is None:
         raise RunBusy(
-            f"run {workspace.run_id!r} is worked on by {found}, which cannot be reached from here",
+            f"run {workspace.run_id!r} is in use by {found}, which cannot be reached from here",
             remedy=f"run `steadytrain stop {workspace.run_id}` there, in the same container",
         )
     try:
@@ -235,7 +235,7 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
         pass  # It ended just now.
     except psutil.AccessDenied as error:
         raise RunBusy(
-            f"run {workspace.run_id!r} is worked on by {found}, which is another user's",
+            f"run {workspace.run_id!r} is in use by {found}, which belongs to another user",
             remedy=f"run `steadytrain stop {workspace.run_id}` as that user",
         ) from error
     deadline = time.monotonic() + grace_seconds
@@ -243,7 +243,7 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
         if time.monotonic() > deadline:
             raise RunBusy(
                 f"run {workspace.run_id!r}: {found} has not stopped in {grace_seconds:.0f} s",
-                remedy="give it longer with --grace, or end the process",
+                remedy="allow more time with --grace, or end the process",
             )
         time.sleep(_POLL_SECONDS)
     return True

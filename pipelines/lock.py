@@ -123,7 +123,7 @@ def _read(handle: IO[str]) -> Identity | None:
 
 def _busy(workspace: Workspace, found: Identity | None) -> RunBusy:
     return RunBusy(
-        f"run {workspace.run_id!r} in {workspace.output} is worked on by {found or _UNKNOWN}",
+        f"run {workspace.run_id!r} in {workspace.output} is in use by {found or _UNKNOWN}",
         remedy=f"wait for it, stop it (steadytrain stop {workspace.run_id} "
         f"--output {workspace.output}), or give this run another name (run: ...)",
     )

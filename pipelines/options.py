@@ -25,9 +25,7 @@ def _readable_folder(path: Path) -> Path:
     except OSError as error:
         why = str(error.strerror)
     if why:
-        raise BadInput(
-            f"--output {str(path)!r}: {why}", remedy="give the folder that holds the runs"
-        )
+        raise BadInput(f"--output {str(path)!r}: {why}", remedy="give the folder with the runs")
     return path
 
 
@@ -47,9 +45,7 @@ YEAR = 366 * 24 * 3600.0
 
 Output = Annotated[
     Path,
-    typer.Option(
-        "--output", "-o", callback=_readable_folder, help="The folder that holds the runs."
-    ),
+    typer.Option("--output", "-o", callback=_readable_folder, help="The folder with the runs."),
 ]
 RunName = Annotated[
     str,

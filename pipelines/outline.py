@@ -22,7 +22,7 @@ def outline(config: RunConfig) -> list[str]:
     """Return lines on what `steadytrain run` would do with a configuration."""
     training, ranks = config.training, config.compute.world_size
     rate = training.learning_rate
-    told = "the rule's learning rate" if rate is None else f"learning rate {rate:g}"
+    rate_text = "the rule's learning rate" if rate is None else f"learning rate {rate:g}"
     batch = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
     length = (
         f"{training.max_steps} steps"
@@ -34,14 +34,14 @@ def outline(config: RunConfig) -> list[str]:
         f"output      {Workspace.of(config).folder}",
         f"preprocess  {config.data.task} from {', '.join(config.data.source)}",
         f"train       {config.model.base or config.model.config['model_type'] + ' from scratch'}, "
-        f"{length} at {told}, on {ranks} "
+        f"{length} at {rate_text}, on {ranks} "
         f"rank{'s' if ranks > 1 else ''}",
         f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
         f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",
-        "evaluate    on the test side, and against the champion of "
-        f"{config.model_name} where there is one",
+        f"evaluate    on the test side, and against the champion of {config.model_name} if "
+        "there is one",
         f"register    {config.model_name}, alias {config.registry.candidate_alias}; "
-        f"{config.registry.champion_alias} if the gate lets it",
+        f"{config.registry.champion_alias} if the gate accepts it",
     ]
 
 

@@ -38,7 +38,7 @@ def choose_hardware(
     """
     if cluster and own:
         raise BadInput(
-            "--cluster and --calibrate: what can be timed is this machine, not a cluster's",
+            "--cluster and --calibrate: --calibrate can time only this machine, not a cluster",
             remedy="leave one of the two out",
         )
     gpus, wanted, hosts = table, find_gpu(name, table) if name else None, Hosts()
@@ -89,7 +89,7 @@ def _own(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:
     own = this_cpu(config) if name == CPU else find_gpu(name, gpus)
     if named and named != own:
         raise BadInput(
-            f"--gpu {named.name}: what --calibrate can time here is a {own.name}",
-            remedy="leave one of the two out, or calibrate where that GPU is",
+            f"--gpu {named.name}: the GPU that --calibrate can time here is a {own.name}",
+            remedy="leave one of the two out, or calibrate on a machine with that GPU",
         )
     return own

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from steadytrain.components.report.telling import amount, duration, recovery, tell
+from steadytrain.components.report.sentences import amount, describe, duration, recovery
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -76,21 +76,21 @@ class ProgressDisplay:
         elif isinstance(event, TrainingStep):
             self._advance_training(event)
         else:
-            self._tell(event)
+            self._show_event(event)
 
     def close(self) -> None:
-        self._tell_failed()
+        self._show_failed()
         self.view.close()
 
-    def _tell(self, event: Event) -> None:
+    def _show_event(self, event: Event) -> None:
         if self._belongs_to_a_recovery(event):
             return
-        self._tell_failed()
+        self._show_failed()
         if isinstance(event, StepStarted):
             self.started[event.stage] = event.time
         if isinstance(event, StepFinished | StepFailed | AttemptEnded):
             self._end_work()
-        text = tell(event)
+        text = describe(event)
         if isinstance(event, StepFinished) and event.stage in self.started:
             text = f"{text} ({duration(event.time - self.started.pop(event.stage))})"
         if text:
@@ -122,10 +122,10 @@ class ProgressDisplay:
             return True
         return False
 
-    def _tell_failed(self) -> None:
+    def _show_failed(self) -> None:
         """Print a failed attempt that no decision followed."""
         if self.failed:
-            self.view.line(tell(self.failed), self.failed.level)
+            self.view.line(describe(self.failed), self.failed.level)
             self.failed = None
 
     def _advance_work(self, event: WorkProgress) -> None:

@@ -25,7 +25,9 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 
     config, workspace = find_run(output, name)
     if state_of(workspace).state == "finished":
-        typer.echo(f"{name} is finished; `steadytrain report {name} -o {output}` tells of it")
+        typer.echo(
+            f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
+        )
         return
     import_kfp()
     tell_ending(run_locally(config, display=ProgressDisplay()))
@@ -75,11 +77,13 @@ def gc(
     total = count = 0
     for item in garbage(output, idle_seconds=idle_hours * 3600):
         if not dry_run and not item.remove():
-            typer.echo(f"kept {item.what}: its run is at work again")
+            typer.echo(f"kept {item.what}: its run is active again")
             continue
         typer.echo(f"{'would remove' if dry_run else 'removed'} {item.what}, {size(item.bytes)}")
         count, total = count + 1, total + item.bytes
     if not count:
         typer.echo(f"nothing to remove in {output}")
         return
-    typer.echo(f"{size(total)} in all{'; without --dry-run they go' if dry_run else ''}")
+    typer.echo(
+        f"{size(total)} in all{'; run it without --dry-run to remove them' if dry_run else ''}"
+    )

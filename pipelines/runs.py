@@ -60,7 +60,7 @@ def find_workspace(output: Path, run_id: str) -> Workspace:
         known = ", ".join(path.name for path in run_folders(output)) or "none"
         raise BadInput(
             f"run {run_id!r}: not in {output}",
-            remedy=f"the runs there: {known}; --output names another folder",
+            remedy=f"its runs: {known}; --output selects another folder",
         )
     return workspace
 
@@ -78,8 +78,8 @@ def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be used: {error}"
         raise BadInput(
             f"{workspace.config} {why}",
-            remedy=f"start the run again with its configuration (steadytrain run SOURCE --run "
-            f"{run_id} --output {output}), which writes the file anew, or restore it",
+            remedy="start the run again with its configuration (steadytrain run SOURCE --run "
+            f"{run_id} --output {output}), which writes the file again, or restore it",
         ) from error
     # The folder may have been moved since the file was written.
     moved = {"output": str(workspace.output), "run": run_id}

@@ -95,16 +95,16 @@ def list_(host: Host = "", namespace: Namespace = "") -> None:
     from rich.table import Table
 
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.differences import told
+    from steadytrain.pipelines.server.differences import described
     from steadytrain.pipelines.server.schedules import present
 
     table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
     for item in present(connect(host, namespace)):
         state = "on" if item.enabled else "paused"
         since = f"{item.item.created_at:%Y-%m-%d %H:%M}"
-        table.add_row(f"{item.group}/{item.name}", told(item)["when"], state, since)
+        table.add_row(f"{item.group}/{item.name}", described(item)["when"], state, since)
     if not table.row_count:
-        typer.echo("none of ours on the server")
+        typer.echo("no steadytrain schedules on the server")
         return
     Console().print(table)
 

@@ -25,7 +25,7 @@ from steadytrain.pipelines.step_forks import StepTemplate
 _FUNCTION = "--function_to_execute"
 _EXIT_HANDLER = "report"
 _NOT_STARTED = 128 + signal.SIGTERM
-_REMEDY = "the same command continues the run from what is done"
+_REMEDY = "the same command continues the run where it stopped"
 
 
 class StepProcesses:
@@ -101,13 +101,13 @@ class StepProcesses:
 
     def _tell(self, name: str, status: int, began: float) -> None:
         """Record how a step ended if it could not do so itself."""
-        told = [event for event in read_events(self._workspace.events) if event.time >= began]
-        if any(isinstance(event, StepFailed) for event in told):
+        events = [event for event in read_events(self._workspace.events) if event.time >= began]
+        if any(isinstance(event, StepFailed) for event in events):
             return
-        begun = [item.stage for item in executions(told) if item.state == "unfinished"]
-        if self._stopped and not begun:
+        unfinished = [item.stage for item in executions(events) if item.state == "unfinished"]
+        if self._stopped and not unfinished:
             return
-        failed = died([name, *begun][-1], status)
+        failed = died([name, *unfinished][-1], status)
         if self._stopped:
             failed = replace(failed, error="Stopped", message="killed, on request")
         with contextlib.closing(self._workspace.stream("pipeline")) as stream:
@@ -131,6 +131,6 @@ def _how(status: int) -> str:
     try:
         killed = signal.Signals(number).name
     except ValueError:
-        return f"ended with exit status {status} and no word of its own; its output is in the log"
+        return f"ended with exit status {status} and no error message; its output is in the log"
     memory = ", which the kernel sends when memory runs out" if killed == "SIGKILL" else ""
     return f"killed by {killed}{memory}"

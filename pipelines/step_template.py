@@ -57,13 +57,13 @@ def main(channel: int) -> int:
 
 def _prepared() -> bool:
     """Import what steps need. Return whether a fork of this process is as good as a new process."""
-    from steadytrain.components.train.agent.forking import freeze, start_anew
+    from steadytrain.components.train.agent.forking import freeze, start_process
 
     try:
         _import()
     except Exception as error:
         # A step gets the same error, and reports which store it is about.
-        start_anew("steps", error)
+        start_process("steps", error)
         return False
     return freeze("steps")
 

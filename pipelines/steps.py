@@ -24,7 +24,7 @@ def run_step(name: str, config: RunConfig) -> str:
         RunBusy: another process is using the run.
     """
     if name not in _STEPS:
-        raise BadInput(f"step {name!r} is not known", remedy=f"one of {', '.join(_STEPS)}")
+        raise BadInput(f"unknown step {name!r}", remedy=f"one of {', '.join(_STEPS)}")
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace, linger_seconds=_LINGER_SECONDS):

@@ -88,7 +88,7 @@ def _followed(run: SubmittedRun) -> PipelineOutcome:
         with _view() as show:
             return run.wait(show)
     except (KeyboardInterrupt, Stopped):
-        typer.echo("the run goes on", err=True)
+        typer.echo("the run continues", err=True)
         raise typer.Exit(130) from None
 
 
@@ -124,12 +124,12 @@ class _Lines:
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.write = write
-        self.told: dict[str, str] = {}
+        self.shown: dict[str, str] = {}
 
     def __call__(self, steps: Steps) -> None:
         for name, step in steps.items():
-            if self.told.get(name) != step.state:
-                self.told[name] = step.state
+            if self.shown.get(name) != step.state:
+                self.shown[name] = step.state
                 self.write(f"{name}: {_state(step)}")
 
 
@@ -143,7 +143,7 @@ def _table(steps: Steps) -> Table:
 
 
 def _state(step: Step) -> str:
-    from steadytrain.components.report.telling import duration
+    from steadytrain.components.report.sentences import duration
 
     ended = step.seconds is not None and step.state not in ("PENDING", "RUNNING")
     took = f" ({duration(step.seconds)})" if ended and step.seconds is not None else ""

@@ -118,10 +118,10 @@ def _defect(error: BaseException) -> str:
     kind = type(error).__name__
     message = redact(f"{error}".splitlines()[0][:200] if f"{error}" else "")
     return (
-        f"error: unexpected {kind}{f': {message}' if message else ''}\n  at {_place(error)}\n"
-        f"  id {identity}; {log}\n"
-        "  remedy: this is a defect of steadytrain: report the id, the command, and the log, from "
-        "which known secrets are removed; look through it before you send it"
+        f"error: unexpected {kind}{f': {message}' if message else ''}\n  at {_place(error)}\n  "
+        f"id {identity}; {log}\n  remedy: this is a bug in steadytrain: report the id, the "
+        "command, and the log, from which known secrets are removed; review it before you send "
+        "it"
     )
 
 

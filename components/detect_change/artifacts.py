@@ -9,7 +9,7 @@ from typing import Any
 
 from kfp import dsl
 
-from steadytrain.components.detect_change.step import News, run
+from steadytrain.components.detect_change.step import DataChange, run
 from steadytrain.components.shared.config import from_parameters
 
 
@@ -30,7 +30,7 @@ def detect_change(*, parameters: Mapping[str, Any], page: dsl.HTML) -> bool:
     return news.found
 
 
-def _page(news: News) -> str:
+def _page(news: DataChange) -> str:
     rows = "".join(
         f"<tr><td>{move.what}</td><td>{move.measure}</td><td>{move.value:.3f}</td>"
         f"<td>{move.limit:g}</td><td>{move.chance:.3f}</td></tr>"

@@ -20,7 +20,7 @@ from steadytrain.components.shared.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class News:
+class DataChange:
     """Whether there is something new to train on, and why, in one sentence.
 
     moves: how far each statistic of the data has moved since the champion; empty if unknown or not
@@ -32,7 +32,7 @@ class News:
     moves: tuple[Move, ...] = ()
 
 
-def run(config: RunConfig) -> News:
+def run(config: RunConfig) -> DataChange:
     """Compare the input with the data of the champion and of the newest candidate.
 
     The candidate counts too. Otherwise, data whose model the gate refused would be trained on again
@@ -48,31 +48,33 @@ def run(config: RunConfig) -> News:
     for alias in (aliases.champion_alias, aliases.candidate_alias):
         version = registry.by_alias(alias)
         if version and version.tags.get(INPUTS) == digest:
-            return News(
+            return DataChange(
                 found=False,
-                reason=f"nothing new: version {version.number} of {registry.name} ({alias}) "
-                "has learned from these data",
+                reason=f"nothing new: version {version.number} of {registry.name} ({alias}) was "
+                "trained on these data",
             )
     champion = registry.by_alias(aliases.champion_alias)
     if champion is None:
-        return News(found=True, reason=f"{registry.name} has no champion yet")
+        return DataChange(found=True, reason=f"{registry.name} has no champion yet")
     return _compare(config, inputs, champion, f"version {champion.number} of {registry.name}")
 
 
-def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) -> News:
+def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) -> DataChange:
     """Measure drift in data that differ from the champion's, and decide whether to train again."""
-    what = "are other ones than" if INPUTS in champion.tags else "cannot be compared with"
-    told = f"the data {what} those of the champion, {name}"
+    what = "differ from" if INPUTS in champion.tags else "cannot be compared with"
+    shift = f"the data {what} those of the champion, {name}"
     then = _profile_tagged(champion)
     if then is None:
-        return News(found=True, reason=f"{told}; whether they have drifted is not known")
+        return DataChange(found=True, reason=f"{shift}; it is not known whether they have drifted")
     found = tuple(moves(then, _profile(config, inputs), config.retrain))
     moved = [str(move) for move in found if move.moved]
     if moved:
-        return News(True, f"{told}, and have drifted: {', '.join(moved)}", found)
+        return DataChange(True, f"{shift}, and have drifted: {', '.join(moved)}", found)
     if config.retrain.when == "drift" and found:
-        return News(False, f"nothing new: {told}, but have not drifted: {_listed(found)}", found)
-    return News(True, f"{told}; they have not drifted: {_listed(found)}", found)
+        return DataChange(
+            False, f"nothing new: {shift}, but have not drifted: {_listed(found)}", found
+        )
+    return DataChange(True, f"{shift}; they have not drifted: {_listed(found)}", found)
 
 
 def _profile_tagged(version: Version) -> DataProfile | None:

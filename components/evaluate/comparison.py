@@ -90,8 +90,8 @@ class Candidate:
         metric = self.config.gate.metric or self.scores.metric
         if metric not in values:
             raise BadInput(
-                f"gate.metric = {metric!r}: the model reaches no finite number in it",
-                remedy="compare by a metric that applies to this task and its documents",
+                f"gate.metric = {metric!r}: the model's value of it is not finite",
+                remedy="choose a metric that applies to this task and its documents",
             )
         gate = Gate(subject, self.config.gate, metric, resampling(self.config), directions)
         if set(self.evaluation.splits) - {self.data.split_digest}:
@@ -114,7 +114,7 @@ class Candidate:
             said = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
             return gate.refuse(
                 values,
-                f"the champion, version {champion.number}, does not load or score: {said}",
+                f"the champion, version {champion.number}, cannot be loaded or scored: {said}",
                 champion.number,
             )
         if isinstance(pair, str):
@@ -125,15 +125,15 @@ class Candidate:
         """Return why the two models must not be compared, or "" if they can be."""
         who = f"the champion, version {champion.number},"
         if champion.tags.get(WEIGHTS) == self.weights_digest:
-            return f"{who} is this very model"
+            return f"{who} is this same model"
         differences = {
-            TASK: f"{who} is of another task",
+            TASK: f"{who} is for another task",
             SPLIT: f"{who} was trained on another split, so that it may have seen these records",
             LABELS: f"{who} has other labels",
         }
         for tag, mine in comparable_tags(self.config, self.data).items():
             if champion.tags.get(tag) is None:
-                return f"{who} does not tell its {tag.partition('.')[2].replace('_', ' ')}"
+                return f"{who} does not record its {tag.partition('.')[2].replace('_', ' ')}"
             if champion.tags[tag] != mine:
                 return differences[tag]
         return ""
@@ -156,9 +156,9 @@ class Candidate:
         )
         who = f"the champion, version {champion.number},"
         if not np.array_equal(weights, their_weights):
-            return f"{who} was asked other documents of {metric}"
+            return f"{who} was scored on other documents of {metric}"
         if not np.isfinite(other).all():
-            return f"{who} gives answers that are not finite"
+            return f"{who} gave answers that are not finite"
         return Pair(
             version=champion.number,
             digest=champion.tags.get(WEIGHTS, ""),
@@ -177,7 +177,7 @@ class Candidate:
         if not np.array_equal(_weights(metric, theirs), _weights(metric, mine)):
             return f"{who} was scored on other spans"
         if not np.isfinite(theirs.loss).all():
-            return f"{who} gives losses that are not finite"
+            return f"{who} has losses that are not finite"
         if metric.value(theirs) is None:
             return f"{who} has no {name}"
         return Pair(

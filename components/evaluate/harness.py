@@ -42,7 +42,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
             model, batch_size=batch_size, longest=self.max_length, fill=padding_id(tokenizer)
         )
         if why := self._continuations.padded:
-            self.remarks.append(f"tasks read padded batches that share no beginnings: {why}")
+            self.remarks.append(f"tasks run in padded batches without shared prefixes: {why}")
 
     @property
     def eot_token_id(self) -> int:
@@ -71,9 +71,9 @@ class Harness(TemplateLM):  # type: ignore[misc]
         begin = self.tokenizer.decode(self.prefix_token_id)
         found: dict[str, list[int]] = {}
         unique = list(dict.fromkeys(texts))
-        begun = [text for text in unique if has_bos_prefix(text, begin)]
-        if add_special_tokens is None and begun:
-            found |= self._encode(begun, add_special_tokens=False)
+        with_bos = [text for text in unique if has_bos_prefix(text, begin)]
+        if add_special_tokens is None and with_bos:
+            found |= self._encode(with_bos, add_special_tokens=False)
         rest = [text for text in unique if text not in found]
         if rest:
             how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
@@ -134,7 +134,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
             if not 0 < len(request.continuation) <= self.max_length:
                 raise BadInput(
                     f"an lm-eval task asks for a continuation of {len(request.continuation)} "
-                    f"tokens, where the model takes 1 to {self.max_length}",
+                    f"tokens, and the model takes 1 to {self.max_length}",
                     remedy="leave that task out of evaluation.tasks, or shorten its answers",
                 )
         answers: list[Answer] = self._continuations.ask(
@@ -176,7 +176,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
             settings.pop("temperature", None)
         if most > self.max_length // 2:
             self.remarks.append(
-                f"answers end at {self.max_length // 2} tokens and not at {most}: the model's "
+                f"answers end at {self.max_length // 2} tokens instead of {most}: the model's "
                 f"context is {self.max_length}"
             )
             most = self.max_length // 2

@@ -75,7 +75,7 @@ def run_lm_tasks(
 
     if "tokenizer" not in components or not hasattr(components["model"], "generate"):
         raise BadInput(
-            "evaluation.tasks: data.task gives no causal language model with its tokenizer",
+            "evaluation.tasks: data.task does not train a causal language model with a tokenizer",
             remedy="leave evaluation.tasks out",
         )
     model = Harness(

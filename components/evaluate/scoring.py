@@ -34,7 +34,7 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
     batches = [stored.checked() for stored in open_batches(data.path(data.test_records))]
     if not sum(batch.num_rows for batch in batches):
         raise DataError(
-            "the test side has no records to judge the model by",
+            "the test side has no records to evaluate the model on",
             remedy="raise data.test_share, or give more data",
         )
     records = pa.Table.from_batches(batches)
@@ -86,7 +86,7 @@ def score_candidate(
     if not np.asarray(scores.column("targets").to_numpy()).sum():
         raise DataError(
             "no test record has anything to predict",
-            remedy="check data.columns: a chat needs something that the assistant says",
+            remedy="check data.columns: a chat needs an assistant message that is not empty",
         )
     return scores, splits_of(components["model"])
 
@@ -100,8 +100,8 @@ def trained_model(train: TrainRecord) -> Path:
     folder = Path(train.model)
     if weights_digest(folder) != train.weights_digest:
         raise BadInput(
-            f"the weights in {folder} are not those that the training left",
-            remedy="run the step train again, and then the steps after it",
+            f"the weights in {folder} are not those that the train step wrote",
+            remedy="run the train step again, and then the steps after it",
         )
     return folder
 

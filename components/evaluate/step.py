@@ -111,7 +111,7 @@ def _standing(candidate: Candidate, champion: Version | None, current: Stage) ->
     try:
         earlier = GateRecord.load(place)
     except BadInput as error:
-        message = f"{error.message.splitlines()[0]}: decided anew, the champion stays"
+        message = f"{error.message.splitlines()[0]}: decided again, and the champion stays"
         current.emit(Warned(stage=current.name, message=message))
         return None
     about = decided_about(candidate.config, candidate.weights_digest)
@@ -135,9 +135,9 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
     if evaluation.weights_digest != train.weights_digest:
         raise BadInput(
-            f"{workspace.record('evaluate')} is the evaluation of another model than the one of "
+            f"{workspace.record('evaluate')} evaluates a different model than the one in "
             f"{workspace.record('train')}",
-            remedy="run the steps evaluate and register again",
+            remedy="run the evaluate and register steps again",
         )
     return Candidate(
         config,
@@ -171,7 +171,7 @@ def _evaluation(
         users_code_digest(config.data.task),
         plugins.added(plugins.METRICS),
         *([tasks.digest] if tasks else []),
-        rooms=JUDGING_CODE,
+        code=JUDGING_CODE,
     )
     known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if known is not None:

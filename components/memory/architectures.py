@@ -32,8 +32,8 @@ def architecture_of(model: ModelConfig) -> Mapping[str, Any]:
         return _of_hub(model.base.removeprefix("hub:"))
     if model.base.startswith(_ELSEWHERE):
         raise BadInput(
-            f"model.base = {model.base!r}: its configuration lies elsewhere, and a plan asks "
-            "nobody",
+            f"model.base = {model.base!r}: its configuration is not on this machine, and a plan "
+            "uses no network",
             remedy="give a folder that has its config.json, or the name of a well-known model "
             "as hub:NAME",
         )
@@ -58,8 +58,8 @@ def _of_hub(name: str) -> Mapping[str, Any]:
     known = canonical.get(name.lower())
     if known is None:
         raise BadInput(
-            f"model.base = 'hub:{name}': no architecture of that name comes with the product, "
-            "and a plan asks no network",
+            f"model.base = 'hub:{name}': steadytrain has no built-in architecture of that name, "
+            "and a plan uses no network",
             remedy="give a folder that has its config.json, or one of "
             f"{', '.join(sorted(models, key=str.lower))}",
         )

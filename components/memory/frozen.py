@@ -68,16 +68,16 @@ def frozen_decisions(shape: Shape, setting: Setting) -> Iterator[Decision]:
         yield Decision(
             _EMBEDDINGS,
             adapter.frozen_embeddings,
-            f"on the GPU their {whole:.2f} GB would be too many; rows are looked up in the host's "
-            "memory, with the same values",
+            f"their {whole:.2f} GB would not fit on the GPU; rows are looked up in host memory, "
+            "with the same values",
         )
     if setting.quantizes_head:
         yield Decision(
             _HEAD,
             adapter.frozen_head,
-            f"as loaded its {whole:.2f} GB would be too many; they become "
-            f"{values * HEAD_BITS[adapter.frozen_head] / 8e9:.2f}, off by "
-            f"{_ERRORS[adapter.frozen_head]}, and the model that leaves has its own head",
+            f"its {whole:.2f} GB as loaded would not fit; it is stored in "
+            f"{values * HEAD_BITS[adapter.frozen_head] / 8e9:.2f} GB, off by "
+            f"{_ERRORS[adapter.frozen_head]}, and the exported model has the original head",
         )
 
 
@@ -86,10 +86,10 @@ def frozen_problems(shape: Shape, adapter: AdapterConfig) -> Iterator[str]:
     if shape.tied and adapter.frozen_embeddings == "host" and adapter.frozen_head == "as_loaded":
         yield (
             f"{_EMBEDDINGS} = host: the head is the same table and would keep it on the GPU; "
-            f"{_HEAD}=8bit beside it is the nearest"
+            f"the nearest setting that works is {_HEAD}=8bit as well"
         )
     if adapter.frozen_head != "as_loaded" and shape.hidden % QUANTIZED_BLOCK:
         yield (
-            f"{_HEAD} = {adapter.frozen_head}: the head takes {shape.hidden} values, no multiple "
-            f"of {QUANTIZED_BLOCK}; as_loaded is the nearest"
+            f"{_HEAD} = {adapter.frozen_head}: the head takes {shape.hidden} values, which is "
+            f"not a multiple of {QUANTIZED_BLOCK}; the nearest setting that works is as_loaded"
         )

@@ -101,10 +101,10 @@ class Shape:
         for target in wanted:
             if not any(_ends(matrix, target) for matrix in self.matrices):
                 raise BadInput(
-                    f"model.adapter.targets: {target!r} is no linear layer of a {self.family} "
-                    "model's layers",
+                    f"model.adapter.targets: {target!r} is not a linear layer of a "
+                    f"{self.family} model's layers",
                     remedy=f"some of {', '.join(matrix.name for matrix in self.matrices)}, or "
-                    "their last names; or leave it out for all",
+                    "the last part of their names; or leave it out for all",
                 )
         return tuple(m for m in self.matrices if any(_ends(m, target) for target in wanted))
 
@@ -126,16 +126,17 @@ def shape_of(config: Mapping[str, Any], *, labels: int = 0) -> Shape:
     family = str(config.get("model_type", ""))
     if not has_formula(config):
         raise BadInput(
-            f"model_type = {family!r}: the plan's formulas do not know this architecture",
-            remedy=f"they know {', '.join(FAMILIES)} as they are by default; with torch installed "
-            "the plan traces any that Transformers has, and the run itself takes it",
+            f"model_type = {family!r}: the plan has no formulas for this architecture",
+            remedy=f"it has them for the standard {', '.join(FAMILIES)}; with torch installed, "
+            "the plan traces any architecture that Transformers has, and a run can "
+            "train it",
         )
     known = families()[family]
     fields = known.fields(config)
     if labels == 0 and known.kind in _ENCODERS:
         raise BadInput(
-            f"model_type = {family!r}: Transformers has no causal language model of it",
-            remedy="set data.task=sequence_classification, or take another model",
+            f"model_type = {family!r}: Transformers has no causal language model for it",
+            remedy="set data.task=sequence_classification, or use another model",
         )
     return Shape(**_sizes(known, fields, family, labels))
 

@@ -22,9 +22,9 @@ from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.foreign import foreign
-from steadytrain.components.tasks.asked_loss import asked_loss
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.fused_head import FusedHead
+from steadytrain.components.tasks.loss_request import requested_loss
 
 _LAYERS: Final = 12
 """Maximum number of traced layers. Patterns within a model, such as kinds of attention, repeat
@@ -97,9 +97,9 @@ class Traced:
                 architecture = _without_attention_dropout(architecture)
             with (
                 foreign(
-                    f"model_type = {architecture.get('model_type')!r}: a pass that the plan "
-                    "traces fails",
-                    "check the model's configuration, or try a few steps of the training itself",
+                    f"model_type = {architecture.get('model_type')!r}: a pass fails when the "
+                    "plan traces it",
+                    "check the model's configuration, or try a few training steps",
                 ),
                 warnings.catch_warnings(action="ignore"),
             ):
@@ -234,10 +234,10 @@ class _Watch:
     def _in_place_of_the_head(self, hidden: torch.Tensor) -> torch.Tensor:
         self._forward_ends()
         self.head_input = hidden.numel() * hidden.element_size()
-        asked = asked_loss()
-        assert asked is not None, "a fused head is asked for a loss"
-        asked.loss = hidden.sum()
-        return asked.loss
+        request = requested_loss()
+        assert request is not None, "a fused head is asked for a loss"
+        request.loss = hidden.sum()
+        return request.loss
 
     def _mark_at(self, tensor: torch.Tensor) -> None:
         if tensor.requires_grad:

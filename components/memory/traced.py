@@ -28,7 +28,7 @@ from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.documents import telling, unlike
+from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_head import FusedHead
 
@@ -56,7 +56,7 @@ def traced_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
     _refuse_endless_layers(architecture)
     with foreign(
         f"model_type = {family!r}: the plan has no formula for it, and it cannot be traced",
-        "change the field that is named, or try a few steps of the training itself",
+        "change the named field, or try a few training steps",
     ):
         return _shape(json.dumps(architecture, sort_keys=True), labels)
 
@@ -65,7 +65,7 @@ def _refuse_what_there_is_not(family: str, labels: int) -> None:
     if family not in CONFIG_MAPPING:
         raise BadInput(
             f"model_type = {shown(family)}: Transformers {__version__} has no such architecture",
-            remedy="check its spelling; code that lies beside a model is never run by a plan",
+            remedy="check its spelling; a plan never runs code that comes with a model",
         )
     auto = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
     if CONFIG_MAPPING[family] not in auto._model_mapping:
@@ -73,8 +73,8 @@ def _refuse_what_there_is_not(family: str, labels: int) -> None:
         if labels:
             what, other = "sequence classification", "causal_lm"
         raise BadInput(
-            f"model_type = {family!r}: Transformers {__version__} has no {what} of it",
-            remedy=f"set data.task={other}, or take another model",
+            f"model_type = {family!r}: Transformers {__version__} has no {what} for it",
+            remedy=f"set data.task={other}, or use another model",
         )
 
 
@@ -84,7 +84,7 @@ def _refuse_endless_layers(architecture: Mapping[str, Any]) -> None:
         layers = architecture.get(name)
         if isinstance(layers, int) and layers > _MOST_LAYERS:
             raise BadInput(
-                f"{name} = {layers:,}: a plan takes at most {_MOST_LAYERS:,} layers",
+                f"{name} = {layers:,}: a plan supports at most {_MOST_LAYERS:,} layers",
                 remedy="correct it in the model's configuration",
             )
 
@@ -187,8 +187,8 @@ def _hears_of_documents(model: Any) -> bool:
     ids = torch.zeros((1, sum(_ASKED)), dtype=torch.int64, device="meta")
     documents = Documents(list(_ASKED))
     try:
-        with eval_mode(model), telling(documents) as told:
-            model(input_ids=ids, position_ids=ids, use_cache=False, **told)
+        with eval_mode(model), pass_documents(documents) as extra:
+            model(input_ids=ids, position_ids=ids, use_cache=False, **extra)
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
     return not unlike(documents)

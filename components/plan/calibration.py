@@ -81,7 +81,7 @@ def calibrate(job: Workload, choice: Choice, tell: Callable[[str], None]) -> Spe
 def _source(steps: int, trial: Trial, ranks: int) -> str:
     one, others = "", ""
     if ranks > 1:
-        one, others = " of one rank", f"; what lies between {ranks} ranks is assumed"
+        one, others = " of one rank", f"; communication between {ranks} ranks is assumed"
     whole = trial.setting.micro_batch
     part = f" ({trial.rows} of {whole} sequences each)" if trial.rows < whole else ""
     return f"{steps} step{'s' if steps > 1 else ''}{one} on this machine{part}{others}"
@@ -90,11 +90,11 @@ def _source(steps: int, trial: Trial, ranks: int) -> str:
 def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
     option, task, why = choice.option, job.config.data.task, ""
     if task not in BUILT_IN:
-        why = f"data.task = {task!r}: only that task knows what its batches are like"
+        why = f"data.task = {task!r}: only that task knows what its batches look like"
     elif option.adapter == "qlora":
         why = (
-            "model.adapter.kind = 'qlora': weights are cut to 4 bits as they are loaded, and "
-            "here none are"
+            "model.adapter.kind = 'qlora': weights are quantized as they are loaded, and "
+            "--calibrate loads none"
         )
     elif choice.setting.length > job.shape.positions:
         why = (
@@ -102,7 +102,10 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
             f"{job.shape.positions} tokens"
         )
     elif option.offload != "none":
-        why = f"compute.offload = {option.offload!r}: its copies depend on all ranks of a machine"
+        why = (
+            f"compute.offload = {option.offload!r}: the speed of its transfers depends on "
+            "all ranks of a machine"
+        )
     if why:
         raise BadInput(f"--calibrate: {why}", remedy="leave --calibrate out, or change that field")
 
@@ -200,11 +203,11 @@ class Trial:
             free, _ = torch.cuda.mem_get_info()
         if need > free:
             raise BadInput(
-                f"--calibrate: a rank by itself needs {need / 1e9:.1f} GB by the formula, and "
+                f"--calibrate: one rank needs {need / 1e9:.1f} GB by the formula, and "
                 f"{free / 1e9:.1f} GB are free here",
-                remedy="free some, set training.gradient_checkpointing=true or a smaller "
-                "training.micro_batch_size, or leave --calibrate out: the plan then tells what "
-                "would fit",
+                remedy="free memory, set training.gradient_checkpointing=true or a smaller "
+                "training.micro_batch_size, or leave --calibrate out: the plan then "
+                "shows what would fit",
             )
 
     def _now(self) -> float:

@@ -55,10 +55,10 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
         raise
     except Exception as error:
         # Transformers or the fakes can fail in any way here. Training itself may still work.
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise BadInput(
-            f"the dry run of this model fails: {told}",
-            remedy="plan by formula (--formula), and try a few steps of the training",
+            f"the dry run of this model fails: {reason}",
+            remedy="plan by formula (--formula), and try a few training steps",
         ) from error
     return _moved(found, peak_memory(shape, nearest), peak_memory(shape, setting))
 

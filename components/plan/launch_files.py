@@ -69,7 +69,7 @@ def filled(plan: Plan) -> RunConfig:
 def accelerate_config(plan: Plan) -> dict[str, Any]:
     """Return the configuration that `accelerate config` would write."""
     setting, machine = plan.choice.setting, plan.job.machine
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _type(plan),
         "mixed_precision": {"fp32": "no"}.get(setting.precision, setting.precision),
@@ -82,12 +82,12 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
         "use_cpu": not machine.gpu.cuda,
     }
     if setting.deepspeed:
-        told["deepspeed_config"] = {
+        content["deepspeed_config"] = {
             "deepspeed_config_file": "deepspeed.json",
             "zero3_init_flag": False,
         }
     if setting.strategy == "fsdp":
-        told["fsdp_config"] = {
+        content["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_reshard_after_forward": True,
@@ -95,7 +95,7 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
             "fsdp_activation_checkpointing": setting.recompute,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-    return told
+    return content
 
 
 def _type(plan: Plan) -> str:

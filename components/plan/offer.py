@@ -67,11 +67,11 @@ def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:
 
 def _how(choice: Choice) -> str:
     option, batch = choice.option, choice.batch
-    told: list[str] = [option.adapter] if option.adapter != "none" else []
-    told += ["host embeddings"] if option.frozen_embeddings == "host" else []
-    told += [f"{option.frozen_head} head"] if option.frozen_head != "as_loaded" else []
-    told.append(option.strategy)
-    told += ["recompute"] if option.recompute else []
-    told += [f"offload {option.offload}"] if option.offload != "none" else []
-    told += ["8-bit AdamW"] if option.optim != "adamw_torch" else []
-    return f"{' + '.join(told)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"
+    parts: list[str] = [option.adapter] if option.adapter != "none" else []
+    parts += ["host embeddings"] if option.frozen_embeddings == "host" else []
+    parts += [f"{option.frozen_head} head"] if option.frozen_head != "as_loaded" else []
+    parts.append(option.strategy)
+    parts += ["recompute"] if option.recompute else []
+    parts += [f"offload {option.offload}"] if option.offload != "none" else []
+    parts += ["8-bit AdamW"] if option.optim != "adamw_torch" else []
+    return f"{' + '.join(parts)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"

@@ -170,9 +170,9 @@ def plan_training(
     offers = [_by_table(each) for each in jobs]
     chosen_by = "given"
     if gpu is None:
-        chosen_by = "the plan: the cheapest of the table that fits"
+        chosen_by = "the plan: the cheapest GPU in its table that fits"
         if hosts.of_a_cluster:
-            chosen_by = "the cluster: the cheapest of its GPUs that fits"
+            chosen_by = "the cluster: its cheapest GPU that fits"
     kind = gpu or _cheapest(gpus, offers)
     job = job.on(kind, nodes, per_node)
     choosing = partial(_choose, candidates=_options(job))
@@ -211,8 +211,8 @@ def _options(job: Workload) -> list[TrainingOption]:
     if not found and job.unsharded:
         raise BadInput(
             f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "
-            "float16 knows no shards",
-            remedy="take ddp, or another GPU",
+            "float16 does not support sharding",
+            remedy="use ddp, or another GPU",
         )
     if not found:
         raise BadInput(

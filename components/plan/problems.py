@@ -13,7 +13,10 @@ def problems(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield problems with the user's settings, the memory, and the available hardware."""
     gpu = job.machine.gpu
     if not job.has_precision:
-        yield f"training.bf16 = true: {gpu.name} has no bfloat16; training.fp16=true is the nearest"
+        yield (
+            f"training.bf16 = true: {gpu.name} has no bfloat16; the nearest setting that "
+            "works is training.fp16=true"
+        )
     if not job.is_available:
         yield _too_many(job)
     if not choice.fits_gpu:
@@ -24,8 +27,8 @@ def problems(job: Workload, choice: Choice) -> Iterator[str]:
     if choice.setting.length > job.shape.positions:
         yield (
             f"data.sequence_length = {choice.setting.length}: the model takes at most "
-            f"{job.shape.positions} tokens; data.sequence_length={job.shape.positions} is the "
-            "nearest"
+            f"{job.shape.positions} tokens; the nearest setting that works is "
+            f"data.sequence_length={job.shape.positions}"
         )
 
 
@@ -40,8 +43,8 @@ def _too_much(job: Workload, choice: Choice) -> str:
         else ""
     )
     return (
-        f"a rank needs {memory.total / 1e9:.1f} GB at its peak ({largest}{kept}), and of "
-        f"{gpu.name}'s {gpu.memory_gb:g} GB {choice.usable / 1e9:.1f} can be counted on"
+        f"a rank needs {memory.total / 1e9:.1f} GB at its peak ({largest}{kept}), and "
+        f"{choice.usable / 1e9:.1f} of {gpu.name}'s {gpu.memory_gb:g} GB are usable"
     )
 
 
@@ -49,11 +52,11 @@ def _too_much_of_the_host(job: Workload, choice: Choice) -> str:
     capacity, usable = choice.host_capacity or 0, choice.host_usable or 0
     whole = f"its {capacity / 1e9:.1f} GB"
     if job.hosts.of_a_cluster:
-        whole = f"the {capacity / 1e9:.1f} GB that a pod may have there"
+        whole = f"the {capacity / 1e9:.1f} GB that a pod can get there"
     return (
-        f"a node needs {choice.host_needed / 1e9:.1f} GB of its own memory for what leaves the "
-        f"GPUs ({job.machine.per_node} x {choice.memory.host / 1e9:.1f}), and of {whole} "
-        f"{usable / 1e9:.1f} can be counted on"
+        f"a node needs {choice.host_needed / 1e9:.1f} GB of host memory for what is offloaded "
+        f"from the GPUs ({job.machine.per_node} x {choice.memory.host / 1e9:.1f}), and "
+        f"{usable / 1e9:.1f} of {whole} are usable"
     )
 
 
@@ -82,8 +85,8 @@ def _nearest(job: Workload) -> str:
     for nodes, per_node in sorted(sizes, key=lambda size: (-size[0] * size[1], size[0])):
         fewer = job.on(machine.gpu, nodes, per_node)
         if works(fewer):
-            return f"{_changed(machine, fewer.machine)} is the nearest that works"
-    return "on no fewer of these does it work"
+            return f"the nearest setting that works is {_changed(machine, fewer.machine)}"
+    return "no smaller number works"
 
 
 def _changed(asked: Machine, found: Machine) -> str:

@@ -72,19 +72,21 @@ def _open(job: Workload, choice: Choice) -> str:
     found = fitting(freed, unconstrained_options(freed))
     if not found:
         return ""
-    told, now = _fields(found), _fields(choice)
+    settings, now = _fields(found), _fields(choice)
     changed = {
-        name: told[name] for name in told if told[name] != now[name] and _needed(job, name, told)
+        name: settings[name]
+        for name in settings
+        if settings[name] != now[name] and _needed(job, name, settings)
     }
     return f"{_settings(changed)} fits: {_need(found)}"
 
 
-def _needed(job: Workload, field: str, told: Mapping[str, object]) -> bool:
+def _needed(job: Workload, field: str, settings: Mapping[str, object]) -> bool:
     """Return whether to mention it: not if it is open and derived, or has its default."""
     if job.given(field):
         return True
-    usual = {"training.optim": "adamw_torch", "training.micro_batch_size": told[field]}
-    return told[field] != usual.get(field)
+    usual = {"training.optim": "adamw_torch", "training.micro_batch_size": settings[field]}
+    return settings[field] != usual.get(field)
 
 
 def _fields(choice: Choice) -> dict[str, object]:
@@ -114,8 +116,8 @@ def _offloaded(job: Workload) -> str:
         "model.adapter.kind": found.option.adapter,
     }
     return (
-        f"{_settings(settings)} fits: {_need(found)}, and {found.memory.host / 1e9:.0f} GB of the "
-        "host's memory a rank; several times slower"
+        f"{_settings(settings)} fits: {_need(found)}, and {found.memory.host / 1e9:.0f} GB of "
+        "host memory per rank; several times slower"
     )
 
 

@@ -68,14 +68,14 @@ def _spending(plan: Plan) -> Iterator[str]:
     steps = _UNKNOWN if length.steps is None else f"{length.steps:,}"
     yield f"  steps           {steps}: {length.source}"
     timed = "" if offer.timed_by == THE_TABLE else f": {offer.timed_by}"
-    yield f"  tokens a second {_span(offer.tokens_per_second)}{timed}"
+    yield f"  tokens/s        {_span(offer.tokens_per_second)}{timed}"
     yield f"  hours           {_span(offer.hours)}"
     yield f"  USD on demand   {_span(offer.usd)}"
     lost = plan.preemptions
     yield (
         f"  USD on spot     {_span(offer.spot_usd)}; preemptions every "
         f"{plan.job.config.recovery.seconds_between_failures / 3600:g} h make it "
-        f"{lost.factor:.2f} times as long, with a checkpoint each {lost.interval_seconds:.0f} s"
+        f"{lost.factor:.2f} times as long, with a checkpoint every {lost.interval_seconds:.0f} s"
     )
 
 
@@ -83,7 +83,7 @@ def _scaling(plan: Plan) -> Iterator[str]:
     if not plan.scaling:
         return
     yield f"scaling policy: {policy(plan.job, plan.scaling)}"
-    names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens a second", "hours", "USD")
+    names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens/s", "hours", "USD")
     yield from _table([names, *map(_of_size, plan.scaling)])
 
 
@@ -98,7 +98,7 @@ def _of_size(size: Size) -> tuple[str, ...]:
 def _gpus(plan: Plan) -> Iterator[str]:
     machine = plan.job.machine
     yield f"GPUs, {machine.ranks} of each, cheapest first"
-    names = ("GPU", "GB", "how", "hours", "USD", "USD a million tokens")
+    names = ("GPU", "GB", "how", "hours", "USD", "USD per million tokens")
     yield from _table([names, *map(_row, plan.cheapest)])
     fastest = [offer.gpu for offer in plan.fastest]
     yield f"  fastest first: {', '.join(fastest) or 'none fits'}"
@@ -129,10 +129,10 @@ def _foot(plan: Plan) -> Iterator[str]:
         yield f"Memory was within {4 if plan.measured else 12} % of live tensors on a CPU in tests;"
     else:
         yield (
-            "By formula, nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"
+            "By formula; nothing was run. Memory was within 12 % of live tensors on a CPU in tests;"
         )
     yield "CUDA's context and fragmentation are assumptions, and so is how much of a GPU's peak"
-    yield "a training gets, which is why hours are an interval."
+    yield "a run reaches, which is why hours are an interval."
 
 
 def _span(span: Span | None) -> str:

@@ -31,16 +31,17 @@ def scaling(job: Workload) -> list[Size]:
 def policy(job: Workload, sizes: Sequence[Size]) -> str:
     """Return what follows for a run, in one sentence."""
     if not any(size.offer for size in sizes):
-        return "on none of these numbers does it work"
-    stays = f"the global batch stays {job.global_batch}, and with it what is learned"
+        return "none of these sizes works"
+    stays = f"the global batch stays {job.global_batch}, so the result does too"
     nodes = job.machine.nodes
     if nodes == 1:
         return stays
     fewest = min(size.nodes for size in sizes if size.offer)
     if fewest >= nodes:
-        return f"on fewer nodes it does not work, so it waits where some are lost; {stays}"
+        return f"it does not fit on fewer nodes, so it waits if some are lost; {stays}"
     return (
-        f"where nodes stay away it can go on with {fewest} (recovery.min_nodes={fewest}); {stays}"
+        f"if nodes stay unavailable, it can continue with {fewest} "
+        f"(recovery.min_nodes={fewest}); {stays}"
     )
 
 

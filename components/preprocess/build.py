@@ -139,16 +139,16 @@ class _Builder:
         trained = sorted(reading.labels[int(label)] for label in seen)
         if len(trained) < 2:
             raise DataError(
-                f"the training side has {len(trained)} different labels "
-                f"({', '.join(trained)}), two are the least",
+                f"the training side has {len(trained)} different labels ({', '.join(trained)}), "
+                "and at least two are needed",
                 remedy="give data with more classes, or check data.columns.label",
             )
         for alike in alike_labels(reading.labels.values()):
             self.current.emit(
                 Warned(
                     stage=self.current.name,
-                    message=f"the labels {', '.join(map(repr, alike))} are classes of their own, "
-                    "though they differ only in case, spaces or Unicode form",
+                    message=f"the labels {', '.join(map(repr, alike))} are separate classes, "
+                    "although they differ only in case, spaces or Unicode form",
                 )
             )
         absent = sorted(set(self.data.labels or ()) - set(trained))

@@ -53,7 +53,7 @@ def require_distinct(source: str, names: Sequence[str]) -> None:
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         raise DataError(
-            f"{source}: the column {twice[:80]!r} stands twice",
+            f"{source}: the column {twice[:80]!r} appears twice",
             remedy="rename one of them, or leave the file out (data.exclude)",
         )
 

@@ -195,8 +195,8 @@ def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, 
             if pending.strip(" \t\r\n]"):
                 raise DataError(
                     f"{name}: not JSON after record {number}: {error}",
-                    remedy="mend or fetch the file again; where each line is a record, "
-                    "set data.format to jsonl, and bad lines are quarantined one by one",
+                    remedy="fix the file or fetch it again; if each line is a record, set "
+                    "data.format to jsonl, which quarantines bad lines one by one",
                 ) from error
             return
         number, position = number + 1, end
@@ -256,7 +256,7 @@ class _CsvLines:
             if self.held > LINE_LIMIT:
                 raise DataError(
                     f"{self.name}: a record has more than {LINE_LIMIT} characters",
-                    remedy="close its quotes, or set data.format if it is no CSV",
+                    remedy="close its quotes, or set data.format if it is not CSV",
                 )
             yield line
 

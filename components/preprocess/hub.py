@@ -66,7 +66,7 @@ def dataset_digest(address: str) -> str:
             raise BadInput(
                 f"data.source = {address!r} holds "
                 + ", ".join(f"{count} {what}" for what, count in left_out.items()),
-                remedy="remove them, or copy what they lead to into the data set",
+                remedy="remove them, or copy what they point to into the data set",
             )
         return value_digest([address, *(file.digest() for file in files)])
     from huggingface_hub import HfApi

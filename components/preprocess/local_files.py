@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 from steadytrain.components.shared.errors import BadInput, DataError
 
 LINKS: Final = "links that leave the source"
-SPECIAL: Final = "pipes, sockets, devices and files of the kernel"
+SPECIAL: Final = "pipes, sockets, devices and kernel files"
 
 _LEFT_OUT: Final = {"site-packages", "dist-packages", "__pycache__"}
 _KERNEL: Final = tuple(map(Path, ("/proc", "/sys", "/dev")))
@@ -97,8 +97,8 @@ def require_data(path: Path) -> None:
     regular = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
     if not regular or _of_kernel(real, found):
         raise BadInput(
-            f"data.source = {str(path)!r} is no data: pipes, sockets, devices, and what lies in "
-            "/proc, /sys or /dev, are never read",
+            f"data.source = {str(path)!r} cannot be read: steadytrain reads no pipes, sockets "
+            "or devices, and nothing in /proc, /sys or /dev",
             remedy="give a regular file, or a folder of them",
         )
 
@@ -125,7 +125,7 @@ def open_regular(path: Path) -> BinaryIO:
         handle.close()
         raise DataError(
             f"{path} was replaced while the data were read",
-            remedy="start the run again once nobody changes the data",
+            remedy="start the run again once nothing changes the data",
         )
     return handle
 

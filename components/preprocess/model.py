@@ -111,8 +111,8 @@ def _check_length(config: RunConfig, model: Model) -> None:
         raise BadInput(
             f"data.sequence_length = {config.data.sequence_length}: the model takes at most "
             f"{model.positions} tokens",
-            remedy=f"set data.sequence_length to {model.positions} or less, or take a model "
-            "with more positions",
+            remedy=f"set data.sequence_length to {model.positions} or less, or use a model with "
+            "more positions",
         )
 
 
@@ -130,7 +130,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise BadInput(
-            f"model.base: {folder} holds no weights",
+            f"model.base: {folder} contains no weights",
             remedy="put model.safetensors beside config.json, or train from scratch with "
             "model.config",
         )
@@ -151,8 +151,8 @@ def _check_vocabulary(config: RunConfig, model: Model, base: Path | None) -> Non
         raise BadInput(
             f"the tokenizer has {size} tokens, the model only {model.vocab_size}: "
             "their vocabularies differ",
-            remedy="take the model's own tokenizer (leave model.tokenizer out), or give a "
-            "model of that vocabulary (model.vocab_size, model.config.vocab_size)",
+            remedy="use the model's own tokenizer (leave model.tokenizer out), or give a model "
+            "of that vocabulary (model.vocab_size, model.config.vocab_size)",
         )
 
 

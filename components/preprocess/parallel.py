@@ -48,7 +48,7 @@ class Workers:
                 yield pending.popleft().result()
         except BrokenProcessPool as error:
             raise SteadytrainError(
-                "a worker of the preprocessing was killed, most likely for want of memory",
+                "a preprocessing worker was killed, most likely because memory ran out",
                 remedy="give the step more memory or fewer cores, then start the run again",
             ) from error
 

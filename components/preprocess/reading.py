@@ -85,9 +85,9 @@ def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> Non
     share = quarantine.defects / records
     raise DataError(
         f"{quarantine.defects} of {records} records are defective ({share:.2%}), and "
-        f"data.max_bad_share = {data.max_bad_share:.2%} are allowed:\n"
-        f"{reason_table(quarantine.counts, records)}",
-        remedy="mend the records that the quarantine file lists, or raise data.max_bad_share",
+        f"data.max_bad_share = {data.max_bad_share:.2%} is the "
+        f"limit:\n{reason_table(quarantine.counts, records)}",
+        remedy="fix the records that the quarantine file lists, or raise data.max_bad_share",
     )
 
 
@@ -103,7 +103,7 @@ def _check(reading: Reading, data: DataConfig, spool: Spool, quarantine: Quarant
         raise DataError(
             f"all {reading.records} records are quarantined:\n"
             f"{reason_table(quarantine.counts, reading.records)}",
-            remedy="mend the records that the quarantine file lists, or the fields of data.columns",
+            remedy="fix the records that the quarantine file lists, or the fields of data.columns",
         )
 
 
@@ -114,9 +114,9 @@ def _check_columns(reading: Reading, data: DataConfig) -> None:
     ]
     # If no row could be decoded at all, the columns are not the problem.
     if all(missing) and reading.columns:
-        wished = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
+        columns_text = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
         raise DataError(
-            f"no record has the column {wished}; the columns that exist are "
+            f"no record has the column {columns_text}; the existing columns are "
             f"{', '.join(sorted(reading.columns))}",
             remedy="name the columns in data.columns",
         )

@@ -165,7 +165,7 @@ def find_files(
         excluded = f"; all {len(files)} files are left out by data.exclude" if files else ""
         others = "".join(f"; {count} {what} are left out" for what, count in no_data.items())
         raise BadInput(
-            f"data.source = {address!r}: no file lies there{excluded}{others}",
+            f"data.source = {address!r}: no file found there{excluded}{others}",
             remedy="give a file, folder, glob, s3:// address, hub:NAME or package:NAME that exists",
         )
     return sorted(wanted, key=lambda file: file.name)
@@ -233,10 +233,10 @@ def _walk(folder: Path, root: Path, left_out: Counter[str]) -> Iterator[SourceFi
 
 
 def _local(path: Path, real: Path, relative: str, *, listed: bool = False) -> SourceFile:
-    return SourceFile(_told(str(path)), _told(relative), real.stat().st_size, real, listed=listed)
+    return SourceFile(_text(str(path)), _text(relative), real.stat().st_size, real, listed=listed)
 
 
-def _told(name: str) -> str:
+def _text(name: str) -> str:
     """Return a name as text. Bytes that are not UTF-8 appear as escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
@@ -263,9 +263,9 @@ def _compiled(pattern: str, field: str) -> re.Pattern[str]:
         return re.compile("".join(map(_expression, parts)))
     except re.error as error:
         raise BadInput(
-            f"{field} = {pattern!r} is no pattern: {error.msg}",
-            remedy="* stands for part of a name, ** for folders too, ? for a character, [a-z] for "
-            "one of a range",
+            f"{field} = {pattern!r} is not a valid pattern: {error.msg}",
+            remedy="* matches part of a name, ** also folders, ? one character, [a-z] one "
+            "character of a range",
         ) from error
 
 

@@ -47,9 +47,10 @@ def run(config: RunConfig) -> DataRecord:
 def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     if config.data.task not in TASKS:
         raise BadInput(
-            f"data.task = {config.data.task!r}: preprocessing knows {', '.join(TASKS)}",
-            remedy="data of a task of your own come prepared: write its DataRecord to "
-            f"{current.workspace.record(STEP)} and start at the training step",
+            f"data.task = {config.data.task!r}: the preprocess step supports only "
+            f"{', '.join(TASKS)}",
+            remedy="for a task of your own, prepare the data yourself: write its DataRecord to "
+            f"{current.workspace.record(STEP)} and start at the train step",
         )
     model, inputs = find_model(config), find_inputs(config.data)
     store = ReuseStore(current.workspace, STEP, DataRecord)
@@ -72,7 +73,7 @@ def _key(config: RunConfig, model: Model, inputs: Inputs, digest: str) -> str:
         config.data.model_dump(mode="json", exclude={"source"}),
         model.tokenizer_digest() or config.model.vocab_size,
         inputs.left_out,
-        rooms=DATA_CODE,
+        code=DATA_CODE,
     )
 
 

@@ -18,13 +18,13 @@ from steadytrain.components.shared.config import DataConfig
 DEFECTS: Final = {
     "bad_encoding": "is not valid UTF-8",
     "bad_format": "cannot be read in the format of its file",
-    "wrong_type": "a field holds something else than it should",
+    "wrong_type": "a field has the wrong type or value",
     "missing_field": "a field is absent or null",
-    "empty_field": "a field holds nothing but white space",
-    "bad_messages": "messages are not a chat in which the assistant says something",
+    "empty_field": "a field holds only white space",
+    "bad_messages": "messages are not a chat with an assistant message",
     "unknown_label": "the label is not among data.labels",
     "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
-    "refused_by_template": "the tokenizer's chat template refuses it",
+    "refused_by_template": "the tokenizer's chat template rejects it",
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 SET_ASIDE: Final = {
@@ -52,7 +52,7 @@ def _with_each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Defe
         return fields
     names = [name for name, _ in pairs]
     twice = next(name for name in names if names.count(name) > 1)
-    return Defect("bad_format", f"the field {twice[:80]!r} stands twice")
+    return Defect("bad_format", f"the field {twice[:80]!r} appears twice")
 
 
 STRICT_JSON: Final = json.JSONDecoder(object_pairs_hook=_with_each_field_once)
@@ -104,7 +104,7 @@ def _utf8_size(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
-        raise Defect("bad_encoding", "holds bytes or code points that are not UTF-8") from error
+        raise Defect("bad_encoding", "contains bytes or code points that are not UTF-8") from error
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
@@ -178,7 +178,7 @@ def _message(item: Any) -> dict[str, str]:
         raise Defect("bad_messages", "a message is not a mapping with role and content")
     role, content = item["role"], item["content"]
     if role not in _ROLES:
-        raise Defect("bad_messages", f"role {str(role)[:40]!r} is none of {', '.join(_ROLES)}")
+        raise Defect("bad_messages", f"role {str(role)[:40]!r} is not one of {', '.join(_ROLES)}")
     if not isinstance(content, str):
         raise Defect("wrong_type", f"content is {type(content).__name__}, not text")
     if role == "assistant" and not content.strip():

@@ -58,7 +58,7 @@ def _registered(registry: Registry, record: RegistrationRecord) -> Version:
         raise BadInput(
             f"version {record.version} of {record.model_name} is not one that this run has "
             f"registered as {registry.name}",
-            remedy="run the step register again, with this configuration",
+            remedy="run the register step again, with this configuration",
         )
     return version
 

@@ -27,7 +27,7 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     config = from_parameters(**parameters)
     workspace = Workspace.of(config)
     if not workspace.events.exists():
-        Path(page.path).write_text("<p>No step of the run has begun.</p>", encoding="utf-8")
+        Path(page.path).write_text("<p>No step of the run has started.</p>", encoding="utf-8")
         return
     try:
         shutil.copyfile(run(config, parameters["job"]), page.path)

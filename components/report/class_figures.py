@@ -18,14 +18,14 @@ def _calibration(record: EvaluationRecord) -> list[Figure]:
         return []
     error = record.metrics.get("ece")
     said = "; ".join(
-        f"{percent(item.confidence)} sure, {percent(item.accuracy)} right "
+        f"{percent(item.confidence)} confidence, {percent(item.accuracy)} correct "
         f"({number(item.examples)} examples)"
         for item in record.calibration
     )
     points = [(item.confidence, item.accuracy) for item in record.calibration]
     title = "Calibration"
     chart = share_chart(title, points, axis="confidence", description=said, ideal=True)
-    caption = "share of right predictions by the model's confidence"
+    caption = "share of correct predictions by the model's confidence"
     if error is not None:
         caption += f"; expected calibration error {number(error.value)}"
     return [Figure(title, chart, ["accuracy", "ideal"], caption)]

@@ -15,7 +15,7 @@ def report(
     global_batch_size: int,
     learning_rate: float,
     num_train_epochs: float,
-    overrides: dict,  # type: ignore[type-arg]  # KFP knows no dict[str, Any]
+    overrides: dict,  # type: ignore[type-arg]  # KFP does not support dict[str, Any]
     job: str,
     page: dsl.Output[dsl.HTML],
 ) -> None:

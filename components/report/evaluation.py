@@ -64,7 +64,7 @@ def gate_section(record: GateRecord) -> dict[str, Any]:
     elif record.champion_version is not None:
         rows.append(("Champion", f"version {record.champion_version}", "not comparable"))
     else:
-        rows.append(("Champion", "none", "the floors alone decide"))
+        rows.append(("Champion", "none", "only the floors decide"))
     if record.improvement is not None:
         low, high = percent(record.improvement.low), percent(record.improvement.high)
         rows.append(("Improvement", percent(record.improvement.value), f"{low} to {high}"))

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from steadytrain.components.report.facts import Facts, gather
+from steadytrain.components.report.sentences import recovery
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import RunSummary, outcome
-from steadytrain.components.report.telling import recovery
 from steadytrain.components.report.words import duration, number, percent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
@@ -28,7 +28,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     """Return outcome, attempts, recoveries, newest checkpoint, time spent, and what to do next."""
     facts = gather(workspace)
     standing = outcome(facts)
-    lines = [f"{workspace.run_id} is at work." if running else standing.sentence]
+    lines = [f"{workspace.run_id} is running." if running else standing.sentence]
     if standing.failure and not running:
         lines.append(f"{standing.failure.error}: {standing.failure.message}")
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
@@ -60,11 +60,11 @@ def _training(facts: Facts) -> Iterator[str]:
         yield "training has not been attempted"
         return
     yield _attempts(history)
-    told = recoveries(history)
-    earlier = len(told) - RECOVERIES
+    described = recoveries(history)
+    earlier = len(described) - RECOVERIES
     if earlier > 0:
         yield f"({earlier} earlier {'recovery' if earlier == 1 else 'recoveries'})"
-    yield from told[-RECOVERIES:]
+    yield from described[-RECOVERIES:]
     planned = [attempt.ready.max_steps for attempt in history.attempts if attempt.ready]
     of = f" of {number(planned[-1])}" if planned else ""
     newest = history.last_step
@@ -79,25 +79,25 @@ def _training(facts: Facts) -> Iterator[str]:
 def _attempts(history: History) -> str:
     """Return how many attempts there were and how they ended, most frequent first."""
     ends = Counter(
-        "at work or cut off"
+        "running or cut off"
         if attempt.ended is None
         else attempt.ended.failure_class or attempt.ended.outcome.replace("_", " ")
         for attempt in history.attempts
     )
     count = len(history.attempts)
-    told = ", ".join(f"{times} {end}" for end, times in ends.most_common())
-    return f"{count} attempt{'s' if count > 1 else ''}: {told}"
+    described = ", ".join(f"{times} {end}" for end, times in ends.most_common())
+    return f"{count} attempt{'s' if count > 1 else ''}: {described}"
 
 
 def _next(workspace: Workspace, standing: RunSummary, *, running: bool) -> str:
     place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
     if running:
-        return f"nothing, it recovers by itself; `steadytrain stop {place}` stops it"
+        return f"nothing: the run recovers by itself; `steadytrain stop {place}` stops it"
     if standing.state == "finished":
-        return f"nothing; `steadytrain report {place}` tells the rest"
+        return f"nothing; `steadytrain report {place}` shows the details"
     again = f"`steadytrain resume {place}`"
     if standing.failure and standing.failure.remedy:
-        return f"{again}, once this is done: {' '.join(standing.failure.remedy.split())}"
+        return f"{again}, after this fix: {' '.join(standing.failure.remedy.split())}"
     return again
 
 

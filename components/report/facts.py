@@ -97,7 +97,7 @@ def gather(workspace: Workspace) -> Facts:
 def _history(facts: Facts) -> History:
     ledger = Ledger(LocalStorage(facts.workspace.ledger), run_id=facts.workspace.run_id)
     try:
-        history, lost = ledger.as_told(facts.events)
+        history, lost = ledger.history_from(facts.events)
     except (BadInput, StorageError) as error:
         facts.unreadable.append(f"{facts.workspace.ledger}: {error.message}")
         return History()

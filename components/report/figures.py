@@ -99,7 +99,10 @@ def _figure(
     show = size if in_bytes else number
     drawn = [curve for curve in curves if curve.points or curve.broken]
     marks = [
-        (float(attempt.first_step), f"attempt {attempt.number} began at step {attempt.first_step}")
+        (
+            float(attempt.first_step),
+            f"attempt {attempt.number} started at step {attempt.first_step}",
+        )
         for attempt in attempts(facts)[1:]
     ]
     chart = line_chart(title, drawn, show=show, marks=marks, from_zero=from_zero, binary=in_bytes)

@@ -24,16 +24,17 @@ def notify(workspace: Workspace) -> None:
     message = _message(facts)
     if message is None:
         return
-    news = value_digest([message, _ended(facts) if message["event"] == "failed" else 0])
-    told = LocalStorage(workspace.told.parent)
-    if told.exists(workspace.told.name) and told.read(workspace.told.name).decode() == news:
+    digest = value_digest([message, _ended(facts) if message["event"] == "failed" else 0])
+    storage = LocalStorage(workspace.notified.parent)
+    name = workspace.notified.name
+    if storage.exists(name) and storage.read(name).decode() == digest:
         return
     failure = webhook.call(message)
     if not failure:
-        told.write(workspace.told.name, news.encode())
+        storage.write(name, digest.encode())
         return
     stream = workspace.stream("report")
-    text = f"the webhook ({webhook.VARIABLE}) was not told that the run {message['event']}"
+    text = f"the webhook ({webhook.VARIABLE}) was not notified that the run {message['event']}"
     stream.emit(Warned(stage="report", message=f"{text}: {failure}"))
     stream.close()
 

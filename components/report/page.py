@@ -45,7 +45,7 @@ _LABELS = {
     "stopped": "Stopped",
     "unfinished": "Not finished",
     "resubmitted": "Submitted again",
-    "empty": "Not begun",
+    "empty": "Not started",
 }
 
 
@@ -216,9 +216,9 @@ def _environment(facts: Facts) -> list[tuple[str, str]]:
 def _remote_code(facts: Facts) -> str:
     """Say whether the base model's own Python code may run, and which revision pins it."""
     if facts.setting("model.trust_remote_code") is not True:
-        return "not trusted: none runs (model.trust_remote_code: false)"
+        return "not trusted: no code runs (model.trust_remote_code: false)"
     base, revision = facts.setting("model.base"), facts.setting("model.revision")
-    return f"trusted: that of {base}, pinned by model.revision {revision}"
+    return f"trusted: the code of {base}, pinned by model.revision {revision}"
 
 
 def _verdict(facts: Facts) -> str:

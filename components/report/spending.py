@@ -11,10 +11,10 @@ from steadytrain.components.report.words import duration, percent
 from steadytrain.components.train.recovery.times import Times
 
 MEANINGS: Final = {
-    "useful": "led to what the run has now",
-    "lost": "had to be done again, or left nothing; with the time to notice and to end it",
-    "restarting": "from the start of the ranks to their first step, the first time too",
-    "checkpointing": "training stood still for a checkpoint",
+    "useful": "produced the current result",
+    "lost": "work that was repeated or discarded, including the time to notice and end the failure",
+    "restarting": "from the start of the ranks to their first step, including the first start",
+    "checkpointing": "training paused for a checkpoint",
     "waiting": "no ranks: between attempts, and between supervisors",
 }
 """The kinds of time, in display order."""
@@ -49,12 +49,12 @@ class Spending:
     def cost(self) -> str:
         """The cost in one sentence, or how to configure it."""
         if self.price_per_hour is None:
-            return "not known: set compute.price_per_hour (USD, of all that trains together)"
+            return "not known: set compute.price_per_hour (USD, for all nodes together)"
         times, price = self.times, self.price_per_hour
         wasted = times.cost(price) - price * times.useful / 3600
         return (
-            f"{times.cost(price):,.2f} USD at {price:,.2f} USD an hour, waits left out; "
-            f"{wasted:,.2f} USD of it for what was not useful"
+            f"{times.cost(price):,.2f} USD at {price:,.2f} USD per hour, without waits; "
+            f"{wasted:,.2f} USD of that was not useful"
         )
 
     def lines(self) -> list[str]:

@@ -75,8 +75,8 @@ def run(config: RunConfig, job: str = "") -> Path:
     with stage(config, "report") as current:
         for problem in problems:
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
-        if told := resubmit_lost(config, job):
-            current.emit(told)
+        if resubmitted := resubmit_lost(config, job):
+            current.emit(resubmitted)
         facts = write_page(workspace)
         standing = outcome(facts)
         current.summary = standing.sentence

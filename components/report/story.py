@@ -154,23 +154,24 @@ def outcome(facts: Facts) -> RunSummary:
     steps = latest(executions(facts.events))
     name = facts.setting("name") or facts.workspace.run_id
     if not steps:
-        return RunSummary("empty", f"Run {facts.workspace.run_id} has not begun a step.")
+        return RunSummary("empty", f"Run {facts.workspace.run_id} has not started a step.")
     last = steps[-1]
     if last.state == "failed" and last.failure:
         return RunSummary("failed", f"{name} failed in {last.stage}.", last.failure)
     if again := _again(facts, last):
-        told = f"It was submitted again, as run {again.kfp_run} of Kubeflow Pipelines."
-        return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {told}")
+        message = f"It was resubmitted as Kubeflow Pipelines run {again.kfp_run}."
+        return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {message}")
     if last.state == "stopped":
         return RunSummary("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
     if last.state == "unfinished":
         return RunSummary(
             "unfinished",
-            f"{name} has not ended: {last.stage} is still at work, or was killed{_at_step(facts)}.",
+            f"{name} has not finished: {last.stage} is still running, or was "
+            f"killed{_at_step(facts)}.",
         )
     if _complete(facts, last.stage):
         return RunSummary("finished", _success(facts, str(name)))
-    return RunSummary("unfinished", f"{name} has not gone on after {last.stage}.")
+    return RunSummary("unfinished", f"{name} has not continued after {last.stage}.")
 
 
 def _killed(started: StepStarted, end: float) -> Execution:
@@ -196,8 +197,8 @@ def _complete(facts: Facts, last_stage: str) -> bool:
 
 def _again(facts: Facts, last: Execution) -> Resubmitted | None:
     """Return the resubmission after the last step. No step of the new pipeline run has started."""
-    told = facts.of(Resubmitted)
-    return told[-1] if told and told[-1].time >= last.end else None
+    message = facts.of(Resubmitted)
+    return message[-1] if message and message[-1].time >= last.end else None
 
 
 def _at_step(facts: Facts) -> str:

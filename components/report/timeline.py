@@ -124,12 +124,12 @@ def _axis(
 ) -> Markup:
     """Draw ticks for the time since the start, except within waits that are drawn shorter."""
     start = spans[0].start
-    told = [span for span in spans if span.start not in shortened]
-    whole = sum(span.seconds for span in told)
+    shown = [span for span in spans if span.start not in shortened]
+    whole = sum(span.seconds for span in shown)
     days = math.ceil(whole / 8 / 86400) * 86400
     step = next((tick for tick in _TICKS if whole / tick <= 8), days)
     parts, last = [], -math.inf
-    for span in told:
+    for span in shown:
         first = math.ceil((span.start - start) / step)
         for index in range(first, math.floor((span.end - start) / step) + 1):
             x = place(start + index * step)

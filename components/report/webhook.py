@@ -57,13 +57,13 @@ def _post(address: str, body: bytes) -> str:
     try:
         url = urlsplit(address)
         if url.scheme not in ("http", "https") or not url.hostname:
-            return "the address is none of http or https"
+            return "the address is not http or https"
         with _open(urllib.request.Request(address, body, headers), timeout=SECONDS):
             return ""
     except urllib.error.HTTPError as error:
         error.close()
         more = ": redirects are not followed" if 300 <= error.code < 400 else ""
-        return f"it answered {error.code}{more}"
+        return f"it returned {error.code}{more}"
     except urllib.error.URLError as error:
         return _words(error.reason)
     except Exception as error:

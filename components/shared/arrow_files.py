@@ -54,7 +54,7 @@ def open_batches(file: Path) -> list[StoredBatch]:
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
         found = map(reader.get_batch_with_custom_metadata, range(reader.num_record_batches))
-        return [StoredBatch(file, item.batch, _told(item.custom_metadata)) for item in found]
+        return [StoredBatch(file, item.batch, _metadata(item.custom_metadata)) for item in found]
     except (OSError, pa.ArrowException) as error:
         raise _damaged(file, error) from error
 
@@ -77,12 +77,12 @@ def _digest(batch: pa.RecordBatch) -> bytes:
     return found.hexdigest().encode()
 
 
-def _told(metadata: Any) -> bytes:
+def _metadata(metadata: Any) -> bytes:
     return bytes(metadata.get(_DIGEST, b"")) if metadata else b""
 
 
 def _damaged(file: Path, reason: object) -> DataError:
     return DataError(
-        f"{file} is not a whole Arrow file: {reason}",
-        remedy="run the whole pipeline again: the data are prepared anew",
+        f"{file} is not a complete Arrow file: {reason}",
+        remedy="run the whole pipeline again, which prepares the data again",
     )

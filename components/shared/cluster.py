@@ -26,13 +26,11 @@ POD_VARIABLE: Final = "KFP_POD_NAME"
 """Environment variable with the name of a Kubeflow Pipelines step's own pod."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_SECONDS = (5, 20)
-_NO_PERMISSION = (
-    "give this pod's service account the Role of the manifests that come with steadytrain"
-)
+_NO_PERMISSION = "bind this pod's service account to the Role in steadytrain's manifests"
 _LATER = "wait until it answers, and try again"
 _NO_PERMISSION_ON_ALL = (
-    "it is a right on the whole cluster: come as one who has it, or have a ClusterRole that gives "
-    "it bound to your account"
+    "this permission covers the whole cluster: use an account that has it, or ask an "
+    "administrator to bind a ClusterRole that grants it to yours"
 )
 _WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
 _ADMISSION = re.compile(
@@ -247,19 +245,19 @@ def _refusal(error: Any, what: str, permission: str) -> Refused | Unreachable:
         permission: the fix if a permission is missing.
     """
     try:
-        told = json.loads(error.body)
+        answer = json.loads(error.body)
     except (TypeError, ValueError):
-        told = {}
-    message, reason = told.get("message") or error.reason, told.get("reason") or error.reason
+        answer = {}
+    message, reason = answer.get("message") or error.reason, answer.get("reason") or error.reason
     if error.status in _PASSING:
-        return Unreachable(f"the cluster's API server is in trouble: {message}", remedy=_LATER)
+        return Unreachable(f"the cluster's API server reports an error: {message}", remedy=_LATER)
     denied = error.status in (401, 403) and not _ADMISSION.search(message)
     kind = Denied if denied else Refused
     return kind(
         f"cannot {what}: {message}",
         status=error.status,
         reason=reason,
-        remedy=permission if denied else "change what the message names",
+        remedy=permission if denied else "fix what the message names",
     )
 
 

@@ -68,17 +68,17 @@ def value_digest(content: Any) -> str:
 
 
 @functools.cache
-def code_digest(*rooms: str) -> str:
+def code_digest(*folders: str) -> str:
     """Return the digest of steadytrain's own sources, and of the image if that is known.
 
     Args:
-        rooms: folders of `components`, such as "tasks/encoding". Without any, all of them.
+        folders: folders of `components`, such as "tasks/encoding". Without any, all of them.
     """
     root = Path(__file__).resolve().parents[1]
-    folders = [root / room for room in rooms] or [root]
+    roots = [root / folder for folder in folders] or [root]
     sources = {
         path.relative_to(root).as_posix(): file_digest(path)
-        for folder in folders
+        for folder in roots
         for path in sorted(folder.rglob("*.py"))
     }
     return value_digest([sources, os.environ.get(IMAGE_DIGEST_VARIABLE, "")])

@@ -121,8 +121,7 @@ class _Numbered:
         """Raise an error if our time has expired, because another process may hold the lock."""
         if time.time() >= self.expires:
             raise StorageError(
-                f"the lock {self.row.storage.uri} was ours for {self.expiry_seconds:.0f} s, "
-                "which are over",
+                f"the lock {self.row.storage.uri} expired after {self.expiry_seconds:.0f} s",
                 remedy="start the step again: it has changed nothing",
             )
 
@@ -148,7 +147,7 @@ def _wait(take: Callable[[], bool], place: str, wait_seconds: float) -> None:
     while not take():
         if time.monotonic() >= end:
             raise RunBusy(
-                f"the lock {place} has been held by another for {wait_seconds:.0f} s",
+                f"the lock {place} has been held by another run for {wait_seconds:.0f} s",
                 remedy="wait for the other run to finish its promotion, then start the step again",
             )
         time.sleep(_POLL_SECONDS)

@@ -53,5 +53,5 @@ def running(names: object) -> Any:
     """Turn errors that lm-eval raises while it runs tasks into BadInput."""
     return foreign(
         f"evaluation.tasks: {names} cannot be run by lm-eval",
-        "correct the field or the document that this is about, or leave the task out",
+        "fix the field or the document that the message names, or leave the task out",
     )

@@ -88,7 +88,7 @@ def open_lm_tasks(config: RunConfig) -> LmTasks:
         for attribute, what in _NEVER.items():
             if getattr(task, attribute, False):
                 raise BadInput(
-                    f"evaluation.tasks: task {name!r} {what}, which is not done here",
+                    f"evaluation.tasks: task {name!r} {what}, which steadytrain does not support",
                     remedy="leave it out",
                 )
         _check_metrics(name, task)
@@ -125,7 +125,7 @@ def _known(name: str) -> tuple[Any, str]:
                 f"evaluation.tasks = {name!r}: lm-eval has no task of that name",
                 remedy=f"did you mean {' or '.join(close)}?"
                 if close
-                else "give a task's YAML file, or a name of `lm-eval ls tasks`",
+                else "give a task's YAML file, or a name from `lm-eval ls tasks`",
             )
         return manager, name
     path = Path(name)
@@ -178,8 +178,8 @@ def _offline(name: str) -> Iterator[None]:
             )
         if _names_a_format_alone(*args, **given):
             raise BadInput(
-                f"evaluation.tasks = {name!r}: dataset_path is a format without data_files, which "
-                "would read the current folder with all below it",
+                f"evaluation.tasks = {name!r}: dataset_path is a format without data_files, "
+                "which would read everything in the current folder",
                 remedy="give the files' paths as dataset_kwargs.data_files",
             )
         return load(*args, **given)
@@ -235,10 +235,14 @@ def _check_gate(config: RunConfig, loaded: Mapping[str, Any]) -> None:
             )
         directed, averaged = metrics[name]
         if not directed or (field == "gate.metric" and not averaged):
-            lacks = "a mean over documents" if directed else "known to be better high or low"
+            lacks = (
+                "a mean over documents"
+                if directed
+                else "marked as better when higher or when lower"
+            )
             raise BadInput(
                 f"{field} = {name!r}: is not {lacks}",
-                remedy="take another metric, such as acc or bits_per_byte, or set its "
+                remedy="use another metric, such as acc or bits_per_byte, or set its "
                 "higher_is_better and aggregation in the task's metric_list",
             )
 
@@ -249,7 +253,7 @@ def _check_generation(name: str, settings: Any) -> None:
         if isinstance(settings, Mapping) and setting in settings:
             raise BadInput(
                 f"evaluation.tasks: task {name!r} has generation_kwargs.{setting}, which loads "
-                "what does not belong to the model",
+                "something other than the model",
                 remedy=f"leave {setting} out",
             )
 

@@ -105,7 +105,8 @@ def _listed(address: str) -> tuple[S3Storage, Sequence[ObjectInfo]]:
     found = storage.describe()
     if not found:
         raise BadInput(
-            f"model {address!r}: nothing lies there", remedy="give the prefix of the model's files"
+            f"model {address!r}: no files found there",
+            remedy="give the prefix of the model's files",
         )
     return storage, found
 
@@ -134,7 +135,7 @@ def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
         raise BadInput(
             f"model {address!r} cannot be fetched: {type(error).__name__}",
             remedy="check the name and the network; a private model needs HF_TOKEN in the "
-            "environment, a machine without network a folder",
+            "environment, a machine without network access needs a folder",
         ) from error
 
 

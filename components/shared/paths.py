@@ -31,7 +31,7 @@ def below(folder: Path, name: str, *, origin: str) -> Path:
     path = folder / checked(name, origin=origin)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UnsafeName(
-            f"{origin}: {name!r} leads out of {folder} by a symbolic link",
+            f"{origin}: {name!r} leaves {folder} through a symbolic link",
             remedy="remove the link, or give the folder that it points to",
         )
     return path
@@ -77,7 +77,7 @@ def _folded(name: str) -> str:
 
 def _collision(origin: str, one: str, other: str) -> UnsafeName:
     return UnsafeName(
-        f"{origin}: {one!r} and {other!r} collide as files of one folder",
+        f"{origin}: {one!r} and {other!r} collide as file names",
         remedy="rename or remove one of the two",
     )
 

@@ -74,7 +74,7 @@ def patiently(call: Callable[[], T], *, wait: Callable[[float], object] = time.s
         delay = min(2 * delay, _LONGEST_DELAY)
 
 
-def while_refused(call: Callable[[], T], seconds: float = REFUSED_SECONDS) -> T:
+def retry_rejected(call: Callable[[], T], seconds: float = REFUSED_SECONDS) -> T:
     """Retry a write until storage accepts it. After `seconds`, raise its error."""
     end = time.monotonic() + seconds
     while True:

@@ -264,7 +264,7 @@ class GateRecord(Record):
             if not min(improvement.value, improvement.low) > self.margin:
                 raise ValueError("promoted without an improvement beyond the margin")
         if not all(map(math.isfinite, numbers)):
-            raise ValueError("promoted by numbers that are not finite")
+            raise ValueError("promoted on numbers that are not finite")
         sign = 1 if self.greater_is_better else -1
         if sign * self.candidate < sign * self.floors.get(self.metric, self.candidate):
             raise ValueError("promoted beyond its floor")

@@ -60,11 +60,11 @@ def check_code(folder: Path, config: RunConfig) -> None:
 def needs_code(folder: Path) -> BadInput:
     """Return the error for a model whose code must not run."""
     return BadInput(
-        f"{folder} needs Python code of its own ({', '.join(_digests(folder)) or 'elsewhere'}), "
+        f"{folder} needs its own Python code ({', '.join(_digests(folder)) or 'elsewhere'}), "
         "and model.trust_remote_code is false",
-        remedy="use a model that Transformers has itself; or read that code, then set "
-        "model.trust_remote_code: true and model.revision to the commit of a hub model, or else "
-        f"to {code_digest(folder)}",
+        remedy="use a model that is built into Transformers; or read that code, then set "
+        "model.trust_remote_code: true and model.revision to the commit of a hub model, "
+        f"or else to {code_digest(folder)}",
     )
 
 
@@ -100,7 +100,7 @@ def _check_references(folder: Path) -> None:
                 )
     if (folder / "adapter_config.json").is_file():
         raise BadInput(
-            f"{folder} holds adapters, whose base model lies elsewhere and may bring other code",
+            f"{folder} contains adapters, whose base model is elsewhere and may bring other code",
             remedy="merge the adapters, or set model.trust_remote_code to false",
         )
 

@@ -36,14 +36,14 @@ class _Entry(Record):
     files: list[_File]
 
 
-def step_key(*parts: Any, rooms: tuple[str, ...]) -> str:
+def step_key(*parts: Any, code: tuple[str, ...]) -> str:
     """Return the key of a step's outputs: digest over `parts` (plain data) and the step's code.
 
     Args:
         parts: everything else that determines the outputs.
-        rooms: the folders of `components` whose code determines the outputs.
+        code: the folders of `components` whose code determines the outputs.
     """
-    return value_digest([*parts, code_digest(*rooms)])
+    return value_digest([*parts, code_digest(*code)])
 
 
 class ReuseStore(Generic[R]):

@@ -124,7 +124,7 @@ def _failure(name: str, error: BaseException) -> StepFailed:
     if isinstance(error, SteadytrainError):
         message, remedy = error.message, error.remedy
     elif isinstance(error, Stopped | KeyboardInterrupt):
-        message, remedy = "stopped", "start the run again: it continues from what is done"
+        message, remedy = "stopped", "start the run again: it continues where it stopped"
     return StepFailed(
         stage=name, error=type(error).__name__, message=redact(message), remedy=remedy
     )

@@ -46,7 +46,7 @@ class Workspace:
         if "://" in config.output:
             raise BadInput(
                 f"output = {config.output!r}: this version writes its output to a folder",
-                remedy="give a folder, on a cluster that of a mounted volume",
+                remedy="give a folder; on a cluster, one on a mounted volume",
             )
         try:
             # A relative path is invalid if the current folder was deleted.
@@ -55,7 +55,8 @@ class Workspace:
         except OSError as error:
             raise BadInput(
                 f"output = {shown(config.output)}: {error.strerror}",
-                remedy="give a folder that can be reached, with a shorter name or with permission",
+                remedy="give a folder that you can access, with a shorter name if this one is "
+                "too long",
             ) from error
         return workspace
 
@@ -114,7 +115,7 @@ class Workspace:
         return self.folder / "report.html"
 
     @property
-    def told(self) -> Path:
+    def notified(self) -> Path:
         return self.folder / "told"
 
     @property
@@ -167,7 +168,7 @@ class Workspace:
         except OSError as error:
             raise BadInput(
                 f"output = {str(self.output)!r} cannot be written: {error.strerror}",
-                remedy="give write permission there, free space, or set another output",
+                remedy="grant write permission there, free space, or set another output",
             ) from error
 
     def stream(self, writer: str) -> EventStream:

@@ -24,5 +24,5 @@ def write_asked(path: Path, content: bytes, option: str) -> None:
     except OSError as error:
         raise BadInput(
             f"{option} {path} cannot be written: {error.strerror}",
-            remedy="give another path, or permission and space there",
+            remedy="give another path, or grant permission and free space there",
         ) from error

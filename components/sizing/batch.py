@@ -76,12 +76,12 @@ class BatchPlan:
         )
 
     def __str__(self) -> str:
-        told = [f"{self.micro_batch_size} x {self.gradient_accumulation_steps}"]
-        told += ["activation checkpointing"] if self.gradient_checkpointing else []
-        told += [] if self.snapshot else ["no snapshot in host memory"]
-        told += [] if self.strategy == REPLICATED else [self.strategy]
-        told += [] if self.offload == "none" else [f"offload {self.offload}"]
-        return ", ".join(told)
+        parts = [f"{self.micro_batch_size} x {self.gradient_accumulation_steps}"]
+        parts += ["activation checkpointing"] if self.gradient_checkpointing else []
+        parts += [] if self.snapshot else ["no snapshot in host memory"]
+        parts += [] if self.strategy == REPLICATED else [self.strategy]
+        parts += [] if self.offload == "none" else [f"offload {self.offload}"]
+        return ", ".join(parts)
 
 
 def plan_batch(
@@ -104,8 +104,8 @@ def plan_batch(
         raise BadInput(
             f"training.global_batch_size = {global_batch_size} is not divisible by "
             f"{world_size} ranks",
-            remedy=f"set a multiple of {world_size}, or other numbers of compute.nproc_per_node "
-            "and compute.nodes",
+            remedy=f"set a multiple of {world_size}, or change compute.nproc_per_node and "
+            "compute.nodes",
         )
     share = global_batch_size // world_size
     if micro is None:

@@ -70,18 +70,18 @@ def _as_learned(choice: Choice, decision: Decision) -> Decision:
 def _strategy(job: Workload, choice: Choice) -> str:
     count, strategy = job.shape.parameters, choice.option.strategy
     if strategy == "single":
-        return f"one {job.machine.gpu.kind} has nobody to share with"
+        return f"one {job.machine.gpu.kind} has nothing to shard across"
     if strategy == "ddp":
         if choice.setting.adapter.freezes:
-            return "each GPU holds the frozen model, and only the adapters' gradients travel"
+            return "each GPU holds the frozen model, and only the adapters' gradients are exchanged"
         return (
             f"below 1 billion parameters each {job.machine.gpu.kind} holds the whole model "
             f"({_SIZE_RULE})"
         )
     if count < BILLION:
-        return "with DDP each GPU would need more memory than it has, so the states are shared"
+        return "with DDP each GPU would need more memory than it has, so the states are sharded"
     if count < 10 * BILLION:
-        return f"from 1 to 10 billion parameters the ranks share all states ({_SIZE_RULE})"
+        return f"from 1 to 10 billion parameters the ranks shard all states ({_SIZE_RULE})"
     return f"from 10 to 100 billion parameters: ZeRO-3 ({_SIZE_RULE})"
 
 
@@ -90,20 +90,20 @@ def _offload(job: Workload, choice: Choice) -> str:
         fits = f"what a rank needs fits on its {job.machine.gpu.kind}"
         return fits if choice.fits else "slow, so only if asked for"
     return (
-        "from 10 to 100 billion parameters the host's memory takes what does not fit "
-        f"({_SIZE_RULE}): {choice.memory.host / 1e9:.0f} GB a rank"
+        "from 10 to 100 billion parameters, host memory holds what does not fit "
+        f"({_SIZE_RULE}): {choice.memory.host / 1e9:.0f} GB per rank"
     )
 
 
 def _adapter(job: Workload, choice: Choice) -> str:
     if choice.option.adapter == "none":
         whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
-        return whole or "all weights fit in training, so none needs to stay as it is"
+        return whole or "training all weights fits, so none are frozen"
     full = 16 * job.shape.parameters / 1e9 / job.machine.ranks
-    short = f"training all weights takes 16 bytes each, {full:.0f} GB a rank at the least"
+    short = f"training all weights takes 16 bytes each, {full:.0f} GB per rank at least"
     if choice.option.adapter == "lora":
         return f"{short}; low-rank adapters leave them frozen"
-    return f"{short}, and even frozen in 16 bits they do not fit; in 4 bits (NF4) they take least"
+    return f"{short}, and even frozen in 16 bits they do not fit; 4 bits (NF4) take the least"
 
 
 def _precision(job: Workload) -> Decision:
@@ -114,7 +114,7 @@ def _precision(job: Workload) -> Decision:
         return Decision(field, False, "this CPU has no instructions for bfloat16")
     reason = "computes in bfloat16, which needs no loss scaling"
     if not gpu.cuda:
-        reason = "has instructions for bfloat16, which multiply several times as fast"
+        reason = "has instructions for bfloat16, which are several times as fast"
     if job.precision == "fp16":
         reason = "has no bfloat16, so float16 with loss scaling"
     return Decision(f"training.{job.precision}", True, f"{gpu.name} {reason}")
@@ -122,12 +122,12 @@ def _precision(job: Workload) -> Decision:
 
 def _recompute(job: Workload, choice: Choice) -> str:
     if job.short_of_memory:
-        return f"activations are computed again in backward ({_SMALL_CARD})"
+        return f"activations are recomputed in the backward pass ({_SMALL_CARD})"
     if not choice.option.recompute:
-        return "activations fit, and computing them again would take a third more time"
+        return "activations fit, and recomputing them would take a third more time"
     if job.shape.parameters >= 10 * BILLION and choice.option.adapter == "none":
         return f"from 10 to 100 billion parameters ({_SIZE_RULE})"
-    return "memory is what binds (rule: activation checkpointing first)"
+    return "memory is the bottleneck (rule: activation checkpointing first)"
 
 
 def _optimizer(job: Workload, choice: Choice) -> str:
@@ -135,10 +135,10 @@ def _optimizer(job: Workload, choice: Choice) -> str:
         where = (
             "on the host" if choice.option.offload != "none" else f"on the {job.machine.gpu.kind}"
         )
-        return f"AdamW is the rule (rule: optimizers); its state is {where}"
+        return f"AdamW is the default (rule: optimizers); its state is {where}"
     if job.short_of_memory:
-        return f"in 8 bits, and in the host's memory where the GPU's is short ({_SMALL_CARD})"
-    return "AdamW's state in a quarter of the memory lets all weights be trained"
+        return f"in 8 bits, and in host memory when the GPU's runs short ({_SMALL_CARD})"
+    return "AdamW's state in a quarter of the memory makes it possible to train all weights"
 
 
 def _batch(job: Workload, choice: Choice) -> Iterator[Decision]:
@@ -152,7 +152,7 @@ def _batch(job: Workload, choice: Choice) -> Iterator[Decision]:
         whole = (
             f"with accumulation {batch.gradient_accumulation_steps} on {ranks} "
             f"rank{'s' if ranks > 1 else ''} it is the global batch, "
-            + ("and more does not fit" if job.machine.gpu.cuda else "as a run on a CPU begins")
+            + ("and more does not fit" if job.machine.gpu.cuda else "as a run on a CPU starts")
         )
     if job.short_of_memory:
         whole = (
@@ -170,10 +170,10 @@ def _pods(job: Workload, choice: Choice) -> Iterator[Decision]:
 
     needed = math.ceil(choice.host_needed / (1 - HOST_SPARE) / GIB)
     if needed * GIB > parse_quantity(job.config.compute.pods.memory):
-        reason = f"{choice.host_needed / 1e9:.0f} GB leave the GPUs of a node for it, and the "
-        yield Decision(
-            "compute.pods.memory", f"{needed}Gi", f"{reason}processes take some themselves"
+        reason = (
+            f"{choice.host_needed / 1e9:.0f} GB are offloaded from the GPUs of a node, and the "
         )
+        yield Decision("compute.pods.memory", f"{needed}Gi", f"{reason}processes need memory too")
 
 
 def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Decision:
@@ -184,5 +184,5 @@ def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Decision:
     return Decision(
         "training.save_steps",
         None,
-        f"as often as pays: about each {interval:.0f} s here (steps: {steps}), by Young's interval",
+        f"Young's interval: about every {interval:.0f} s here (steps: {steps})",
     )

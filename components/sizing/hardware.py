@@ -81,7 +81,7 @@ def find_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu:
     if found is not None:
         return found
     raise BadInput(
-        f"GPU {name!r}: the plan's table has none of that name",
+        f"GPU {name!r}: the plan's table has no GPU of that name",
         remedy=f"one of {', '.join(gpu.name for gpu in known)}",
     )
 
@@ -122,9 +122,9 @@ def advice(needed: int) -> str:
     gpu = smallest_gpu(needed)
     size = f"{needed / GIB:.1f} GiB" if needed >= GIB / 10 else f"{needed / 2**20:.1f} MiB"
     return f"even with micro-batch 1 and activation checkpointing a rank needs about {size}; " + (
-        f"the smallest GPU that would do: {gpu.name} ({gpu.memory_gb:g} GB)"
+        f"the smallest GPU with enough memory: {gpu.name} ({gpu.memory_gb:g} GB)"
         if gpu
-        else "no single GPU has that"
+        else "no single GPU has that much"
     )
 
 
@@ -140,10 +140,10 @@ def _read_prices(path: Path) -> Mapping[str, Prices]:
     try:
         return _PRICES.validate_python(content)
     except ValidationError as error:
-        told = error.errors()[0]
-        where = ".".join(map(str, told["loc"]))
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
         raise BadInput(
-            f"{what}: {where}: {told['msg']}",
-            remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, a GPU a "
-            "line",
+            f"{what}: {where}: {first['msg']}",
+            remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, one GPU "
+            "per line",
         ) from error

@@ -61,12 +61,13 @@ def refuse_what_is_too_large(job: Workload) -> None:
     largest = find_gpu("h100")
     cards = -(-16 * count // largest.memory)
     raise BadInput(
-        f"{job.name} has {count / BILLION:.1f} billion parameters: above 100 billion this product "
-        "trains none, with adapters neither",
-        remedy="it takes tensor and pipeline parallelism, as in Megatron-LM, fast connections "
-        f"within and between nodes, and for weights, gradients and AdamW's state alone "
-        f"{16 * count / 1e12:.1f} TB: {cards} GPUs of {largest.memory_gb:g} GB. The nearest here "
-        "is a model of 70 billion, such as hub:meta-llama/Llama-3.1-70B",
+        f"{job.name} has {count / BILLION:.1f} billion parameters: steadytrain trains no models "
+        "above 100 billion, not even with adapters",
+        remedy="that needs tensor and pipeline parallelism, as in Megatron-LM, fast "
+        "connections within and between nodes, and for weights, gradients and AdamW's "
+        f"state alone {16 * count / 1e12:.1f} TB: {cards} GPUs of {largest.memory_gb:g} "
+        "GB. The nearest here is a model of 70 billion, such as "
+        "hub:meta-llama/Llama-3.1-70B",
     )
 
 

@@ -42,7 +42,7 @@ def attach(module: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Module:
         raise BadInput(
             f"model.adapter.targets = {adapter.targets}: {', '.join(sorted(shared))} shares its "
             "weights: the model's embeddings and head are one table",
-            remedy="leave it out of the targets, or take a base whose two tables are apart",
+            remedy="leave it out of the targets, or use a base whose two tables are separate",
         )
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.documents import attend_by_document, telling
+from steadytrain.components.tasks.documents import attend_by_document, pass_documents
+from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packing import (
     IGNORED,
@@ -48,9 +48,9 @@ class CausalLanguageModel(TextTask):
 
         remarks = []
         if why := fuse_head(model):
-            remarks.append(f"the loss takes the logits of a whole micro-batch: {why}")
+            remarks.append(f"the loss computes the logits of a whole micro-batch at once: {why}")
         if why := attend_by_document(model, len(self.tokenizer)):
-            remarks.append(f"attention goes over padding and pairs of documents: {why}")
+            remarks.append(f"attention also computes padding and pairs across documents: {why}")
         self.by_document = not why
         return remarks
 
@@ -109,9 +109,9 @@ def next_token_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0
     """
     inputs = {key: value for key, value in batch.items() if key not in ("targets", "lengths")}
     documents = Documents(batch["lengths"]) if "lengths" in batch else None
-    with asking(batch["targets"], smoothing) as asked, telling(documents) as told:
-        logits: torch.Tensor = model(**inputs, **told, use_cache=False).logits
-    if asked.loss is not None:
+    with request_loss(batch["targets"], smoothing) as request, pass_documents(documents) as extra:
+        logits: torch.Tensor = model(**inputs, **extra, use_cache=False).logits
+    if request.loss is not None:
         # The model's wrappers attached their backward work to this output, not to `asked.loss`.
         return logits
     return functional.cross_entropy(

@@ -34,8 +34,8 @@ def check_head_width(width: int, bits: str) -> None:
     """
     if width % QUANTIZED_BLOCK:
         raise BadInput(
-            f"model.adapter.frozen_head = {bits!r}: the head takes {width} values, no multiple "
-            f"of {QUANTIZED_BLOCK}",
+            f"model.adapter.frozen_head = {bits!r}: the head takes {width} values, which is not "
+            f"a multiple of {QUANTIZED_BLOCK}",
             remedy="leave it out",
         )
 

@@ -90,7 +90,9 @@ def attend(
         ValueError: the row does not match these documents.
     """
     if query.shape[0] != 1 or query.shape[2] != sum(documents.lengths):
-        raise ValueError(f"{tuple(query.shape)} are no {sum(documents.lengths)} tokens in a row")
+        raise ValueError(
+            f"{tuple(query.shape)} is not the shape of {sum(documents.lengths)} tokens in a row"
+        )
     device, dtype = query.device.type, product_type(query.device, query.dtype)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     fused = not dropout and query.shape[-1] == value.shape[-1]

@@ -47,20 +47,20 @@ class Packed(Protocol):
         """Return the attention, (1, tokens, heads, width of value)."""
 
 
-_told: ContextVar[Packed | None] = ContextVar("_told", default=None)
+_current: ContextVar[Packed | None] = ContextVar("_current", default=None)
 
 
 @contextlib.contextmanager
-def telling(documents: Packed | None) -> Iterator[dict[str, Any]]:
+def pass_documents(documents: Packed | None) -> Iterator[dict[str, Any]]:
     """Within this context, no masks are made for these documents.
 
     Yields the keyword arguments to pass to the model.
     """
-    token = _told.set(documents)
+    token = _current.set(documents)
     try:
         yield {} if documents is None else {"documents": documents}
     finally:
-        _told.reset(token)
+        _current.reset(token)
 
 
 def attend_by_document(model: Any, vocabulary: int) -> str:
@@ -105,9 +105,9 @@ def take_over(model: Any, refusal: Callable[[], str]) -> str:
 def unlike(documents: Packed) -> str:
     """Return why the model's layers did not attend as directed. Empty means that they did."""
     if not documents.seen:
-        return "its attention is not told of documents"
+        return "its attention does not receive the documents"
     if documents.seen - {None} != documents.asked - {None}:
-        return "its layers do not tell the windows of their masks"
+        return "its layers do not pass the windows of their masks"
     return ""
 
 
@@ -132,12 +132,12 @@ def _mask(*args: Any, **given: Any) -> torch.Tensor | None:
     """Transformers calls this once per forward pass and kind of layer."""
     from transformers.masking_utils import sdpa_mask
 
-    documents = _told.get()
+    documents = _current.get()
     if documents is None:
         mask: torch.Tensor | None = sdpa_mask(*args, **given)
         return mask
     if given.get("use_vmap") or given.get("attention_mask") is not None:
-        raise ValueError("its masks are its own")
+        raise ValueError("it builds its own masks")
     documents.asked.add(given.get("local_size"))
     return None
 
@@ -167,7 +167,7 @@ def _attention(
         if given.get(name) is not None:
             raise ValueError(f"its attention has {name!r}")
     if attention_mask is not None:
-        raise ValueError("its masks are its own")
+        raise ValueError("it builds its own masks")
     window = given.get("sliding_window")
     documents.seen.add(window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -192,8 +192,8 @@ def _refusal(model: torch.nn.Module, vocabulary: int, alone: torch.Tensor) -> st
     positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)])[None].to(ids.device)
     documents = Documents([_FIRST, _SECOND])
     try:
-        with eval_mode(model), telling(documents) as told:
-            together = model(input_ids=ids, position_ids=positions, use_cache=False, **told).logits
+        with eval_mode(model), pass_documents(documents) as extra:
+            together = model(input_ids=ids, position_ids=positions, use_cache=False, **extra).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
     if why := unlike(documents):

@@ -82,7 +82,7 @@ def tied_tables(model: Any) -> set[str]:
 def _check_embedding(embedding: Any) -> None:
     if type(embedding) is not torch.nn.Embedding or embedding.max_norm is not None:
         raise BadInput(
-            f"{_ON_HOST}: the model's embeddings are no plain table but {_kind(embedding)}",
+            f"{_ON_HOST}: the model's embeddings are not a plain table but {_kind(embedding)}",
             remedy="set it to device",
         )
 
@@ -101,8 +101,8 @@ def _are_one(model: Any, embedding: Any, head: Any) -> bool:
 def _check_head(head: Any, bits: str) -> None:
     if type(head) is not torch.nn.Linear:
         raise BadInput(
-            f"model.adapter.frozen_head = {bits!r}: the model's head is no plain linear layer but "
-            f"{_kind(head)}",
+            f"model.adapter.frozen_head = {bits!r}: the model's head is not a plain linear "
+            f"layer but {_kind(head)}",
             remedy="leave it out",
         )
     check_head_width(head.in_features, bits)

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import torch
 
-from steadytrain.components.tasks.asked_loss import asked_loss, asking
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.frozen_head import FrozenHead
 from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.loss_request import request_loss, requested_loss
 
 
 class FusedHead(torch.nn.Linear):
@@ -23,11 +23,13 @@ class FusedHead(torch.nn.Linear):
     # In a compiled graph, the targets would be a constant.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
-        asked = asked_loss()
-        if asked is None:
+        request = requested_loss()
+        if request is None:
             return super().forward(input)
-        asked.loss = summed_loss(input, self.weight, self.bias, asked.targets, asked.smoothing)
-        return asked.loss
+        request.loss = summed_loss(
+            input, self.weight, self.bias, request.targets, request.smoothing
+        )
+        return request.loss
 
 
 class FusedFrozenHead(FrozenHead):
@@ -35,11 +37,13 @@ class FusedFrozenHead(FrozenHead):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
-        asked = asked_loss()
-        if asked is None:
+        request = requested_loss()
+        if request is None:
             return super().forward(input)
-        asked.loss = summed_loss(input, self.matrix, self.bias, asked.targets, asked.smoothing)
-        return asked.loss
+        request.loss = summed_loss(
+            input, self.matrix, self.bias, request.targets, request.smoothing
+        )
+        return request.loss
 
 
 _FUSED: Final = {torch.nn.Linear: FusedHead, FrozenHead: FusedFrozenHead}
@@ -55,10 +59,10 @@ def fuse_head(model: Any) -> str:
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
-        return "the model names no head"
+        return "the model does not name its head"
     kind: Any = type(head)
     if kind not in _FUSED:
-        return f"the head is no plain linear layer but {kind.__module__}.{kind.__name__}"
+        return f"the head is not a plain linear layer but {kind.__module__}.{kind.__name__}"
     head.__class__ = _FUSED[kind]
     why = _refusal(model)
     if why:
@@ -71,10 +75,10 @@ def _refusal(model: torch.nn.Module) -> str:
     device = next(model.parameters()).device
     ids = torch.zeros((1, 4), dtype=torch.int64, device=device)
     try:
-        with eval_mode(model), asking(ids) as asked:
+        with eval_mode(model), request_loss(ids) as request:
             given = model(input_ids=ids, use_cache=False).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return f"the model makes more of its head's output than logits ({error})"
-    if asked.loss is None:
+        return f"the model uses its head's output for more than logits ({error})"
+    if request.loss is None:
         return "the model does not call its head"
-    return "" if given is asked.loss else "the model changes what its head gives"
+    return "" if given is request.loss else "the model changes its head's output"

@@ -63,8 +63,8 @@ def _foreign(folder: Path | None, config: RunConfig) -> AbstractContextManager[N
     if folder is None:
         return foreign(
             "model.config cannot be built",
-            "change the field that is named; Transformers' documentation of "
-            f"{config.model.config.get('model_type')!r} tells its values",
+            "change the named field; Transformers' documentation of "
+            f"{config.model.config.get('model_type')!r} lists its values",
         )
     names = ["config.json", *sorted(path.name for path in _weights(folder))[:3]]
     return foreign(
@@ -100,7 +100,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         known = AutoConfig.for_model(fields["model_type"]).to_dict().keys()
     except ValueError as error:
         raise BadInput(
-            f"model.config.model_type = {fields['model_type']!r}: Transformers knows no such model",
+            f"model.config.model_type = {fields['model_type']!r}: Transformers has no such model",
             remedy="for example llama, gpt2, bert",
         ) from error
     aliases = AutoConfig.for_model(fields["model_type"]).attribute_map.keys()
@@ -122,7 +122,7 @@ def _loaded(
 ) -> torch.nn.Module:
     if not any(_weights(folder)):
         raise BadInput(
-            f"model.base: {folder} holds no weights ({' or '.join(_WEIGHTS)})",
+            f"model.base: {folder} contains no weights ({' or '.join(_WEIGHTS)})",
             remedy="give a folder with weights, or set model.config to train from scratch",
         )
     _check_tokenizer(folder, tokenizer)
@@ -211,7 +211,7 @@ def _check_vocabulary(model: Any, tokenizer: Any) -> None:
     if len(tokenizer) > size:
         raise BadInput(
             f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}",
-            remedy="take the model's own tokenizer, or leave model.config.vocab_size out",
+            remedy="use the model's own tokenizer, or leave model.config.vocab_size out",
         )
 
 
@@ -220,7 +220,7 @@ def _check_length(model: Any, length: int) -> None:
     if limit is not None and length > limit:
         raise BadInput(
             f"data.sequence_length = {length}: the model takes at most {limit} tokens",
-            remedy=f"set it to {limit} or less, or take a model with more positions",
+            remedy=f"set it to {limit} or less, or use a model with more positions",
         )
 
 

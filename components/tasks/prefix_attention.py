@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.documents import other_attention, take_over, telling, unlike
+from steadytrain.components.tasks.documents import (
+    other_attention,
+    pass_documents,
+    take_over,
+    unlike,
+)
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.prefix_tree import Call, TreeRow, calls, touching, tree_rows
 
@@ -57,7 +62,9 @@ class Tree:
             ValueError: the row does not match this tree, or dropout is not 0.
         """
         if query.shape[0] != 1 or query.shape[2] != len(self._depths) or dropout:
-            raise ValueError(f"{tuple(query.shape)} are no {len(self._depths)} tokens in a row")
+            raise ValueError(
+                f"{tuple(query.shape)} is not the shape of {len(self._depths)} tokens in a row"
+            )
         times = query.shape[1] // key.shape[1]
         if times > 1:
             key, value = (item.repeat_interleave(times, 1) for item in (key, value))
@@ -141,7 +148,7 @@ def _refusal(model: Any, sequences: list[list[int]], alone: list[torch.Tensor]) 
         own = alone[member]
         differing = (together[torch.from_numpy(places).to(own.device)] - own).abs().max()
         if differing > (1e-4 if own.dtype == torch.float32 else 3e-2) * own.abs().max():
-            return "its layers mix what shares a beginning"
+            return "its layers mix continuations that share a prefix"
     return ""
 
 
@@ -155,8 +162,8 @@ def row_logits(model: Any, row: TreeRow, tree: Tree) -> torch.Tensor:
     """Return the model's logits of a row, (1, tokens, vocabulary)."""
     device = next(model.parameters()).device
     ids, depths = (torch.from_numpy(item)[None].to(device) for item in (row.tokens, row.depths))
-    with telling(tree) as told:
+    with pass_documents(tree) as extra:
         logits: torch.Tensor = model(
-            input_ids=ids, position_ids=depths, use_cache=False, **told
+            input_ids=ids, position_ids=depths, use_cache=False, **extra
         ).logits
     return logits

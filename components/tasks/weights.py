@@ -26,10 +26,10 @@ def check_whole(model: Any, report: Mapping[str, Any], folder: Path, *, new_head
         BadInput: weights are missing, have a different shape, or are left over.
     """
     missing = [name for name in report["missing_keys"] if not new_head or _is_inner(model, name)]
-    _refuse(folder, "lacks {} of the model", missing, "give the whole model's folder")
+    _refuse(folder, "lacks {} of the model", missing, "give the folder of the complete model")
     remedy = "restore the config.json that belongs to the weights"
     shapes = [name for name, *_ in report["mismatched_keys"] if _is_inner(model, name)]
-    _refuse(folder, "holds {} of another shape than its config.json tells", shapes, remedy)
+    _refuse(folder, "contains {} whose shape differs from its config.json", shapes, remedy)
     buffers = {name for name, _ in model.named_buffers()}
     left = [
         name
@@ -38,7 +38,7 @@ def check_whole(model: Any, report: Mapping[str, Any], folder: Path, *, new_head
         and not name.endswith(_NO_WEIGHTS)
         and not buffers & {name, f"{model.base_model_prefix}.{name}"}
     ]
-    _refuse(folder, "holds {} for which its config.json has no place", left, remedy)
+    _refuse(folder, "contains {} that its config.json does not define", left, remedy)
 
 
 def _refuse(folder: Path, what: str, names: Iterable[str], remedy: str) -> None:

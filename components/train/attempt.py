@@ -183,6 +183,6 @@ class AttemptFolder:
 
     def errors(self) -> list[RankError]:
         """Return the reported errors, the earliest first. Later ones are often its consequences."""
-        told = [*self.path.glob("rank-*.error.json"), *self.path.glob("node-*/error.json")]
-        found = [RankError.load(path) for path in told]
+        paths = [*self.path.glob("rank-*.error.json"), *self.path.glob("node-*/error.json")]
+        found = [RankError.load(path) for path in paths]
         return sorted(found, key=lambda error: error.time)

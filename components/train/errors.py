@@ -36,8 +36,8 @@ class NonFiniteState(Diverged):
     def __init__(self, step: int, tensor: str) -> None:
         SteadytrainError.__init__(
             self,
-            f"training diverged at step {step}: {tensor} holds a value that is not finite, and "
-            "no checkpoint was made of it",
+            f"training diverged at step {step}: {tensor} contains a value that is not finite, "
+            "and it was not saved",
             remedy="lower training.learning_rate, or look for defective records",
         )
         self.step, self.loss, self.tensor = step, math.nan, tensor

@@ -46,15 +46,17 @@ class FailureClass(StrEnum):
 
 _RESTART = "start the run again; it continues from the newest checkpoint"
 _REMEDIES = {
-    FailureClass.GPU_OOM: "lower training.micro_batch_size (the global batch stays as it is), "
-    f"set training.gradient_checkpointing, or shorten data.sequence_length; then {_RESTART}",
+    FailureClass.GPU_OOM: "lower training.micro_batch_size (the global batch stays the same), "
+    "set training.gradient_checkpointing, or shorten "
+    f"data.sequence_length; then {_RESTART}",
     FailureClass.HOST_OOM: "give the machine or the pod more memory (and more /dev/shm), or use "
     f"fewer workers (compute.nproc_per_node); then {_RESTART}",
     FailureClass.PREEMPTION: _RESTART,
     FailureClass.NODE_LOST: "if this happens again, check the machine (network, the GPU's ECC "
     f"errors); {_RESTART}",
     FailureClass.HANG: f"check the ranks' logs for what they waited for; {_RESTART}",
-    FailureClass.COLLECTIVE_TIMEOUT: "check the logs for a rank that was slow or gone; " + _RESTART,
+    FailureClass.COLLECTIVE_TIMEOUT: "check the logs for a rank that was slow or missing; "
+    + _RESTART,
     FailureClass.NETWORK: f"check the network and the host names; {_RESTART}",
     FailureClass.STORAGE: f"free space, or grant access to the path in the message; {_RESTART}",
     FailureClass.CHECKPOINT_CORRUPT: "remove the checkpoint in the message, so that the run uses "
@@ -265,7 +267,7 @@ def _from_exit(rank: int, status: int, log: str, step: int) -> Failure:
     # A shell or container runtime reports signal N as status 128 + N.
     number = -status if status < 0 else status - 128
     if number == signal.SIGTERM:
-        return _failure(FailureClass.PREEMPTION, rank, "the rank was asked to leave (SIGTERM)")
+        return _failure(FailureClass.PREEMPTION, rank, "the rank was asked to stop (SIGTERM)")
     if number == signal.SIGKILL:
         killed = _failure(
             FailureClass.HOST_OOM,
@@ -280,10 +282,10 @@ def _from_exit(rank: int, status: int, log: str, step: int) -> Failure:
     kind = FailureClass.CRASH if crashed else FailureClass.UNKNOWN
     how = _signal(number) if crashed or status < 0 else f"exit status {status}"
     how += f" after step {step}" if step else ""
-    told = class_of_text(output.after) or class_of_text(output.rest) or _last_words(output)
+    kind_in_text = class_of_text(output.after) or class_of_text(output.rest) or _last_words(output)
     last = output.last_line
     text = f"the rank ended with {how}" + (f": {last}" if last else "")
-    return replace(_failure(told or kind, rank, text), step=step)
+    return replace(_failure(kind_in_text or kind, rank, text), step=step)
 
 
 def _signal(number: int) -> str:

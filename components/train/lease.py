@@ -93,7 +93,7 @@ class Generations(Row):
             raise RunBusy(
                 f"this run was taken over by {_who(holder)}: its supervisor of generation "
                 f"{generation} was silent for longer than recovery.lease_seconds",
-                remedy="nothing is lost: the run goes on there",
+                remedy="nothing is lost: the run continues there",
             )
 
 
@@ -211,7 +211,7 @@ def _take(row: Generations, run_id: str, seconds: float, after: int) -> Lease:
                 return Lease(row, generation, mine, seconds)
         elif working or (last, holder) != met:
             raise RunBusy(
-                f"run {run_id!r} is trained by {_who(holder)}",
+                f"run {run_id!r} is being trained by {_who(holder)}",
                 remedy="wait for it, stop it, or give this run another name (run: ...)",
             )
         else:
@@ -229,13 +229,13 @@ def _probe(storage: Storage) -> None:
     finally:
         storage.delete(name)
     if overwritten:
-        raise _unfit(storage, "it overwrites what it was asked to write only where absent")
+        raise _unfit(storage, "it overwrites objects that it was asked only to create")
 
 
 def _unfit(storage: Storage, why: str) -> BadInput:
     return BadInput(
-        f"{storage.uri} has no conditional writes, by which two supervisors are kept apart: {why}",
-        remedy="use a file system with hard links, or an S3 server that honours If-None-Match",
+        f"{storage.uri} has no conditional writes, which keep two supervisors apart: {why}",
+        remedy="use a file system with hard links, or an S3 server that supports If-None-Match",
     )
 
 

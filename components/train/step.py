@@ -132,7 +132,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
         ),
         users_code_digest(config.data.task),
         base_content(config),
-        rooms=TRAINING_CODE,
+        code=TRAINING_CODE,
     )
 
 
@@ -156,7 +156,7 @@ def _reporting(sink: str, workspace: Workspace) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        warn(workspace, f"the sink {sink!r} failed, and training goes on without it: {error}")
+        warn(workspace, f"the sink {sink!r} failed, and training continues without it: {error}")
 
 
 def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:

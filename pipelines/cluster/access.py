@@ -81,7 +81,9 @@ def check_connection(cluster: Cluster) -> Line:
         client.CoreV1Api(cluster.api).read_namespace(cluster.namespace, _request_timeout=SECONDS)
     except client.ApiException as error:
         if status_of(error) == 404:
-            return failed(topic, f"{text}: there is none of that name", "give another --namespace")
+            return failed(
+                topic, f"{text}: there is no namespace of that name", "give another --namespace"
+            )
         if status_of(error) != 403:  # the account may have no rights on namespaces
             raise
     return passed(topic, text)

@@ -52,7 +52,7 @@ def examine_cluster(questions: Questions) -> Iterator[Line]:
         ("MLflow", lambda: _try_tracking(questions, image_works)),
         ("Kubeflow Pipelines", lambda: try_pipelines(questions.host)),
     ):
-        yield from told(topic, ask)
+        yield from checked(topic, ask)
 
 
 def _try_tracking(questions: Questions, image_works: bool) -> Line:
@@ -71,11 +71,11 @@ def _try_tracking(questions: Questions, image_works: bool) -> Line:
 
 def _within_the_cluster(questions: Questions) -> Iterator[Line]:
     connected = False
-    for line in told("cluster", lambda: check_connection(open_cluster(questions.namespace))):
+    for line in checked("cluster", lambda: check_connection(open_cluster(questions.namespace))):
         yield line
         connected = line.state == "pass"
     if not connected:
-        yield unasked("all within the cluster", "it cannot be asked", "mend the above first")
+        yield unasked("all checks within the cluster", "not connected", "fix the above first")
         return
     cluster = open_cluster(questions.namespace)
     checks: tuple[tuple[str, Callable[[], Line | Iterable[Line]]], ...] = (
@@ -88,10 +88,10 @@ def _within_the_cluster(questions: Questions) -> Iterator[Line]:
         ("image", lambda: try_image(cluster, questions.image, questions.image_seconds)),
     )
     for topic, ask in checks:
-        yield from told(topic, ask)
+        yield from checked(topic, ask)
 
 
-def told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:
+def checked(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:
     """Yield the lines of a check. If it raises an expected error, yield that as a failed line."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
@@ -102,10 +102,12 @@ def told(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]
     except SteadytrainError as error:
         yield failed(topic, error.message, error.remedy)
     except ApiException as error:
-        yield failed(topic, reason(error), "check the credentials of the connection, or its rights")
+        yield failed(
+            topic, reason(error), "check the credentials of the connection and their permissions"
+        )
     except HTTPError as error:
         yield failed(
             topic,
             f"no answer from the API server: {reason(error)}",
-            "check the address in KUBECONFIG and the way to it (VPN, firewall)",
+            "check the address in KUBECONFIG and the network path to it (VPN, firewall)",
         )

@@ -30,8 +30,8 @@ class GpuNode:
     memory: int
 
     def __str__(self) -> str:
-        memory = f"{self.gpu_memory / 1024:.0f} GiB" if self.gpu_memory else "memory not labelled"
-        return f"{self.product or 'GPU of unknown make'} ({memory})"
+        memory = f"{self.gpu_memory / 1024:.0f} GiB" if self.gpu_memory else "memory not labeled"
+        return f"{self.product or 'unknown GPU'} ({memory})"
 
 
 def gpu_nodes(nodes: Sequence[Manifest], resource: str = GPU) -> Iterator[GpuNode]:

@@ -33,8 +33,8 @@ def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[
     known = {node.product: kind for node in found if (kind := known_gpu(node.product, table))}
     if not known:
         raise BadInput(
-            f"--cluster: of its GPUs the plan's table knows none: {_told(found)}",
-            remedy="leave --cluster out and name one that is like them: --gpu "
+            f"--cluster: none of its GPUs is in the plan's table: {_described(found)}",
+            remedy="leave --cluster out and name a similar one: --gpu "
             + ", ".join(gpu.name for gpu in table),
         )
     hosts = [
@@ -62,25 +62,25 @@ def _with_labels(nodes: Sequence[Manifest], labels: Mapping[str, str]) -> list[M
 def _without_gpus(nodes: int, resource: str, selector: Mapping[str, str]) -> BadInput:
     among = f" with {', '.join(f'{k}={v}' for k, v in selector.items())}" if selector else ""
     return BadInput(
-        f"--cluster: none of the nodes{among} is ready, takes pods and offers {resource} "
-        f"({nodes} looked at)",
+        f"--cluster: none of the nodes{among} is ready, accepts pods and offers {resource} "
+        f"({nodes} checked)",
         remedy="see `kubectl describe nodes`: GPUs are offered by NVIDIA's device plugin; "
-        "compute.pods.gpu_resource and compute.pods.node_selector say which are meant. Without "
-        "--cluster a plan is for a GPU that you name: --gpu h100",
+        "compute.pods.gpu_resource and compute.pods.node_selector select them. Without "
+        "--cluster, plan for a GPU that you name: --gpu h100",
     )
 
 
 def _remarks(nodes: Sequence[GpuNode], known: Mapping[str, Gpu]) -> Iterator[str]:
     unknown = [node for node in nodes if node.product not in known]
     if unknown:
-        yield f"the cluster's {_told(unknown)}: not in the plan's table, and left out"
+        yield f"the cluster's {_described(unknown)}: not in the plan's table, and left out"
     shared = [node for node in nodes if node.sharers > 1]
     if shared:
         yield (
-            f"the cluster's {_told(shared)}: shared by up to {max(n.sharers for n in shared)} "
-            "pods; the plan counts whole ones, which other pods must leave alone"
+            f"the cluster's {_described(shared)}: shared by up to {max(n.sharers for n in shared)} "
+            "pods; the plan counts whole GPUs, which no other pod may use"
         )
 
 
-def _told(nodes: Sequence[GpuNode]) -> str:
+def _described(nodes: Sequence[GpuNode]) -> str:
     return ", ".join(dict.fromkeys(map(str, nodes)))

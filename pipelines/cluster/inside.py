@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from steadytrain.pipelines.cluster.doctor import told
+from steadytrain.pipelines.cluster.doctor import checked
 from steadytrain.pipelines.cluster.trips import try_tracking
 
 if __name__ == "__main__":
-    (line,) = told("MLflow", try_tracking)
+    (line,) = checked("MLflow", try_tracking)
     print(json.dumps(dataclasses.asdict(line)))

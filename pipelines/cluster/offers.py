@@ -23,7 +23,7 @@ _INSTALL_TRAINER = (
     "install Kubeflow Trainer 2: kubectl apply --server-side -k "
     "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.0.0'"
 )
-_ASK_ADMINISTRATOR = "have somebody look who may: it is a right on the whole cluster"
+_ASK_ADMINISTRATOR = "ask someone with permission on the whole cluster to check"
 
 
 def check_kinds(cluster: Cluster) -> Iterator[Line]:
@@ -39,16 +39,16 @@ def check_kinds(cluster: Cluster) -> Iterator[Line]:
     trainer = _has(cluster, groups, _TRAINER, "v1alpha1", "trainjobs")
     pytorch = _has(cluster, groups, "kubeflow.org", "v1", "pytorchjobs")
     if trainer:
-        yield passed("TrainJob", "v1alpha1, of Trainer 2")
+        yield passed("TrainJob", "v1alpha1, from Trainer 2")
         if "jobset.x-k8s.io" in groups:
             yield passed("JobSet", ", ".join(groups["jobset.x-k8s.io"]))
         else:
-            yield failed("JobSet", "there is none, and the Trainer needs it", _INSTALL_TRAINER)
+            yield failed("JobSet", "not installed, and the Trainer needs it", _INSTALL_TRAINER)
     elif pytorch:
         yield unasked(
             "TrainJob",
-            "there is none; training goes by PyTorchJob",
-            f"for the launcher that recovers best, {_INSTALL_TRAINER}",
+            "not installed; training uses PyTorchJob",
+            f"for the launcher with the best recovery, {_INSTALL_TRAINER}",
         )
     else:
         versions = ", ".join(groups.get(_TRAINER, ()))
@@ -62,11 +62,11 @@ def check_kinds(cluster: Cluster) -> Iterator[Line]:
     if pytorch:
         yield passed("PyTorchJob", "v1")
     if _has(cluster, groups, "argoproj.io", "v1alpha1", "workflows"):
-        yield passed("Workflow", "v1alpha1, of Argo")
+        yield passed("Workflow", "v1alpha1, from Argo")
     else:
         yield failed(
             "Workflow",
-            "there is no Argo, which Kubeflow Pipelines rests on",
+            "there is no Argo, which Kubeflow Pipelines needs",
             "install Kubeflow Pipelines 2, or connect to the cluster where it runs",
         )
     if queue := groups.get("kueue.x-k8s.io"):
@@ -99,16 +99,16 @@ def check_runtime(cluster: Cluster) -> Line:
         )
     except client.ApiException as error:
         if status_of(error) == 404:
-            return unasked(topic, "there is no Trainer to ask", _INSTALL_TRAINER)
+            return unasked(topic, "there is no Trainer", _INSTALL_TRAINER)
         if status_of(error) == 403:
-            return unasked(topic, reason(error), f"{APPLY}, or ask as one who may")
+            return unasked(topic, reason(error), f"{APPLY}, or use an account with permission")
         return failed(
             topic,
-            f"a TrainingRuntime is refused: {reason(error)}",
-            "see whether the Trainer's controller runs: kubectl get pods -A -l "
+            f"a TrainingRuntime is rejected: {reason(error)}",
+            "check that the Trainer's controller runs: kubectl get pods -A -l "
             "app.kubernetes.io/name=trainer",
         )
-    return passed(topic, "a TrainingRuntime of a run would be taken")
+    return passed(topic, "a run's TrainingRuntime would be accepted")
 
 
 def _runtime() -> Manifest:
@@ -135,7 +135,7 @@ def check_gpus(cluster: Cluster) -> Line:
         nodes = OneNamespace(cluster.api, cluster.namespace).list(NODE)
     except Refused as error:
         if error.status == 403:
-            return unasked(topic, "nodes may not be listed", _ASK_ADMINISTRATOR)
+            return unasked(topic, "no permission to list nodes", _ASK_ADMINISTRATOR)
         raise
     found: Counter[str] = Counter()
     for node in gpu_nodes(nodes):
@@ -180,7 +180,7 @@ def _quota_line(quota: Any) -> Line:
         return failed(
             "quota",
             f"{quota.metadata.name} has no {', '.join(sorted(spent))} left: {text}",
-            "end what is not needed there, or have the quota raised",
+            "stop what is not needed there, or have the quota raised",
         )
     return passed("quota", f"{quota.metadata.name}: {text}")
 
@@ -202,7 +202,7 @@ def check_volume(cluster: Cluster) -> Line:
         if status_of(error) == 404:
             return failed(topic, f"{cluster.namespace} has no claim {NAME}", APPLY)
         if status_of(error) == 403:
-            return unasked(topic, reason(error), "ask as one who may read claims")
+            return unasked(topic, reason(error), "use an account that may read claims")
         raise
     modes = claim.status.access_modes or claim.spec.access_modes
     storage = claim.spec.storage_class_name
@@ -213,7 +213,7 @@ def check_volume(cluster: Cluster) -> Line:
         return failed(
             topic,
             f"{text}: pods on other nodes cannot mount it",
-            "take a storage class with ReadWriteMany (NFS, CephFS, EFS, Filestore); "
+            "use a storage class with ReadWriteMany (NFS, CephFS, EFS, Filestore); "
             "components/single-node is for clusters of one node",
         )
     return passed(topic, f"{text}, {claim.status.capacity['storage']}")
@@ -230,7 +230,7 @@ def _unbound(cluster: Cluster, text: str, storage: str | None) -> Line:
             if found.volume_binding_mode == "WaitForFirstConsumer":
                 return unasked(
                     topic,
-                    f"{text}: its class binds it with the first pod",
+                    f"{text}: its storage class binds it when the first pod starts",
                     "run it again after the first run",
                 )
         classes = [item.metadata.name for item in all_items(api.list_storage_class)]
@@ -241,8 +241,8 @@ def _unbound(cluster: Cluster, text: str, storage: str | None) -> Line:
     return failed(
         topic,
         f"{text}: not bound",
-        "set storageClassName of the claim to a class with ReadWriteMany, or make a volume for it; "
-        f"classes here: {', '.join(classes) or 'none that can be seen'}",
+        "set storageClassName of the claim to a class with ReadWriteMany, or create a volume "
+        f"for it; storage classes here: {', '.join(classes) or 'none visible'}",
     )
 
 

@@ -101,12 +101,12 @@ def _run(cluster: Cluster, trial: Trial, timeout_seconds: float) -> Line:
 def _not_made(topic: str, error: Exception, namespace: str) -> Line:
     text = reason(error)
     if "exceeded quota" in text:
-        return failed(topic, text, "end what is not needed there, or have the quota raised")
+        return failed(topic, text, "stop what is not needed there, or have the quota raised")
     if "serviceaccount" in text and "not found" in text:
         return failed(topic, f"{namespace} has no account {ACCOUNT}", APPLY)
     if status_of(error) == 403 and "cannot create" in text:
-        return unasked(topic, text, "ask as one who may create pods there")
-    return failed(topic, f"a pod is refused: {text}", "do what the message asks for")
+        return unasked(topic, text, "use an account that may create pods there")
+    return failed(topic, f"a pod is rejected: {text}", "fix what the message names")
 
 
 def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: float) -> Line:
@@ -119,8 +119,8 @@ def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: 
             return failed(
                 topic,
                 f"{image}: {why}: {message}".strip(": "),
-                "push the image to a registry that the nodes reach (make images), name it with "
-                "--image, and give the account its pull secret",
+                "push the image to a registry that the nodes can reach (make images), name it "
+                "with --image, and give the account its pull secret",
             )
         if pod.status.phase in ("Succeeded", "Failed"):
             # Don't let the client decode the log: it would parse JSON, and return the repr as text.
@@ -132,7 +132,7 @@ def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: 
             return failed(
                 topic,
                 f"{image}: the pod has not ended after {timeout_seconds:.0f} s{_unscheduled(pod)}",
-                "see what `kubectl describe nodes` says of room and taints; where the image is "
+                "check free capacity and taints with `kubectl describe nodes`; if the image is "
                 "large and new to the nodes, run it again",
             )
         time.sleep(_POLL_SECONDS)
@@ -154,27 +154,27 @@ def _unscheduled(pod: Any) -> str:
 
 def _judge_version(phase: str, log: str, image: str) -> Line:
     topic = "image"
-    told = log.strip().splitlines()[-1] if log.strip() else "nothing"
+    said = log.strip().splitlines()[-1] if log.strip() else "nothing"
     if phase == "Failed":
         return failed(
             topic,
-            f"{image}: `steadytrain --version` failed: {told[:200]}",
-            "build the image anew (make images)",
+            f"{image}: `steadytrain --version` failed: {said[:200]}",
+            "rebuild the image (make images)",
         )
-    if told != version("steadytrain"):
+    if said != version("steadytrain"):
         return failed(
             topic,
-            f"{image} has version {told}, here is {version('steadytrain')}",
+            f"{image} has version {said}, but this machine has {version('steadytrain')}",
             "install the same version on both sides",
         )
-    return passed(topic, f"{image}, version {told}")
+    return passed(topic, f"{image}, version {said}")
 
 
 def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
-    topic, told = "MLflow", log.strip().splitlines()[-1] if log.strip() else "nothing"
+    topic, said = "MLflow", log.strip().splitlines()[-1] if log.strip() else "nothing"
     if phase == "Failed":
-        return failed(topic, f"the trial pod failed: {told[:200]}", "fix the line `image` first")
-    line = Line(**json.loads(told))
+        return failed(topic, f"the trial pod failed: {said[:200]}", "fix the line `image` first")
+    line = Line(**json.loads(said))
     if line.state == "not asked":
         text = f"the Secret {NAME} of {namespace} has no MLFLOW_TRACKING_URI"
         return unasked(topic, text, f"sh manifests/create-secret.sh {namespace}")

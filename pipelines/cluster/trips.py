@@ -41,16 +41,16 @@ def try_storage(address: str) -> Line:
     if hashlib.sha256(back).digest() != hashlib.sha256(content).digest():
         return failed(
             topic,
-            f"{address} gave back other bytes than were written",
-            "something between here and the bucket changes objects: a proxy, a cache",
+            f"{address} returned different bytes than were written",
+            "a proxy or cache between this machine and the bucket changes objects",
         )
     if storage.exists(name):
         return failed(
             topic,
             f"{address}: an object is still there after it was deleted",
-            "give the credentials the right to delete (s3:DeleteObject)",
+            "give the credentials permission to delete (s3:DeleteObject)",
         )
-    return passed(topic, f"{address}: written, read, compared, deleted")
+    return passed(topic, f"{address}: wrote an object, read it back, compared and deleted it")
 
 
 def try_tracking() -> Line:
@@ -70,8 +70,8 @@ def try_tracking() -> Line:
         finally:
             client.delete_experiment(experiment)
     if value != 1.0:
-        raise TrackingError(f"{shown(uri)} gave back {value} for a metric of 1.0")
-    return passed(topic, f"{shown(uri)}: a run made, logged to, read and deleted")
+        raise TrackingError(f"{shown(uri)} returned {value} for a metric of 1.0")
+    return passed(topic, f"{shown(uri)}: created a run, logged to it, read it and deleted it")
 
 
 def _log(client: Any, experiment: str) -> float | None:

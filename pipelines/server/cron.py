@@ -45,7 +45,7 @@ class _Field:
     def _part(self, part: str) -> range:
         match = _PART.fullmatch(part)
         if not match:
-            raise ValueError(f"{part!r} is no {self.name}")
+            raise ValueError(f"{part!r} is not a valid {self.name}")
         first, last, step = match["first"], match["last"], int(match["step"] or 1)
         if first in "*?":
             low, high = self.low, self.high
@@ -61,7 +61,7 @@ class _Field:
         if text.upper() in self.names:
             return self.names.index(text.upper()) + self.low
         if not text.isdecimal() or not self.low <= int(text) <= self.high:
-            raise ValueError(f"{text!r} is no {self.name} from {self.low} to {self.high}")
+            raise ValueError(f"{text!r} is not a valid {self.name} ({self.low} to {self.high})")
         return int(text)
 
 
@@ -99,7 +99,7 @@ def zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"{name!r} is no time zone, such as UTC or Europe/Berlin") from error
+        raise ValueError(f"{name!r} is not a time zone, such as UTC or Europe/Berlin") from error
 
 
 def ahead(here: ZoneInfo, server: ZoneInfo, rounding: Rounding | None) -> int:

@@ -100,13 +100,16 @@ class Schedule(Section):
     def _one_trigger(self) -> Self:
         if (self.cron is None) == (self.interval is None):
             raise at_odds(
-                "cron", self.cron, "either cron or interval says when", "give one of the two"
+                "cron",
+                self.cron,
+                "exactly one of cron and interval must be set",
+                "give one of the two",
             )
         if (self.cron is None) != (self.time_zone is None):
             raise at_odds(
                 "time_zone",
                 self.time_zone,
-                "cron needs one, since the server's may be another; an interval has none",
+                "cron needs one, since the server's may differ; an interval must not have one",
                 "set time_zone, such as UTC" if self.cron else "leave it out",
             )
         if self.start and self.end and self.end <= self.start:
@@ -154,10 +157,9 @@ class ScheduleFile(Section):
                     f"schedules.{index}.{'time_zone' if saving else 'cron'}",
                     schedule.time_zone if saving else schedule.cron,
                     str(error),
-                    "say by daylight_saving: standard or summer which time to keep to, or give a "
-                    "zone without it"
+                    "set daylight_saving to standard or summer, or use a zone without it"
                     if saving
-                    else "split it into several schedules, or state it in the server's zone "
+                    else "split it into several schedules, or write it in the server's zone "
                     f"{self.server_time_zone}",
                 ) from error
         return self
@@ -180,7 +182,7 @@ def read_schedules(path: Path) -> ScheduleFile:
     text = read(path, str(path), "give the path of a YAML file of schedules")
     content = parse(text, str(path))
     if not isinstance(content, dict):
-        raise BadInput(f"{path} holds no mapping", remedy="begin with name: and schedules:")
+        raise BadInput(f"{path} is not a mapping", remedy="start with name: and schedules:")
     if unfit := list(find_unfit(content)):
         raise ConfigError(unfit)
     problems = list(find_secrets(content))
@@ -217,10 +219,10 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
         value = shortened(redact(repr(item.get("input"))))
         message, remedy = item["msg"].removeprefix("Value error, "), "change it"
         if item["type"] == "at_odds":
-            told = item["ctx"]
-            within = [] if str(told["field"]).startswith("schedules.") else place
-            place, value = [*within, told["field"]], redact(str(told["value"]))
-            message, remedy = told["message"], told["remedy"]
+            context = item["ctx"]
+            within = [] if str(context["field"]).startswith("schedules.") else place
+            place, value = [*within, context["field"]], redact(str(context["value"]))
+            message, remedy = context["message"], context["remedy"]
         elif item["type"] == "missing":
             value, message, remedy = "(missing)", "is required", f"set {'.'.join(place)}"
         elif item["type"] == "extra_forbidden":

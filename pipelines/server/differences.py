@@ -16,22 +16,22 @@ from steadytrain.pipelines.server.schedules import Actual, Change, Desired
 _LEFT_OPEN: Final = ("pipeline_root", "service_account")
 
 
-def told(item: Actual | Desired) -> dict[str, str]:
+def described(item: Actual | Desired) -> dict[str, str]:
     """Describe a schedule by field, in the same form for a present and a wanted one."""
-    return _told_wanted(item) if isinstance(item, Desired) else _told_present(item)
+    return _describe_desired(item) if isinstance(item, Desired) else _told_present(item)
 
 
-def _told_wanted(wanted: Desired) -> dict[str, str]:
-    declared = wanted.declared
+def _describe_desired(desired: Desired) -> dict[str, str]:
+    declared = desired.declared
     return {
-        "when": wanted.cron or f"every {declared.interval_seconds} s",
+        "when": desired.cron or f"every {declared.interval_seconds} s",
         "end": _moment(declared.end),
         "catch_up": str(declared.catch_up),
         "max_concurrency": str(declared.max_concurrency),
-        "version": wanted.version.version_id or "to be uploaded",
+        "version": desired.version.version_id or "to be uploaded",
         "pipeline_root": declared.pipeline_root,
         "service_account": declared.service_account,
-        **_parameters(wanted.parameters),
+        **_parameters(desired.parameters),
     }
 
 
@@ -54,8 +54,8 @@ def _told_present(present: Actual) -> dict[str, str]:
 
 def differences(change: Change) -> Iterator[str]:
     """Yield what differs, field by field."""
-    old = told(change.surplus[0]) if change.surplus else {}
-    new = told(change.wanted) if change.wanted else {}
+    old = described(change.surplus[0]) if change.surplus else {}
+    new = described(change.desired) if change.desired else {}
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, ""), new.get(key, "")
         # A field that is not declared keeps the server's value.
@@ -80,15 +80,15 @@ def _settings(config: RunConfig) -> Iterator[str]:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
-    told = {f"parameter {key}": str(value) for key, value in parameters.items()}
-    whole = told.get("parameter config", "")
+    described = {f"parameter {key}": str(value) for key, value in parameters.items()}
+    whole = described.get("parameter config", "")
     # A preset's name is one line. A full configuration is mostly defaults, which are left out.
     if "\n" in whole:
         # A configuration from another version of steadytrain is shown as is.
         with contextlib.suppress(BadInput):
             # With the empty line, even a single field is compared line by line.
-            told["parameter config"] = "\n".join(["", *_settings(load(whole))])
-    return told
+            described["parameter config"] = "\n".join(["", *_settings(load(whole))])
+    return described
 
 
 def _moment(moment: datetime | None) -> str:

@@ -88,7 +88,7 @@ class Change:
 
     action: Action
     name: str
-    wanted: Desired | None
+    desired: Desired | None
     surplus: tuple[Actual, ...] = ()
     kept: Actual | None = None
 
@@ -107,32 +107,32 @@ def present(server: Server) -> list[Actual]:
     return sorted(found, key=lambda item: (item.group, item.name, str(item.item.created_at)))
 
 
-def plan(wanted: list[Desired], there: list[Actual], group: str) -> list[Change]:
+def plan(desired: list[Desired], there: list[Actual], group: str) -> list[Change]:
     """Return the changes that leave exactly the wanted schedules of this set on the server."""
     mine = [item for item in there if item.group == group]
     changes = [
-        _change(item, [old for old in mine if old.name == item.declared.name]) for item in wanted
+        _change(item, [old for old in mine if old.name == item.declared.name]) for item in desired
     ]
-    names = {item.declared.name for item in wanted}
+    names = {item.declared.name for item in desired}
     for name in sorted({item.name for item in mine} - names):
         surplus = tuple(item for item in mine if item.name == name)
         changes.append(Change("delete", name, None, surplus))
     return changes
 
 
-def _change(wanted: Desired, there: list[Actual]) -> Change:
-    name = wanted.declared.name
-    kept = next((item for item in there if item.digest == wanted.digest), None)
+def _change(desired: Desired, there: list[Actual]) -> Change:
+    name = desired.declared.name
+    kept = next((item for item in there if item.digest == desired.digest), None)
     surplus = tuple(item for item in there if item is not kept)
     if kept:
-        return Change("replace" if surplus else "keep", name, wanted, surplus, kept)
-    return Change("replace" if there else "create", name, wanted, surplus)
+        return Change("replace" if surplus else "keep", name, desired, surplus, kept)
+    return Change("replace" if there else "create", name, desired, surplus)
 
 
 def carry_out(server: Server, change: Change) -> None:
     """Make one change. Safe to repeat, whatever a kill left behind."""
-    if change.wanted and not change.kept:
-        _create(server, change.wanted, change.surplus)
+    if change.desired and not change.kept:
+        _create(server, change.desired, change.surplus)
     for item in change.surplus:
         delete(server, item)
 
@@ -165,58 +165,59 @@ def find(there: list[Actual], name: str) -> list[Actual]:
     known = ", ".join(dict.fromkeys(f"{item.group}/{item.name}" for item in there))
     if not found:
         raise BadInput(
-            f"schedule {name!r}: not on the server", remedy=f"ours are there: {known or 'none'}"
+            f"schedule {name!r}: not on the server",
+            remedy=f"steadytrain's schedules there: {known or 'none'}",
         )
     if len({item.group for item in found}) > 1:
         raise BadInput(f"schedule {name!r} is in several sets", remedy=f"one of {known}")
     return found
 
 
-def _create(server: Server, wanted: Desired, old: tuple[Actual, ...]) -> None:
+def _create(server: Server, desired: Desired, old: tuple[Actual, ...]) -> None:
     # A schedule that was paused stays paused.
     paused = bool(old) and not any(item.enabled for item in old)
-    declared = wanted.declared
+    declared = desired.declared
     content = kfp_server_api.V2beta1RecurringRun(
         display_name=declared.name,
-        description=wanted.description,
-        experiment_id=experiment_id(server, wanted.experiment),
-        pipeline_version_reference=wanted.version.reference,
+        description=desired.description,
+        experiment_id=experiment_id(server, desired.experiment),
+        pipeline_version_reference=desired.version.reference,
         runtime_config=kfp_server_api.V2beta1RuntimeConfig(
-            parameters=wanted.parameters, pipeline_root=declared.pipeline_root or None
+            parameters=desired.parameters, pipeline_root=declared.pipeline_root or None
         ),
         service_account=declared.service_account or None,
         max_concurrency=str(declared.max_concurrency),
         no_catchup=not declared.catch_up,
         mode="DISABLE" if paused else "ENABLE",
-        trigger=_trigger(wanted, old, datetime.now(UTC)),
+        trigger=_trigger(desired, old, datetime.now(UTC)),
         **({"namespace": server.namespace} if server.namespace else {}),
     )
     server.recurring_runs.recurring_run_service_create_recurring_run(recurring_run=content)
 
 
-def _trigger(wanted: Desired, old: tuple[Actual, ...], now: datetime) -> Any:
+def _trigger(desired: Desired, old: tuple[Actual, ...], now: datetime) -> Any:
     """Return when the schedule runs, such that recreating it starts no run by itself.
 
     If the start is in the past, the server immediately runs what it considers missed: one run
     without catch-up, or every missed run with it. So only a new schedule with catch-up keeps such a
     start.
     """
-    declared, start = wanted.declared, wanted.declared.start
+    declared, start = desired.declared, desired.declared.start
     end = declared.end.astimezone(UTC) if declared.end else None
     backfill = declared.catch_up and not old
-    if wanted.cron is not None:
+    if desired.cron is not None:
         if start and start <= now and not backfill:
             start = None
-        cron = kfp_server_api.V2beta1CronSchedule(cron=wanted.cron, end_time=end)
+        cron = kfp_server_api.V2beta1CronSchedule(cron=desired.cron, end_time=end)
         cron.start_time = start.astimezone(UTC) if start else None
         return kfp_server_api.V2beta1Trigger(cron_schedule=cron)
-    begun = start or (old[0].item.created_at if old else None)
-    if begun and begun <= now and not backfill:
+    first_run = start or (old[0].item.created_at if old else None)
+    if first_run and first_run <= now and not backfill:
         # The server's first run comes one interval after the start, so the rhythm stays the same.
         beat = timedelta(seconds=declared.interval_seconds)
-        begun += (now - begun) // beat * beat
+        first_run += (now - first_run) // beat * beat
     periodic = kfp_server_api.V2beta1PeriodicSchedule(
         interval_second=str(declared.interval_seconds), end_time=end
     )
-    periodic.start_time = begun.astimezone(UTC) if begun else None
+    periodic.start_time = first_run.astimezone(UTC) if first_run else None
     return kfp_server_api.V2beta1Trigger(periodic_schedule=periodic)

@@ -57,8 +57,9 @@ class Submission:
         Workspace.of(config)  # rejects an output that the steps cannot write to
         if "://" not in config.output and not Path(config.output).is_absolute():
             raise BadInput(
-                f"output = {config.output!r} is a folder of this machine, which pods do not share",
-                remedy=f"give {MOUNT_PATH}, where every step has the shared volume, or one below",
+                f"output = {config.output!r} is a folder on this machine, which pods do not share",
+                remedy=f"use {MOUNT_PATH}, where every step mounts the shared volume, or a "
+                "folder below it",
             )
         experiment = options.pop("experiment", "") or config.tracking.experiment
         return cls(config, experiment, **options)

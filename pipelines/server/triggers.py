@@ -61,7 +61,7 @@ class Trigger:
         for address in config.data.source:
             if address.startswith("hub:"):
                 raise BadInput(
-                    f"data.source = {address!r}: of a hub's data set no change is seen here",
+                    f"data.source = {address!r}: changes to a data set on a hub cannot be watched",
                     remedy="watch a folder or an s3:// prefix, or use a schedule",
                 )
         return cls(submission, pipeline, state or f"{config.output.rstrip('/')}/triggers")
@@ -107,7 +107,7 @@ class Answer:
         said = {
             "started": f"started {self.run}",
             "known": f"nothing to start: {self.run} was started for these data",
-            "busy": f"nothing started: {self.run} is at work",
+            "busy": f"nothing started: {self.run} is running",
         }
         return said[self.kind] + (f" ({self.url})" if self.url else "")
 
@@ -136,12 +136,12 @@ def trigger(server: Server, what: Trigger) -> Answer:
                 return here
             if run.state not in ENDED:
                 return Answer("busy", here.run, here.run_id, here.url)
-        begun = _Last(digest=digest, run=f"{name}-{digest[:8]}")
+        started = _Last(digest=digest, run=f"{name}-{digest[:8]}")
         check()
-        _write(what, begun)
-        run_id = _start(server, what, begun.run)
-        _write(what, begun.model_copy(update={"run_id": run_id}))
-        return Answer("started", begun.run, run_id, server.link("runs", run_id))
+        _write(what, started)
+        run_id = _start(server, what, started.run)
+        _write(what, started.model_copy(update={"run_id": run_id}))
+        return Answer("started", started.run, run_id, server.link("runs", run_id))
 
 
 def watch(
@@ -164,7 +164,7 @@ def watch(
     Raises:
         ServerError: the server denied access for too long, or refused permanently.
     """
-    seen, since, done, told = "", 0.0, "", ""
+    seen, since, done, reported = "", 0.0, "", ""
     patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
     while True:
         now = time.monotonic()
@@ -178,13 +178,13 @@ def watch(
                 done = "" if answer.kind == "busy" else digest
                 message = str(answer)
             else:
-                message = told
+                message = reported
         except (BadInput, RunBusy, StorageError, ServerError) as error:
             if isinstance(error, ServerError) and not patience.bears(error):
                 raise
             message = error.message
-        if message != told:
-            told = message
+        if message != reported:
+            reported = message
             tell(message)
         if wait(every_seconds):
             return
@@ -241,8 +241,8 @@ def _read(what: Trigger) -> _Last | None:
         return None
     except ValueError as error:
         raise StorageError(
-            f"{storage.uri}/{_STATE} is not what a trigger writes",
-            remedy="remove it: a run is then started for the data as they are",
+            f"{storage.uri}/{_STATE} was not written by a trigger",
+            remedy="remove it: a run then starts for the current data",
         ) from error
 
 

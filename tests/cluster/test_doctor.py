@@ -70,7 +70,7 @@ def empty():
         yield namespace
 
 
-def test_where_all_is_well_every_line_passes_and_no_pod_stays(ready):
+def test_every_check_passes_on_a_healthy_cluster_and_no_pod_stays(ready):
     lines = doctor(ready, "--service-account", ACCOUNT, "--image", TEST_IMAGE)
     rights = [line for topic, line in lines.items() if topic.startswith("may ")]
     assert rights
@@ -100,7 +100,8 @@ def test_mlflow_is_asked_from_a_pod_with_what_the_secret_says(tmp_path):
             line = doctor(namespace, "--image", TEST_IMAGE)["MLflow"]
             assert (line["state"], line["text"]) == (
                 "pass",
-                "http://steadytrain-mlflow:5000: a run made, logged to, read and deleted",
+                "http://steadytrain-mlflow:5000: created a run, logged to it, read it "
+                "and deleted it",
             )
             wrong = '{"stringData": {"MLFLOW_TRACKING_PASSWORD": "not-the-one-it-knows"}}'
             kubectl("patch", "secret", NAME, "-n", namespace, "-p", wrong)
@@ -111,7 +112,7 @@ def test_mlflow_is_asked_from_a_pod_with_what_the_secret_says(tmp_path):
             assert not kubectl("get", "pods", "-l", TRIAL, "-n", namespace, "-o", "name")
 
 
-def test_an_image_that_cannot_be_pulled_is_told_at_once_and_leaves_no_pod(ready):
+def test_image_that_cannot_be_pulled_is_reported_at_once_and_leaves_no_pod(ready):
     line = doctor(ready, "--image", "none.test/none:0")["image"]
     assert line["state"] == "fail"
     assert "ErrImagePull" in line["text"] or "ImagePullBackOff" in line["text"]
@@ -129,21 +130,21 @@ def test_an_account_without_rights_is_named_with_the_verbs_that_it_lacks(empty):
     assert "RoleBinding" in lines["may trainjobs"]["remedy"]
 
 
-def test_without_a_volume_and_an_account_both_are_told(empty):
+def test_missing_volume_and_account_are_both_reported(empty):
     lines = doctor(empty)
     assert lines["volume"]["state"] == lines["image"]["state"] == "fail"
     assert "no claim steadytrain" in lines["volume"]["text"]
     assert "no account steadytrain-trainer" in lines["image"]["text"]
 
 
-def test_a_claim_that_nothing_binds_is_told(empty, tmp_path):
+def test_claim_that_nothing_binds_is_reported(empty, tmp_path):
     apply_without_mlflow(empty, tmp_path)
     line = doctor(empty, "--image", "none.test/none:0")["volume"]
     assert line["state"] == "fail"
     assert "not bound" in line["text"]
 
 
-def test_an_exhausted_quota_is_told_with_what_it_lacks(empty, tmp_path):
+def test_exhausted_quota_is_reported_with_what_it_lacks(empty, tmp_path):
     apply_without_mlflow(empty, tmp_path)
     kubectl("create", "quota", "tight", "--hard=pods=0,requests.cpu=4", "-n", empty)
     lines = doctor(empty)
@@ -152,7 +153,7 @@ def test_an_exhausted_quota_is_told_with_what_it_lacks(empty, tmp_path):
     assert "exceeded quota" in lines["image"]["text"]
 
 
-def test_a_namespace_that_is_not_there_is_told_once():
+def test_missing_namespace_is_reported_once():
     lines = doctor("steadytrain-nowhere")
     assert lines["cluster"]["state"] == "fail"
-    assert lines["all within the cluster"]["state"] == "not asked"
+    assert lines["all checks within the cluster"]["state"] == "not asked"

@@ -113,7 +113,7 @@ def test_what_is_installed_is_what_the_lock_file_says(image):
 
 
 @IMAGES
-def test_it_says_what_it_is_and_runs_as_nobody_in_particular(image):
+def test_image_has_labels_and_runs_as_any_user(image):
     (found,) = json.loads(docker("inspect", image))
     settings = found["Config"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", settings["User"])

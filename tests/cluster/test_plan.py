@@ -62,11 +62,11 @@ def test_a_plan_is_for_what_the_nodes_offer(api):
     assert found["works"]
     assert found["hardware"]["gpu"] == "A100-80"
     assert found["hardware"]["host_memory"] == int(memory.removesuffix("Ki")) * 1024
-    assert "compute.nproc_per_node=4 is the nearest" in short["problems"][0]
+    assert "the nearest setting that works is compute.nproc_per_node=4" in short["problems"][0]
     assert GPU not in api.read_node(name).status.allocatable
 
 
-def test_who_may_not_list_nodes_is_told_so(monkeypatch, tmp_path):
+def test_missing_permission_to_list_nodes_is_reported(monkeypatch, tmp_path):
     """A namespace's default account has no cluster-wide rights."""
     with own_namespace("plan") as namespace:
         token = kubectl("create", "token", "default", "-n", namespace).strip()

@@ -77,7 +77,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_in_the_next_job(launched, u
     assert launched.losses("short") == pytest.approx(losses, rel=1e-6)
 
 
-def test_the_operators_own_reason_is_told_where_there_are_no_pods(launched):
+def test_operators_own_reason_is_reported_if_there_are_no_pods(launched):
     hard = {"requests.nvidia.com/gpu": "0"}
     body = {"metadata": {"name": "no-gpus"}, "spec": {"hard": hard}}
     launched.cluster.core.create_namespaced_resource_quota(launched.cluster.namespace, body)

@@ -103,7 +103,7 @@ def test_whatever_befalls_it_the_weights_are_those_of_an_undisturbed_run(launche
     assert launched.left("disturbed") == []
 
 
-def test_each_fault_is_told_by_its_name(launched, disturbed):
+def test_each_fault_is_reported_by_its_name(launched, disturbed):
     deleted, pending, lost, last = launched.ended("disturbed")
     assert (deleted.failure_class, pending.failure_class) == ("preemption", "pending_timeout")
     assert "was deleted" in deleted.message
@@ -114,7 +114,7 @@ def test_each_fault_is_told_by_its_name(launched, disturbed):
     assert last.outcome == "finished"
 
 
-def test_what_a_pod_waits_for_is_told_while_it_waits(launched, disturbed):
+def test_what_a_pod_waits_for_is_reported_while_it_waits(launched, disturbed):
     told = [event.message for event in launched.events("disturbed", Warned)]
     assert any("waits: Unschedulable" in message for message in told)
 
@@ -167,7 +167,7 @@ def test_memory_that_runs_out_in_a_rank_halves_the_micro_batch_in_the_next_job(
     assert launched.left("short") == []
 
 
-def test_a_pod_killed_at_its_limit_is_told_as_memory_and_walks_the_ladder(launched):
+def test_pod_killed_at_its_memory_limit_is_reported_as_memory_and_falls_back(launched):
     phase, log = launched.end(launched.start("killed", compute={"pods": {"memory": "150Mi"}}))
     assert phase == "Failed"
     assert set(launched.classes("killed")) == {"host_oom"}
@@ -194,7 +194,7 @@ def s3(launched):
         }
 
 
-def test_where_capacity_goes_and_stays_away_it_goes_on_with_fewer_nodes(launched, undisturbed, s3):
+def test_run_continues_on_fewer_nodes_if_capacity_is_lost_for_good(launched, undisturbed, s3):
     run, recovery = "elastic", {"min_nodes": 1, "checkpoints": "s3://bucket/checkpoints"}
     pods = {"pending_timeout_seconds": 30}
     launched.start(run, env=s3, compute={"pods": pods}, recovery=recovery)

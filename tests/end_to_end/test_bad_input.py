@@ -254,6 +254,6 @@ def test_a_secret_in_the_configuration(steadytrain, given):
     secret = "hf_" + "Zz9" * 12
     done = steadytrain.run(given(records=texts()), f"model.base={secret}")
     assert done.code == 2
-    assert "holds a secret" in done.err
+    assert "contains a secret" in done.err
     assert secret not in done.out + done.err
     assert not steadytrain.output.exists()

@@ -76,7 +76,7 @@ def test_another_configuration_leaves_a_finished_run_as_it_is(shared_steadytrain
     assert "finished" in shared_steadytrain("list", "--output", lm.output).out
 
 
-def test_its_report_tells_what_happened(lm):
+def test_its_report_shows_what_happened(lm):
     (folder,) = lm.runs
     page = (folder / "report.html").read_text()
     assert records(folder)["gate"].reason.split(":")[0] in page

@@ -105,7 +105,7 @@ class LaunchedKills(Kills):
             ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[0].kill()
 
 
-def test_a_rank_that_was_launched_is_killed_and_the_run_goes_on(bench):
+def test_run_continues_after_a_launched_rank_is_killed(bench):
     run = bench("launched")
     killer = LaunchedKills(run.workspace, once(CheckpointSaved))
     watch = Stopwatch()
@@ -137,7 +137,7 @@ def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_three_ranks_go_on_to_the_bit_however_their_gradients_are_exchanged(bench, recompute):
+def test_three_ranks_continue_bit_for_bit_however_their_gradients_are_exchanged(bench, recompute):
     """Three ranks, because with two, every order of addition gives the same sum."""
     model = {**LLAMA, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 6}
     training = {**RECIPE, "global_batch_size": 12, "gradient_checkpointing": recompute}
@@ -166,7 +166,7 @@ def test_killed_again_and_again_without_progress_the_breaker_ends_it(bench):
     reasons = [event.reason for event in events_of(stuck.workspace, DecisionMade)]
     assert actions == ["retry", "retry", "retry", "stop"]
     assert "breaker is open" in reasons[2]
-    assert "last try" in reasons[3]
+    assert "last attempt" in reasons[3]
     assert [line.partition(":")[0] for line in outcome.account] == [
         *(f"attempt {number}" for number in range(1, 5)),
         "stopped",
@@ -237,8 +237,8 @@ def test_data_that_are_damaged_while_they_are_trained_on_are_named(bench, tmp_pa
         bench("bad", data=data), launcher=ForkedLauncher(FAULT_STEP="3", FAULT_FILE=str(shard))
     )
     assert outcome.failure.failure_class == "data", outcome.failure
-    assert f"{shard} is not a whole Arrow file" in outcome.failure.message
-    assert "the data are prepared anew" in outcome.failure.remedy
+    assert f"{shard} is not a complete Arrow file" in outcome.failure.message
+    assert "prepares the data again" in outcome.failure.remedy
     assert outcome.attempts == 1
 
 
@@ -325,7 +325,7 @@ def test_what_diverges_again_goes_slower_and_stops_at_the_third_time(bench, tmp_
     assert rates[3] == pytest.approx([0.1 * rate for rate in rates[2]])
     told = "\n".join(outcome.account)
     assert "attempt 3" in told
-    assert "neither another batch nor a lower learning rate helped" in told
+    assert "neither skipping the batch nor a lower learning rate helped" in told
     finite_checkpoints(run.workspace)
 
 

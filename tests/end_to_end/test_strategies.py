@@ -101,13 +101,13 @@ def test_it_resumes_exactly(case, ended, root):
 
 
 @each
-def test_it_goes_on_from_a_checkpoint_of_one_rank(case, ended, alone):
+def test_strategy_continues_from_a_checkpoint_of_one_rank(case, ended, alone):
     expected = after(alone[case.single], MIDDLE)
     assert ended[case.name]["from_single"] == pytest.approx(expected, rel=1e-4)
 
 
 @each
-def test_one_rank_goes_on_from_its_checkpoint(case, ended, alone, root):
+def test_one_rank_continues_from_the_strategys_checkpoint(case, ended, alone, root):
     folder = root / case.name
     losses = train(folder / "by-one", resume=middle(folder / "whole"), **sections(root, case.name))
     assert losses == pytest.approx(after(alone[case.single], MIDDLE), rel=1e-4)

@@ -188,7 +188,7 @@ def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise):
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_one_is_killed_and_one_stands_still_a_third_finishes(bench, supervise, ranks):
+def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(bench, supervise, ranks):
     undisturbed = bench("undisturbed", "causal_lm", ranks=ranks)
     run = bench("run", "support.faults:Slow", ranks=ranks)
     workspace = run.workspace

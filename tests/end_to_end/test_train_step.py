@@ -213,10 +213,10 @@ def test_the_step_gives_a_record_and_gives_it_again(bench):
 
     # A model that differs from the trained one does not count as finished.
     (done.workspace.model / "model.safetensors").write_bytes(b"damaged")
-    mended = step.run_stage(done.config, done.data)
-    assert mended.weights_digest == record.weights_digest
-    assert mended.attempts == 2
-    assert mended.decisions == record.decisions
+    fixed = step.run_stage(done.config, done.data)
+    assert fixed.weights_digest == record.weights_digest
+    assert fixed.attempts == 2
+    assert fixed.decisions == record.decisions
     kept = AttemptSpec.load(AttemptFolder(done.workspace.attempts / "0002").spec).recipe
     assert rate in kept, "what was decided once is held to"
 

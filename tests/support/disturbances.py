@@ -1,6 +1,6 @@
 """What can happen to a training run from outside, one function of the scene per fault.
 
-The product knows none of these functions. They send signals to processes, change bytes on disk,
+The product contains none of these functions. They send signals to processes, change bytes on disk,
 stop a server, or set a limit that the kernel enforces.
 """
 

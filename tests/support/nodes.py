@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from steadytrain.components.train.agent.processes import MARK, end_processes
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.agent import AgentAttempt, Gone
+from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 
 from support.ports import free_port
@@ -57,6 +57,6 @@ class NodesLauncher:
         )
 
 
-def _gone(agent: subprocess.Popen[bytes]) -> Gone | None:
+def _gone(agent: subprocess.Popen[bytes]) -> AgentExit | None:
     status = agent.poll()
-    return None if status is None else Gone(status)
+    return None if status is None else AgentExit(status)

@@ -188,7 +188,7 @@ def _ordered(tasks: Mapping[str, Any]) -> Iterator[str]:
 
 def _holds(condition: str, parameters: Mapping[str, Any]) -> bool:
     match = _CONDITION.fullmatch(condition)
-    assert match, f"the walker knows no such condition: {condition}"
+    assert match, f"the walker does not support this condition: {condition}"
     return bool(parameters[match["name"]] == json.loads(match["value"]))
 
 

@@ -40,5 +40,5 @@ def check_plugins(group: str, names: Iterable[str], *, otherwise: str = "") -> N
 
 def at_odds(field: str, value: object, message: str, remedy: str) -> PydanticCustomError:
     """Return the error for a field that is valid by itself but conflicts with another field."""
-    told = {"field": field, "value": repr(value), "message": message, "remedy": remedy}
-    return PydanticCustomError("at_odds", "{message}", told)
+    context = {"field": field, "value": repr(value), "message": message, "remedy": remedy}
+    return PydanticCustomError("at_odds", "{message}", context)

@@ -174,10 +174,10 @@ class ComputeConfig(Section):
             raise at_odds(
                 "compute.strategy",
                 value,
-                "this product cuts no layer and no chain of layers into parts for several GPUs",
-                "take fsdp or zero3, which spread the weights over the ranks and suffice to about "
-                "100 billion parameters; beyond it takes tensor and pipeline parallelism, as in "
-                "Megatron-LM, and a fast connection within each node",
+                "steadytrain does not split a layer, or a chain of layers, across GPUs",
+                "use fsdp or zero3, which shard the weights over the ranks and are enough for "
+                "about 100 billion parameters; larger models need tensor and pipeline "
+                "parallelism, as in Megatron-LM, and a fast connection within each node",
             )
         return value
 
@@ -187,8 +187,8 @@ class ComputeConfig(Section):
             raise at_odds(
                 "compute.strategy",
                 self.strategy,
-                f"it has one rank, and compute asks for {self.world_size}",
-                "take ddp, or one that shards, or set nodes and nproc_per_node to 1",
+                f"it runs one rank, and compute asks for {self.world_size}",
+                "use ddp or a sharding strategy, or set nodes and nproc_per_node to 1",
             )
         return self
 
@@ -199,7 +199,7 @@ class ComputeConfig(Section):
                 "compute.offload",
                 self.offload,
                 f"compute.strategy {self.strategy} cannot do that",
-                f"one of these can: {', '.join(OFFLOADING[self.offload])}",
+                f"use one of these: {', '.join(OFFLOADING[self.offload])}",
             )
         return self
 

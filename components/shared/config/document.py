@@ -148,7 +148,7 @@ def _check_keys(mapping: MappingNode) -> None:
             lines = sorted({earlier.start_mark.line + 1, key.start_mark.line + 1})
             name = key.value if _PLAIN_KEY.fullmatch(key.value) else "a key"
             where = f"lines {lines[0]} and {lines[1]}" if len(lines) > 1 else f"line {lines[0]}"
-            raise ComposerError(None, None, f"{name} stands twice ({where})", key.start_mark)
+            raise ComposerError(None, None, f"{name} appears twice ({where})", key.start_mark)
 
 
 def _weigh(node: Node, known: dict[int, int]) -> int:

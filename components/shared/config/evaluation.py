@@ -37,7 +37,7 @@ class EvaluationConfig(Section):
     def _once_each(cls, tasks: list[str]) -> list[str]:
         twice = [name for index, name in enumerate(tasks) if name in tasks[:index]]
         if twice:
-            raise ValueError(f"{twice[0]!r} is there twice")
+            raise ValueError(f"{twice[0]!r} appears twice")
         return tasks
 
 
@@ -169,14 +169,14 @@ class RegistryConfig(Section):
             raise at_odds(
                 "registry.candidate_alias",
                 candidate,
-                "is the name of a champion, which only the gate gives",
+                "is the alias of a champion, which only the gate sets",
                 "choose another one, such as candidate",
             )
         if champion.lower() == "candidate":
             raise at_odds(
                 "registry.champion_alias",
                 champion,
-                "is the name of candidates, which the gate may have rejected",
+                "is the alias of candidates, which the gate may have rejected",
                 "choose another one, such as champion",
             )
         return self
@@ -213,7 +213,7 @@ class TrackingConfig(Section):
             raise at_odds(
                 "tracking.uri",
                 f"{re.split('[?#]', self.uri)[0]}?...",
-                "the address of a server has no query",
-                "leave out what begins with ? or #; a token is taken from MLFLOW_TRACKING_TOKEN",
+                "a server's address must have no query and no fragment",
+                "remove everything from ? or # on; put a token in MLFLOW_TRACKING_TOKEN",
             )
         return self

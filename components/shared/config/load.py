@@ -93,8 +93,8 @@ def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Pr
         for item in items:
             problem = _explain(item)
             found.setdefault(problem.field, problem)
-            told = item.get("ctx", {}).get("field")
-            _take_out(rest, told.split(".") if told else item["loc"])
+            context = item.get("ctx", {}).get("field")
+            _take_out(rest, context.split(".") if context else item["loc"])
         _stand_in(rest)
         if len(found) == before:
             return list(found.values())
@@ -146,7 +146,7 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(
             f"the configuration is a {type(content).__name__}, not a mapping of sections",
-            remedy="begin from a preset: `steadytrain schema` lists every field",
+            remedy="start from a preset: `steadytrain schema` lists every field",
         )
     return content
 
@@ -217,7 +217,7 @@ def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:
             message=f"this version of steadytrain reads schema version {SCHEMA_VERSION}",
             remedy="install a newer steadytrain"
             if newer
-            else f"write it anew for version {SCHEMA_VERSION} (`steadytrain schema`)",
+            else f"rewrite it for version {SCHEMA_VERSION} (`steadytrain schema`)",
         )
 
 
@@ -229,16 +229,16 @@ def _explain(item: Mapping[str, Any]) -> Problem:
     # Redact before shortening, so that no part of a secret remains.
     value = PLACEHOLDER if named else shortened(redact(repr(item.get("input"))))
     if kind == "at_odds":
-        told = item["ctx"]
-        value = shortened(redact(told["value"]))
-        return Problem(told["field"], value, told["message"], told["remedy"])
+        context = item["ctx"]
+        value = shortened(redact(context["value"]))
+        return Problem(context["field"], value, context["message"], context["remedy"])
     if kind == "missing":
         return Problem(field, "(missing)", "is required", f"set {field}")
     if kind == "extra_forbidden":
         return Problem(field, value, "no such field", _suggest(location))
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         return Problem(field, value, message, f"put it in quotes: {field.split('.')[-1]}: '...'")
-    return Problem(field, value, message, f"change {field}; `steadytrain schema` tells its values")
+    return Problem(field, value, message, f"change {field}; `steadytrain schema` shows its values")
 
 
 def _suggest(location: list[Any]) -> str:

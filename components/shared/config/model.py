@@ -149,7 +149,7 @@ class ModelConfig(Section):
             raise at_odds(
                 "model.config",
                 self.config,
-                "it excludes model.base, which brings a configuration of its own",
+                "it cannot be combined with model.base, which has its own configuration",
                 "leave out one of the two",
             )
         return self
@@ -162,7 +162,7 @@ class ModelConfig(Section):
             raise at_odds(
                 "model.trust_remote_code",
                 value=True,
-                message="there is no model.base whose code could run",
+                message="it applies only to the code of a model.base",
                 remedy="leave it out",
             )
         if self.base.startswith("hub:") and not re.fullmatch("[0-9a-f]{40}", self.revision or ""):

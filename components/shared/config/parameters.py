@@ -45,8 +45,8 @@ def to_parameters(config: RunConfig, *, run: str) -> dict[str, Any]:
     """
     if "{{" in config.output:
         raise BadInput(
-            f"output = {config.output!r} has {{{{ in it, which KFP and Argo replace",
-            remedy="give a folder of another name",
+            f"output = {config.output!r} contains {{{{, which KFP and Argo replace",
+            remedy="use a folder whose name does not contain it",
         )
     named = config.model_copy(update={"run": None if EACH in run else run})
     parameters = {"config": _unreplaced(named.to_yaml()), "output": config.output}
@@ -92,8 +92,8 @@ def from_parameters(
     twice = sorted(given.keys() & overrides.keys())
     if twice:
         raise BadInput(
-            f"{', '.join(twice)}: given by a parameter and in overrides",
-            remedy="take it out of one of them",
+            f"{', '.join(twice)}: set both by a parameter and in overrides",
+            remedy="set each in one place only",
         )
     if "data.source" in given:
         given["data.source"] = str(given["data.source"]).split(",")

@@ -55,7 +55,7 @@ def shown(value: object) -> str:
     try:
         return shortened(repr(value))
     except ValueError:  # more digits than Python converts to text
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
 
 
 def shortened(text: str) -> str:
@@ -65,11 +65,11 @@ def shortened(text: str) -> str:
 
 def _unfit_text(text: str) -> tuple[str, str] | None:
     if "\0" in text:
-        return "holds a NUL character", "remove it"
+        return "contains a NUL character", "remove it"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair, which is not a character", "remove it"
+        return "contains half of a surrogate pair, which is not a character", "remove it"
     return None
 
 

@@ -96,7 +96,7 @@ class RunConfig(Section):
                 micro,
                 f"does not divide the {batch // ranks} sequences that each rank has in a global "
                 "batch",
-                "take a divisor of them, or leave it out",
+                "use a divisor of that number, or leave it out",
             )
         return self
 
@@ -107,8 +107,8 @@ class RunConfig(Section):
             raise at_odds(
                 "compute.strategy",
                 strategy,
-                f"it does not go with {field}, which knows no shards",
-                "take ddp, or change that field",
+                f"it cannot be combined with {field}, which does not support sharding",
+                "use ddp, or change that field",
             )
         return self
 
@@ -118,8 +118,8 @@ class RunConfig(Section):
             raise at_odds(
                 "model.adapter.kind",
                 self.model.adapter.kind,
-                "there is no model.base, and beside weights that stay random nothing is learned",
-                "name a trained model, or take none",
+                "there is no model.base, and adapters cannot learn on frozen random weights",
+                "set model.base to a trained model, or set this to none",
             )
         return self
 
@@ -143,7 +143,7 @@ class RunConfig(Section):
                     field,
                     value,
                     "its kernels need a CUDA device, and compute.device is cpu",
-                    f"take {instead}, or train on a GPU",
+                    f"use {instead}, or train on a GPU",
                 )
         return self
 
@@ -163,7 +163,7 @@ class RunConfig(Section):
         if asked and not tasks:
             raise at_odds(
                 *asked[0],
-                "is of a task, and evaluation.tasks names none",
+                "is a metric of a task, and evaluation.tasks is empty",
                 "add the task to evaluation.tasks",
             )
         return self

@@ -84,7 +84,7 @@ def _problem(field: str) -> Problem:
     return Problem(
         field=field,
         value=PLACEHOLDER,
-        message="holds a secret, which would end up in parameters, logs and artifacts",
+        message="contains a secret, which would end up in parameters, logs and artifacts",
         remedy="remove it and set it in the environment (HF_TOKEN, AWS_*, MLFLOW_TRACKING_*) "
         "or in a Kubernetes Secret; if it was real, revoke it",
     )

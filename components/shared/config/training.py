@@ -131,14 +131,17 @@ class TrainingConfig(Section):
     @classmethod
     def _some_steps(cls, value: int) -> int:
         if value == 0:
-            raise ValueError("give a positive number, or -1 to go by epochs")
+            raise ValueError("give a positive number, or -1 to train by epochs")
         return value
 
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
             raise at_odds(
-                "training.fp16", True, "it excludes training.bf16", "set one of the two to false"
+                "training.fp16",
+                True,
+                "it cannot be combined with training.bf16",
+                "set one of the two to false",
             )
         return self
 

@@ -82,7 +82,7 @@ class JsonLines:
         self._clock = time.time()
         self._ahead = max(0.0, _newest(path.parent) - self._clock)
         for place, now in moved:
-            message = f"{place} was not what a run keeps there; it was moved to {now}"
+            message = f"{place} was not a file that a run writes there; it was moved to {now}"
             self.emit(Warned(stage=path.stem, message=message))
 
     def emit(self, event: Event) -> None:
@@ -120,9 +120,7 @@ class JsonLines:
     def _warning(self) -> Warned:
         place = Path(self.handle.name)
         lost = f"; {self._dropped} of them are lost" if self._dropped else ""
-        return Warned(
-            stage=place.stem, message=f"events came late to {place}: {self._refusal}{lost}"
-        )
+        return Warned(stage=place.stem, message=f"events reached  {place}: {self._refusal}{lost}")
 
 
 class Follower:

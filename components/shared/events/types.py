@@ -349,7 +349,7 @@ def from_json(line: str) -> Event:
     try:
         content = json.loads(line)
     except RecursionError as error:
-        raise ValueError("brackets within brackets, and no event") from error
+        raise ValueError("nested brackets instead of an event") from error
     name = content.pop("event", "") if isinstance(content, dict) else ""
     if not isinstance(name, str) or name not in _TYPES:
         raise ValueError(f"no known event in {line[:80]!r}")
@@ -357,7 +357,7 @@ def from_json(line: str) -> Event:
     validator, known = _validator(name)
     event = validator.validate_python({key: content[key] for key in known if key in content})
     if not 0 <= event.time <= LATEST:
-        raise ValueError(f"an event at no time that can be: {event.time}")
+        raise ValueError(f"an event with an impossible time: {event.time}")
     return event
 
 

@@ -46,13 +46,13 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
             ServerError: if the call failed, or the response is not from KFP.
         """
         options["_request_timeout"] = options.get("_request_timeout") or _SECONDS
-        with _told(self.configuration.host):
+        with _explained(self.configuration.host):
             answer = super().call_api(resource_path, method, *args, **options)
         # The generated client would read an HTML page as an object without fields.
         if "json" not in (self.last_response.getheader("content-type") or ""):
             raise _error(
-                f"{self.configuration.host} answers with a page instead of data: it wants a login, "
-                "or is not Kubeflow Pipelines",
+                f"{self.configuration.host} returns a web page instead of data: it requires a "
+                "login, or is not Kubeflow Pipelines",
                 _LOGIN,
             )
         return answer
@@ -77,12 +77,12 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
             self._get("/apis/v1beta1/healthz")
         except ServerError:
             return _error(
-                f"{host} answers, but has no API of Kubeflow Pipelines (404)",
-                "give the address below which /apis/v2beta1 lies; with full Kubeflow it often "
-                "ends in /pipeline",
+                f"{host} answers, but has no Kubeflow Pipelines API (404)",
+                "give the address that serves /apis/v2beta1; on a full Kubeflow installation "
+                "it often ends in /pipeline",
             )
         return _error(
-            f"{host} is a Kubeflow Pipelines server of version 1, without the API v2beta1",
+            f"{host} is a version 1 Kubeflow Pipelines server, without the v2beta1 API",
             "upgrade it to version 2.0 or later",
         )
 
@@ -126,7 +126,7 @@ def _read_token(path: Path, configuration: kfp_server_api.Configuration) -> None
 
 
 @contextlib.contextmanager
-def _told(host: str) -> Iterator[None]:
+def _explained(host: str) -> Iterator[None]:
     """Turn errors of the network and the server into ServerError."""
     try:
         yield
@@ -150,27 +150,27 @@ def _broken(host: str, error: Exception) -> ServerError:
         )
     if isinstance(error, failures.NewConnectionError):
         return _error(
-            f"{host}: nobody listens there (connection refused, or no way to it)",
-            "check address and port; if it is a port-forward, start it again",
+            f"{host}: nothing is listening there (connection refused, or no route to it)",
+            "check the address and the port; if it is a port-forward, restart it",
             passing=True,
         )
     if isinstance(error, failures.TimeoutError):
         return _error(
             f"{host}: no answer in time",
-            "a firewall or VPN may be in the way; if it was to start something, look in the UI "
-            "whether it did",
+            "a firewall or VPN may be in the way; if the request was to start something, check "
+            "in the UI whether it did",
             passing=True,
         )
     if isinstance(error, failures.SSLError):
         return _error(
             f"{host}: no secure connection ({_reason(error)})",
-            f"for a certificate of your own authority set {CA_VARIABLE} to its file; for a server "
-            "without TLS write http://",
+            f"if a private authority signed the certificate, set {CA_VARIABLE} to its file; for "
+            "a server without TLS, use http://",
         )
     return _error(
         f"{host}: the connection broke ({type(error).__name__})",
-        "repeat it; if it was to start something, look in the UI whether it did; an address of "
-        "https wants https://",
+        "try again; if the request was to start something, check in the UI whether it did; a "
+        "server with TLS needs https://",
         passing=True,
     )
 
@@ -186,17 +186,20 @@ def _refusal(host: str, error: kfp_server_api.ApiException) -> ServerError:
     """Return the error for an unsuccessful response, with the server's message and the fix."""
     status, said = int(error.status or 0), _words(error.body)
     has = "the token or cookie" if _has_credentials() else "a request without token or cookie"
-    message, remedy = f"{host} refuses: {said or error.reason} ({status})", "change what it names"
+    message, remedy = (
+        f"{host} rejected the request: {said or error.reason} ({status})",
+        "fix what it names",
+    )
     if 300 <= status < 400:
-        message, remedy = f"{host} sends {has} on to another address ({status})", _LOGIN
+        message, remedy = f"{host} redirects {has} to another address ({status})", _LOGIN
     elif status == 401:
         message, remedy = f"{host} does not accept {has} (401)", f"it may have expired: {_LOGIN}"
     elif status == 403:
-        message = f"{host} allows this to others only (403): {said or 'no reason given'}"
-        remedy = "check --namespace, and have the right given to you there; or " + _LOGIN
+        message = f"{host} denies permission for this (403): {said or 'no reason given'}"
+        remedy = "check --namespace, and ask for permission there; or " + _LOGIN
     elif status >= 500:
-        message = f"{host} fails: {said or error.reason} ({status})"
-        remedy = "look at the log of the ml-pipeline pod; repeat it when the server is well"
+        message = f"{host} failed: {said or error.reason} ({status})"
+        remedy = "check the log of the ml-pipeline pod; try again when the server works"
     failed = _error(message, remedy, passing=status in (429, 502, 503, 504))
     failed.status, failed.denied = status, status in (401, 403)
     return failed

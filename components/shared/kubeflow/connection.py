@@ -119,15 +119,14 @@ def _address(host: str) -> str:
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     address = host or os.environ.get(HOST_VARIABLE) or (IN_CLUSTER if in_pod else "")
     if not address:
-        raise BadInput("no address of a Kubeflow Pipelines server", remedy=_NO_HOST)
+        raise BadInput("the address of the Kubeflow Pipelines server is missing", remedy=_NO_HOST)
     if any(find_secrets(address)):
         raise BadInput(
-            f"host = {redact(address)!r} holds a password",
-            remedy=f"take it out; a token is taken from {TOKEN_VARIABLE}, a cookie from "
-            f"{COOKIE_VARIABLE}",
+            f"host = {redact(address)!r} contains a password",
+            remedy=f"remove it; put a token in {TOKEN_VARIABLE}, or a cookie in {COOKIE_VARIABLE}",
         )
     if not _of_a_server(address):
-        raise BadInput(f"host = {address!r} is no address of http or https", remedy=_NO_HOST)
+        raise BadInput(f"host = {address!r} is not an http or https address", remedy=_NO_HOST)
     return address.rstrip("/")
 
 
@@ -146,8 +145,8 @@ def _namespace(namespace: str) -> str:
         found = _POD_NAMESPACE.read_text("utf-8").strip()
     if not found:
         raise BadInput(
-            "the server has many users, and no namespace is given",
-            remedy=f"give your profile's, by --namespace or {NAMESPACE_VARIABLE}",
+            "the server is multi-user, and no namespace is given",
+            remedy=f"give your profile's namespace with --namespace or {NAMESPACE_VARIABLE}",
         )
     return found
 

@@ -55,6 +55,6 @@ def decision(config: RunConfig, workspace: Workspace, weights_digest: str) -> Ga
         if value != wanted[name]:
             raise BadInput(
                 f"{path} is a decision about another {_NAMES[name]}: {value}, not {wanted[name]}",
-                remedy="run the step evaluate again, with this configuration",
+                remedy="run the evaluate step again, with this configuration",
             )
     return gate

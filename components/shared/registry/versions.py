@@ -172,12 +172,12 @@ class Registry:
                 alias at the same time.
         """
         alias, about = self.aliases.champion_alias, gate.subject
-        told = (about.model_name, about.champion_alias, about.run_id, about.weights_digest)
+        recorded = (about.model_name, about.champion_alias, about.run_id, about.weights_digest)
         ours = (self.name, alias, version.tags.get(RUN), version.tags.get(WEIGHTS))
-        if not gate.promoted or told != ours:
+        if not gate.promoted or recorded != ours:
             raise SteadytrainError(
-                f"version {version.number} of {self.name} is not what the gate let through",
-                remedy="run the steps evaluate, register and promote again",
+                f"version {version.number} of {self.name} is not the model that passed the gate",
+                remedy="run the evaluate, register and promote steps again",
             )
         check()
         with self._errors():
@@ -191,8 +191,8 @@ class Registry:
             raise SteadytrainError(
                 f"alias {alias!r} of {self.name} was set to version {version.number}, but names "
                 f"{'none' if written is None else f'version {written.number}'} now",
-                remedy="somebody moved it by hand at the same moment: look which version is right, "
-                "then run the step promote again",
+                remedy="someone moved it by hand at the same time: check which version is "
+                "right, then run the promote step again",
             )
 
     def _point(self, alias: str, version: Version) -> None:

@@ -189,19 +189,19 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
         if error.errno in UNREADABLE and what == "read":
             raise Unreadable(
                 f"cannot read {path}: {error.strerror}",
-                remedy="restore it from a backup, or move it away, and check the disk; then start "
-                "the run again: it continues from what is done",
+                remedy="restore it from a backup, or move it away, and check the disk; then "
+                "start the run again: it continues where it stopped",
             ) from error
         if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
             raise StorageError(
                 f"cannot {what} {path}: {error.strerror}",
-                remedy="move away what is in its place, then start the run again: it continues "
-                "from what is done",
+                remedy="move what is in its place, then start the run again: it continues "
+                "where it stopped",
             ) from error
         raise StorageError(
             f"cannot {what} {path}: {error.strerror or error}",
-            remedy="free space or give permission there, then start the run again: "
-            "it continues from what is done",
+            remedy="free space or grant permission there, then start the run again: it "
+            "continues where it stopped",
         ) from error
 
 

@@ -236,8 +236,8 @@ class S3Storage:
             self.delete(name)
         if not held:
             raise BadInput(
-                f"the server of s3://{self.bucket} does not hold to conditional writes "
-                "(If-None-Match), which keep two from working on the same thing",
+                f"the server of s3://{self.bucket} does not support conditional writes "
+                "(If-None-Match), which keep two processes from doing the same work",
                 remedy="use a server that does (Amazon S3, and current MinIO, Ceph or SeaweedFS), "
                 "or a shared folder",
             )
@@ -351,9 +351,11 @@ class _Stream(io.RawIOBase):
 
 def _remedy(code: str) -> str:
     if code in _REFUSED:
-        return "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role) that may do this"
+        return (
+            "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a role) with permission for this"
+        )
     if code in _TAKEN:
-        return "start again when nobody writes there"
+        return "start again once nothing else writes there"
     if code == "NoSuchBucket":
         return "name a bucket that exists; AWS_ENDPOINT_URL_S3 chooses the server"
     return "check AWS_ENDPOINT_URL_S3, the network and the credentials, then start again"

@@ -49,14 +49,14 @@ def stream(
         if done == size or (size is None and failure is None):
             return
         if size is not None and done > size:
-            raise _odd(place, f"{done} bytes of an object that was to have {size}")
+            raise _odd(place, f"{done} of the {size} bytes of an object")
         wait = next(waits, None)
         if wait is None:
             raise failure or _odd(place, f"{done} of {size} bytes, and then nothing")
         time.sleep(wait)
         answer = get(Range=f"bytes={done}-", **same)
         if not str(answer.get("ContentRange", "")).startswith(f"bytes {done}-"):
-            raise _odd(place, f"something else than the bytes from {done} on, as was asked (Range)")
+            raise _odd(place, f"something other than the requested bytes from {done} on (Range)")
 
 
 def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[str, Any]]:
@@ -73,7 +73,7 @@ def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[s
             found.update((item["Key"], item) for item in page.get("Contents", []))
             empty = 0 if len(found) > before else empty + 1
             if empty > EMPTY_PAGES:
-                raise _odd(place, "a listing without end")
+                raise _odd(place, "an endless listing")
         for item in found.values():
             if missing := {"Size", "ETag", "LastModified"} - item.keys():
                 raise _odd(place, f"a listing without {', '.join(sorted(missing))}")
@@ -85,6 +85,6 @@ def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[s
 def _odd(place: str, what: str) -> StorageError:
     return StorageError(
         f"{place}: the server sent {what}",
-        remedy="AWS_ENDPOINT_URL_S3 names the server; look whether it, or a proxy or a cache in "
-        "front of it, does as S3 does",
+        remedy="check that the server in AWS_ENDPOINT_URL_S3, and any proxy or cache in front "
+        "of it, behaves like S3",
     )

@@ -75,8 +75,8 @@ class Batches:
             self._keep(run_id, kind, items[0], str(error))
 
     def _keep(self, run_id: str, kind: str, item: Any, reason: str) -> None:
-        told = {"run_id": run_id, "kind": kind, **dict(item), "reason": redact(reason)}
-        line = json.dumps(told, default=str)
+        content = {"run_id": run_id, "kind": kind, **dict(item), "reason": redact(reason)}
+        line = json.dumps(content, default=str)
         known = self.file.read_text().splitlines() if self.file.is_file() else []
         if line in known:
             return
@@ -87,8 +87,8 @@ class Batches:
             first = redact(reason).partition("\n")[0]
             warn(
                 self.workspace,
-                f"MLflow refuses {item.key!r} for good ({first[:200]}); what it refuses is kept "
-                f"in {self.file}, and all else is sent",
+                f"MLflow rejects {item.key!r} permanently ({first[:200]}); rejected items are "
+                f"kept in {self.file}, and everything else is sent",
             )
 
 

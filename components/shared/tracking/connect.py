@@ -44,13 +44,14 @@ _PART = 3
 # requests puts the root cause of a failed connection at the end of a long line.
 _CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
 _REMEDY = (
-    "start the server or mend its address (tracking.uri or MLFLOW_TRACKING_URI) and its "
-    "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, "
-    "the run tracks into its output folder"
+    "start the server, or fix its address (tracking.uri or MLFLOW_TRACKING_URI) or its "
+    "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, the "
+    "run tracks to its output folder"
 )
 _FILE_REMEDY = (
-    "see that the file can be read and written; where it is damaged, restore it from a backup, or "
-    "move it away: a new one is made then, without the runs and model versions tracked so far"
+    "make the file readable and writable; if it is damaged, restore it from a backup or move "
+    "it away: steadytrain then creates a new one, without the runs and model versions tracked "
+    "so far"
 )
 
 
@@ -95,10 +96,10 @@ def _make_ready(uri: str, workspace: Workspace) -> None:
     """Import what a store needs, and create a SQLite store if it does not exist."""
     if uri.startswith("sqlite") and find_spec("sqlalchemy") is None:
         raise TrackingError(
-            f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed, which "
-            "the image of the steps that do not train leaves out",
-            remedy="give the address of an MLflow server: tracking.uri or MLFLOW_TRACKING_URI, "
-            "which on a cluster the Secret holds",
+            f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed; the "
+            "image for steps without training does not include it",
+            remedy="set tracking.uri or MLFLOW_TRACKING_URI (on a cluster, in the Secret) to "
+            "the address of an MLflow server",
         )
     with tracking_errors(uri):
         import_mlflow()

@@ -69,15 +69,15 @@ class Delivery:
         Returns:
             The number of events sent.
         """
-        told = 0
+        sent = 0
         while not give_up():
             with self.spool.batch(wanted) as events:
                 if not events:
                     break
                 self._send(events)
             self._certain = True
-            told += len(events)
-        return told
+            sent += len(events)
+        return sent
 
     def _send(self, events: Iterable[Event]) -> None:
         ours = [cast(_AttemptEvent, event) for event in events]
@@ -143,13 +143,13 @@ class Delivery:
     def _end(self, run_id: str, event: AttemptEnded) -> None:
         from mlflow.entities import RunTag
 
-        told = {
+        about = {
             "outcome": event.outcome,
             "failure_class": event.failure_class,
             "message": event.message,
             "remedy": event.remedy,
         }
-        tags = [RunTag(f"steadytrain.{name}", value(text)) for name, text in told.items() if text]
+        tags = [RunTag(f"steadytrain.{name}", value(text)) for name, text in about.items() if text]
         self.batches.send(run_id, tags=tags)
         self.client.set_terminated(run_id, _STATUS[event.outcome], _milliseconds(event.time))
 
@@ -183,7 +183,7 @@ def _params(event: Event) -> Iterator[tuple[str, str]]:
 def _filled(event: Event) -> Iterator[tuple[str, str]]:
     """Yield parameters that the configuration leaves open and training decides."""
     if isinstance(event, TrainingStarted):
-        for item in (Decision(**told) for told in event.recipe):
+        for item in (Decision(**fields) for fields in event.recipe):
             if item.field == "training.learning_rate" and not item.yours:
                 yield item.field, value(item.value)
 

@@ -58,7 +58,7 @@ def finish_run(
         _log_metrics(delivery.batches, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
 
-    return _told(config, workspace, finish)
+    return _reported(config, workspace, finish)
 
 
 def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
@@ -72,10 +72,12 @@ def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
         for path, folder in _artifacts(workspace):
             tracking.client.log_artifact(run_id, str(path), folder)
 
-    return _told(config, workspace, log)
+    return _reported(config, workspace, log)
 
 
-def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str], None]) -> bool:
+def _reported(
+    config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str], None]
+) -> bool:
     def tell() -> None:
         tracking = open_tracking(config, workspace)
         run_id = continue_run(tracking, config, workspace)
@@ -88,7 +90,7 @@ def _told(config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str
     if failure is None:
         return True
     if isinstance(failure, TimeoutError):
-        reason = f"the tracking store has not taken everything within {FINISH_SECONDS:.0f} s"
+        reason = f"the tracking store did not accept everything within {FINISH_SECONDS:.0f} s"
     elif isinstance(failure, TrackingError | BadInput):
         reason = failure.message
     else:

@@ -65,7 +65,7 @@ def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
         raise TrackingError(
             f"another process of run {workspace.run_id!r} has been waiting for the tracking "
             f"store for {TURN_SECONDS:.0f} s",
-            remedy="nothing: what it does not send is sent at the run's end",
+            remedy="none needed: what it does not send is sent at the end of the run",
         ) from error
 
 

@@ -97,6 +97,6 @@ class MlflowSink:
         self._warned = True
         warn(
             self.workspace,
-            f"{reason}; training goes on, and its metrics are sent when MLflow answers again, "
-            "at the latest at the run's end",
+            f"{reason}; training continues, and its metrics are sent when MLflow answers again, "
+            "or at the end of the run",
         )

@@ -40,19 +40,19 @@ class Spool:
             TrackingError: if another one stays in the block for too long.
         """
         with exclusive(self.workspace, "telling"):
-            told = self._told()
-            offsets, events = dict(told), list[Event]()
-            for item in unread(self.workspace.events, told):
+            sent = self._sent()
+            offsets, events = dict(sent), list[Event]()
+            for item in unread(self.workspace.events, sent):
                 offsets[item.file] = item.offset
                 if wanted(item.event):
                     events.append(item.event)
                 if len(events) == BATCH_EVENTS:
                     break
             yield events
-            if offsets != told:
+            if offsets != sent:
                 remember(self.workspace, self.note, json.dumps(offsets))
 
-    def _told(self) -> dict[str, int]:
+    def _sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""
         try:
             return _OFFSETS.validate_json(recall(self.workspace, self.note) or "{}")

@@ -50,16 +50,16 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
         with lease(str(workspace.locks), "tracking-store"):
             if path.exists() and not _finished_by_another(path):
                 aside = set_aside(path)
-                message = f"the tracking store {path} was never finished and holds nothing; it is"
-                warn(workspace, f"{message} now {aside}, and a new one is made")
+                message = f"the tracking store {path} is incomplete and empty; it was"
+                warn(workspace, f"{message} moved to {aside}, and a new one is created")
             if not path.exists():
                 content = _new_store(workspace.tracking_artifacts)
                 LocalStorage(path.parent).write(path.name, content, if_absent=True)
     except RunBusy as error:
         raise TrackingError(
-            f"another process has been making the tracking store {path} for {WAIT_SECONDS:.0f} s",
-            remedy=f"end it if it hangs (fuser {workspace.locks / 'tracking-store.lock'} names "
-            "it), then start the run again",
+            f"another process has been creating the tracking store {path} for {WAIT_SECONDS:.0f} s",
+            remedy=f"if it hangs, end it (fuser {workspace.locks / 'tracking-store.lock'} shows "
+            "its process), then start the run again",
         ) from error
 
 

@@ -61,8 +61,8 @@ def load_tokenizer(folder: Path, field: str = "") -> Any:
     named = f"{field}: {folder}" if field else str(folder)
     with foreign(
         f"{named}: no tokenizer can be read there (tokenizer.json, tokenizer_config.json)",
-        "give a folder with tokenizer.json and tokenizer_config.json (which needs no code of its "
-        "own: none is ever run for a tokenizer), or set model.tokenizer",
+        "give a folder with tokenizer.json and tokenizer_config.json (without custom code: "
+        "tokenizer code is never run), or set model.tokenizer",
     ):
         # tokenizer.json is complete in itself, and AutoTokenizer would import torch for it.
         if (folder / "tokenizer.json").is_file():
@@ -196,7 +196,7 @@ def _end_of_text(tokenizer: Any) -> int:
     if end is None:
         raise BadInput(
             "the tokenizer has no end-of-text token (eos_token), which a language model needs",
-            remedy="take the tokenizer of a causal language model, or set its eos_token",
+            remedy="use the tokenizer of a causal language model, or set its eos_token",
         )
     return end
 
@@ -216,8 +216,8 @@ def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
     except Exception as error:
         # A template can raise anything: Jinja errors to reject messages, other errors from bugs.
         raise BadInput(
-            f"the tokenizer's chat template refuses the messages: {error}",
-            remedy="check the roles and their order, or take another chat template",
+            f"the tokenizer's chat template rejects the messages: {error}",
+            remedy="check the roles and their order, or use another chat template",
         ) from error
     said = sum(len(message["content"]) for message in messages)
     allowed = 8 * said + _OWN_CHARACTERS * len(messages) + (1 << 20)
@@ -249,10 +249,10 @@ def _assistant_spans(
             pairs = zip(order, spans, strict=True)
             return [span for index, span in pairs if messages[index]["role"] == "assistant"]
     raise BadInput(
-        "the tokenizer's chat template rewrites the messages or leaves part of them out, so that "
-        "not all that the assistant says could be predicted",
-        remedy="take a chat template that prints each message's content once and in full, "
-        "white space at its ends aside",
+        "the tokenizer's chat template rewrites the messages or leaves part of them out, so "
+        "some of the assistant's text could not be predicted",
+        remedy="use a chat template that prints each message's content once and in full, apart "
+        "from white space at its ends",
     )
 
 

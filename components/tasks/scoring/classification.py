@@ -91,7 +91,7 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
     unknown = sorted({str(label) for label in found if label not in known})
     if unknown:
         raise DataError(
-            f"test side: label {unknown[0]!r} is none of {', '.join(labels)}",
+            f"test side: label {unknown[0]!r} is not one of {', '.join(labels)}",
             remedy="set data.labels to all labels that may occur, and prepare the data again",
         )
     return np.array([known[label] for label in found], dtype=np.int64)

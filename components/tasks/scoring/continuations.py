@@ -16,8 +16,8 @@ import torch
 
 from steadytrain.components.tasks.prefix_attention import Tree, attend_by_prefix, row_logits
 from steadytrain.components.tasks.prefix_tree import TreeRow, tree_rows
-from steadytrain.components.tasks.scoring.asked_tokens import Asked, Head
 from steadytrain.components.tasks.scoring.table import pad
+from steadytrain.components.tasks.scoring.token_targets import Head, TokenTargets
 
 Report = Callable[[int], None]
 """Called with the number of requests answered so far."""
@@ -54,16 +54,16 @@ class Answer:
     greedy: bool
 
 
-def _asked(
+def _targets(
     places: Sequence[npt.NDArray[np.int64]], requests: Sequence[Request], device: torch.device
-) -> Asked:
+) -> TokenTargets:
     """Combine requests. `places` holds, for each one, the places of its continuation's tokens.
 
     Requests may share places.
     """
     rows, of = np.unique(np.concatenate(places), return_inverse=True)
     tokens = np.concatenate([np.asarray(item.continuation, dtype=np.int64) for item in requests])
-    return Asked(*(torch.from_numpy(item).to(device) for item in (rows, of, tokens)))
+    return TokenTargets(*(torch.from_numpy(item).to(device) for item in (rows, of, tokens)))
 
 
 class Continuations:
@@ -113,9 +113,9 @@ class Continuations:
             own[len(own) - len(request.continuation) :]
             for own, request in zip(row.places, requests, strict=True)
         ]
-        asked = _asked(places, requests, self._device)
+        targets = _targets(places, requests, self._device)
         tree = Tree(row, self._device)
-        return self._answers(asked, requests, lambda: row_logits(self._model, row, tree))
+        return self._answers(targets, requests, lambda: row_logits(self._model, row, tree))
 
     def _of_batch(self, batch: list[list[int]], requests: Sequence[Request]) -> list[Answer]:
         ids, mask = pad(batch, self._fill)
@@ -123,14 +123,19 @@ class Continuations:
             np.arange(len(own) - len(request.continuation), len(own)) + index * ids.shape[1]
             for index, (own, request) in enumerate(zip(batch, requests, strict=True))
         ]
-        asked = _asked(places, requests, self._device)
+        targets = _targets(places, requests, self._device)
         given = {"input_ids": ids.to(self._device), "attention_mask": mask.to(self._device)}
-        return self._answers(asked, requests, lambda: self._model(**given, use_cache=False).logits)
+        return self._answers(
+            targets, requests, lambda: self._model(**given, use_cache=False).logits
+        )
 
     def _answers(
-        self, asked: Asked, requests: Sequence[Request], forward: Callable[[], torch.Tensor]
+        self,
+        targets: TokenTargets,
+        requests: Sequence[Request],
+        forward: Callable[[], torch.Tensor],
     ) -> list[Answer]:
-        nats, greedy = self._head.ask(asked, forward)
+        nats, greedy = self._head.ask(targets, forward)
         lengths = [len(request.continuation) for request in requests]
         return [
             Answer(float(own.double().sum()), bool(hits.all()))

@@ -26,9 +26,9 @@ def lost_nats(tokenizer: Any, record: Mapping[str, Any], encoded: Encoded) -> fl
     text = scored_text(record)
     pairs = zip(encoded.input_ids, encoded.targets, strict=True)
     known = [token for token, scored in pairs if scored and token != tokenizer.unk_token_id]
-    told = tokenizer.decode(known, clean_up_tokenization_spaces=False)
-    if told == text:
+    decoded = tokenizer.decode(known, clean_up_tokenization_spaces=False)
+    if decoded == text:
         return 0.0
-    missing = Counter(text) - Counter(told)
+    missing = Counter(text) - Counter(decoded)
     lost = sum(count * len(character.encode()) for character, count in missing.items())
     return lost * NATS_A_BYTE

@@ -66,7 +66,7 @@ class Agent:
                 time.sleep(_POLL_SECONDS)
         exits = ranks.exits()
         if oom_kills() > kills:
-            self._tell_out_of_memory(exits)
+            self._report_out_of_memory(exits)
         Exits(time=time.time(), statuses=dict(exits)).save(self.node.exits)
         return _status(exits)
 
@@ -91,7 +91,7 @@ class Agent:
             graces.append(min(self.recovery.stop_grace_seconds, self.recovery.lease_seconds / 2))
         return min(graces, default=None)
 
-    def _tell_out_of_memory(self, exits: Mapping[int, int]) -> None:
+    def _report_out_of_memory(self, exits: Mapping[int, int]) -> None:
         killed = [rank for rank, status in exits.items() if status == -signal.SIGKILL]
         if not killed or self.asked is not None:
             return
@@ -119,10 +119,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="the attempt's folder")
     parser.add_argument("--ranks", type=int, required=True, help="how many, on each node")
     parser.add_argument(
-        "--nodes", type=int, default=_told("PET_NNODES", 1), help="of the attempt (PET_NNODES)"
+        "--nodes",
+        type=int,
+        default=_variable("PET_NNODES", 1),
+        help="of the attempt (PET_NNODES)",
     )
     parser.add_argument(
-        "--node", type=int, default=_told("PET_NODE_RANK", 0), help="this one (PET_NODE_RANK)"
+        "--node",
+        type=int,
+        default=_variable("PET_NODE_RANK", 0),
+        help="this one (PET_NODE_RANK)",
     )
     parser.add_argument("--threads", type=int, help="of each rank; none: the cores over the ranks")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="a rank's command")
@@ -132,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     return Agent(AttemptFolder(given.folder), share).run(given.program, given.threads)
 
 
-def _told(variable: str, otherwise: int) -> int:
+def _variable(variable: str, otherwise: int) -> int:
     """Return a number that an operator sets on each node when it starts several nodes."""
     return int(os.environ.get(variable, otherwise))
 

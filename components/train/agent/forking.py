@@ -53,13 +53,13 @@ def freeze(what: str) -> bool:
     gc.freeze()
     found = list(_obstacles())
     for obstacle in found:
-        start_anew(what, obstacle)
+        start_process(what, obstacle)
     return not found
 
 
-def start_anew(what: str, reason: object) -> None:
+def start_process(what: str, reason: object) -> None:
     """Report why processes are not forked."""
-    print(f"{what} are started anew instead of forked: {reason}", file=sys.stderr)
+    print(f"{what} are started as new processes instead of forked: {reason}", file=sys.stderr)
 
 
 class Forked:
@@ -115,12 +115,12 @@ def _forget_signals() -> None:
 def _obstacles() -> Iterator[str]:
     """Yield the reasons why a fork of this process would not be as good as a new process."""
     if sys.platform != "linux":
-        yield f"libraries of {sys.platform} do not bear it"
+        yield f"libraries of {sys.platform} do not support it"
     elif (threads := len(psutil.Process().threads())) > 1:
         # A lock held by one of these threads would stay locked in the fork forever.
-        yield f"what is imported has begun {threads - 1} other threads"
+        yield f"imported modules have started {threads - 1} other threads"
     if _cuda_initialized():
-        yield "what is imported has initialized CUDA"
+        yield "imported modules have initialized CUDA"
 
 
 def _cuda_initialized() -> bool:

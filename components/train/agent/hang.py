@@ -36,7 +36,7 @@ class Standing:
 
     def __str__(self) -> str:
         if self.beat is None or self.process is None:
-            return f"silent for {self.silence:.0f} s, not begun"
+            return f"silent for {self.silence:.0f} s, not started"
         doing = f"{self.beat.phase}, step {self.beat.step}"
         return f"silent for {self.silence:.0f} s ({doing}, {state(self.process)})"
 
@@ -67,7 +67,7 @@ class HangWatch:
 
     def _report(self, standings: dict[int, Standing]) -> None:
         """Report a stopped rank, or else the longest silent one; the others only wait for it."""
-        told = "; ".join(f"rank {rank} {standing}" for rank, standing in standings.items())
+        silences = "; ".join(f"rank {rank} {standing}" for rank, standing in standings.items())
         rank = max(standings, key=lambda rank: _guilt(standings[rank]))
         processes = {
             rank: standing.process for rank, standing in standings.items() if standing.process
@@ -78,7 +78,7 @@ class HangWatch:
             rank=rank,
             time=found,
             kind="Hang",
-            message=f"no progress for longer than {standings[rank].limit:g} s: {told}; stacks: "
+            message=f"no progress for longer than {standings[rank].limit:g} s: {silences}; stacks: "
             f"{self.folder.stacks(rank)}",
             traceback="",
             step=max((item.beat.step for item in standings.values() if item.beat), default=0),

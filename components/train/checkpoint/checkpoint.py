@@ -48,8 +48,8 @@ class CheckpointDamaged(SteadytrainError):
 def of_another_model(name: str) -> CheckpointDamaged:
     """Return the error for a tensor whose name or size differs from the model's."""
     return CheckpointDamaged(
-        f"the checkpoint is of another model: {name} differs",
-        remedy="give the run another name, or take its old configuration",
+        f"the checkpoint belongs to another model: {name} differs",
+        remedy="give the run another name, or use its old configuration",
     )
 
 
@@ -106,24 +106,24 @@ class Checkpoint:
         if not whole:
             raise self._damaged(COMMIT, "is cut off")
         if not re.fullmatch(FILE_NAME, name):
-            raise self._damaged(COMMIT, f"names {name!r}, which is no file of this folder")
+            raise self._damaged(COMMIT, f"names {name!r}, which is not a file of this folder")
         content = self._read(name)
         if hashlib.sha256(content).hexdigest() != digest:
-            raise self._damaged(name, "its digest is not the committed one")
+            raise self._damaged(name, "its digest differs from the committed one")
         # Trust the content only after its digest was checked.
         version = json.loads(content).get("schema_version")
         if version not in READABLE:
             raise BadInput(
                 f"checkpoint {self.address} has schema version {version}; this steadytrain reads "
                 f"{' and '.join(map(str, READABLE))}",
-                remedy="go on with the version that wrote it, or give this run another name",
+                remedy="continue with the version that wrote it, or give this run another name",
             )
         try:
             manifest = Manifest.model_validate_json(content)
         except ValidationError as error:
-            raise self._damaged(name, "is no manifest") from error
+            raise self._damaged(name, "is not a manifest") from error
         if manifest.step != self.step:
-            raise self._damaged(name, f"is of step {manifest.step}")
+            raise self._damaged(name, f"is from step {manifest.step}")
         return manifest
 
     def look(self) -> None:
@@ -239,11 +239,11 @@ class Checkpoint:
             yield part
         self._check_size(entry, size)
         if sha.hexdigest() != entry.digest:
-            raise self._damaged(name, "has another content than was written (SHA-256)")
+            raise self._damaged(name, "its content has changed since it was written (SHA-256)")
 
     def _check_size(self, entry: FileEntry, size: int) -> None:
         if size != entry.bytes:
-            raise self._damaged(entry.name, f"has {size} bytes, {entry.bytes} were written")
+            raise self._damaged(entry.name, f"has {size} bytes, but {entry.bytes} were written")
 
     def _read(self, name: str) -> bytes:
         return b"".join(self._stream(name))
@@ -259,7 +259,7 @@ class Checkpoint:
     def _damaged(self, name: str, what: str) -> CheckpointDamaged:
         return CheckpointDamaged(
             f"checkpoint file {self.address}/{name}: {what}",
-            remedy="the checkpoint before it is used; look at the disk if this happens again",
+            remedy="the previous checkpoint is used; if this happens again, check the disk",
         )
 
 

@@ -48,5 +48,5 @@ class Lineage:
             raise CheckpointDamaged(
                 f"checkpoint {checkpoint} was committed by generation {generation} of the run's "
                 f"supervisors after generation {self.generation} had taken over",
-                remedy="the checkpoint before it is used",
+                remedy="the previous checkpoint is used",
             )

@@ -259,9 +259,9 @@ class Saver:
             if not self._warned:
                 self._warned = True
                 self.on_warning(
-                    f"old checkpoints in {self.store.storage.uri} stay, and take more and more "
-                    f"room: {error.message}; allow this run to delete there, or remove them "
-                    "from time to time (steadytrain gc)"
+                    f"old checkpoints in {self.store.storage.uri} cannot be deleted, and use "
+                    f"more and more space: {error.message}; give this run permission to delete "
+                    "there, or remove them from time to time (steadytrain gc)"
                 )
 
 

@@ -236,7 +236,7 @@ class CheckpointStore:
         if not storage.write(COMMIT, line, if_absent=True):
             raise StorageError(
                 f"checkpoint {self.path(step)} was committed by another process",
-                remedy="see to it that one process alone trains this run, then start it again",
+                remedy="make sure that only one process trains this run, then start it again",
             )
         return manifest
 
@@ -316,7 +316,7 @@ def _set_aside(checkpoint: Checkpoint, why: CheckpointDamaged) -> bool:
         checkpoint.storage.write(DAMAGED, f"{time.time():.0f} {why.message}\n".encode())
         checkpoint.storage.delete(COMMIT)
     except StorageError as error:
-        _log.warning("checkpoint %s is passed over, but not set aside: %s", checkpoint, error)
+        _log.warning("checkpoint %s is skipped, but could not be set aside: %s", checkpoint, error)
         return False
     return True
 
@@ -340,6 +340,6 @@ def _await(storage: Storage, name: str, given_up: Event) -> bytes:
         if given_up.wait(pause) or time.monotonic() >= end:
             raise StorageError(
                 f"checkpoint {storage.uri} is not committed: {name} was not written",
-                remedy="look in the log of that rank; the checkpoint before is used",
+                remedy="check the log of that rank; the previous checkpoint is used",
             )
         pause = min(2 * pause, _POLL_SECONDS[1])

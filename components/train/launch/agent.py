@@ -28,7 +28,7 @@ _SLACK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Gone:
+class AgentExit:
     """An agent that has ended.
 
     status: its exit status (negative: a signal); None if it is unknown here.
@@ -46,7 +46,7 @@ class AgentAttempt:
     Args:
         gone: how a node's agent ended, as far as is known; None if it has not. Everything else is
             in the folder.
-        begun: whether the process or pod of a node's agent has started.
+        started: whether the process or pod of a node's agent has started.
         pending_seconds: how long that may take. After that, an agent has
             recovery.start_timeout_seconds for its first sign of life.
         nodes: number of nodes, each with one agent.
@@ -55,9 +55,9 @@ class AgentAttempt:
     def __init__(
         self,
         folder: AttemptFolder,
-        gone: Callable[[int], Gone | None],
+        gone: Callable[[int], AgentExit | None],
         *,
-        begun: Callable[[int], bool] = lambda _: True,
+        started: Callable[[int], bool] = lambda _: True,
         pending_seconds: float = 0.0,
         nodes: int = 1,
     ) -> None:
@@ -68,7 +68,7 @@ class AgentAttempt:
                 number,
                 folder.node(number),
                 partial(gone, number),
-                partial(begun, number),
+                partial(started, number),
                 recovery,
                 pending_seconds,
             )
@@ -97,9 +97,9 @@ class AgentAttempt:
 
         Successful ranks may be missing; ranks whose agent was lost are missing.
         """
-        told = [node.exits for node in self._nodes if node.exits is not None]
-        told.sort(key=lambda exits: exits.time)
-        return {rank: status for exits in told for rank, status in exits.statuses.items()}
+        reports = [node.exits for node in self._nodes if node.exits is not None]
+        reports.sort(key=lambda exits: exits.time)
+        return {rank: status for exits in reports for rank, status in exits.statuses.items()}
 
     def _end_stragglers(self) -> None:
         now = time.monotonic()
@@ -116,12 +116,12 @@ class _Node:
         self,
         number: int,
         folder: NodeFolder,
-        gone: Callable[[], Gone | None],
-        begun: Callable[[], bool],
+        gone: Callable[[], AgentExit | None],
+        started: Callable[[], bool],
         recovery: RecoveryConfig,
         pending_seconds: float,
     ) -> None:
-        self.number, self.folder, self.gone, self.begun = number, folder, gone, begun
+        self.number, self.folder, self.gone, self.started = number, folder, gone, started
         self.recovery, self.pending_seconds = recovery, pending_seconds
         self.exits: Exits | None = None
         self.lost = False
@@ -144,31 +144,31 @@ class _Node:
         if self.folder.exits.is_file():
             self.exits = Exits.load(self.folder.exits)
             return True
-        beat, begun = Beat.read(self.folder.heartbeat), self.begun()
-        silence = self._pulse.silence((beat, begun))
+        beat, started = Beat.read(self.folder.heartbeat), self.started()
+        silence = self._pulse.silence((beat, started))
         if gone:
             self._lose(*self._end(gone))
-        elif beat is None and silence > self._start_seconds(begun=begun):
+        elif beat is None and silence > self._start_seconds(started=started):
             self._lose("Hang", self._silent_start(silence), still_since=time.time() - silence)
         elif beat is not None and silence > self.recovery.lease_seconds:
             self._lose("NodeLost", f"gave no sign of life for {silence:.0f} s")
         elif overdue:
-            self._lose("NodeLost", "did not take the ranks down when it was asked to")
+            self._lose("NodeLost", "did not stop the ranks when asked to")
         return self.lost
 
-    def _start_seconds(self, *, begun: bool) -> float:
-        started = self.recovery.start_timeout_seconds
-        return started if begun else self.pending_seconds + started
+    def _start_seconds(self, *, started: bool) -> float:
+        limit = self.recovery.start_timeout_seconds
+        return limit if started else self.pending_seconds + limit
 
     def _silent_start(self, silence: float) -> str:
-        told = tail(self.folder.log).rstrip().rpartition("\n")[2]
+        last_line = tail(self.folder.log).rstrip().rpartition("\n")[2]
         return (
-            f"gave no sign of life for {silence:.0f} s since it was to start "
+            f"gave no sign of life for {silence:.0f} s after its scheduled start "
             f"(recovery.start_timeout_seconds); its log, {self.folder.log}, "
-            + (f"ends with: {told}" if told else "is empty")
+            + (f"ends with: {last_line}" if last_line else "is empty")
         )
 
-    def _end(self, gone: Gone) -> tuple[str, str, str]:
+    def _end(self, gone: AgentExit) -> tuple[str, str, str]:
         """Return the error class, message and traceback of an agent that ended without a report."""
         output, status = Output.of(tail(self.folder.log)), gone.status
         uncaught = status == 1 or (status is None and not output.after.strip())
@@ -178,7 +178,7 @@ class _Node:
         kind = "Crashed" if status is not None and -status in CRASHES else "NodeLost"
         how = "" if status is None else f", exit status {status}"
         last = f"ends with: {output.last_line}" if output.last_line else "is empty"
-        return kind, f"ended without a word{how}; its log, {self.folder.log}, {last}", ""
+        return kind, f"ended without an error message{how}; its log, {self.folder.log}, {last}", ""
 
     def _lose(self, kind: str, what: str, traceback: str = "", *, still_since: float = 0.0) -> None:
         self.lost = True

@@ -32,7 +32,7 @@ def launcher_for(config: RunConfig) -> Iterator[Launcher]:
         yield launcher
     elif compute.nodes > 1:
         raise BadInput(
-            f"compute.nodes = {compute.nodes}: there is one machine here",
+            f"compute.nodes = {compute.nodes}: there is only one machine here",
             remedy="run it as a step of a pipeline on a cluster with Kubeflow Trainer, or set "
             "compute.nproc_per_node instead",
         )

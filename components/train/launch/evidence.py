@@ -29,10 +29,10 @@ _WRONG = {
 }
 """Reasons for a waiting container that don't resolve by themselves."""
 _NO_IMAGE = (
-    "set compute.pods.image to one that the nodes can pull, or give the train step's pod the "
-    "registry's pull secret"
+    "set compute.pods.image to one that the nodes can pull, or add the registry's pull secret "
+    "to the train step's pod"
 )
-_WRONG_POD = "change what the message names, in compute.pods or in the namespace's policy"
+_WRONG_POD = "fix what the message names, in compute.pods or in the namespace's policy"
 _REFUSED_START = {"StartError", "ContainerCannotRun"}
 _DISK_REMEDY = (
     "raise compute.pods.temporary_storage, or put the base model on the volume: models from a hub "
@@ -82,21 +82,21 @@ def lost(pod: Manifest) -> Evidence | None:
     if ended and ended.get("reason") == "OOMKilled":
         return _evidence("OOMKilled", f"pod {name} ran out of its memory limit{_limit(pod)}", ended)
     if status.get("reason") == "Evicted" and _wrote_too_much(status.get("message", "")):
-        told = f"pod {name} was evicted: {status['message'].strip()}"
-        return Evidence("StorageError", told, time.time(), _DISK_REMEDY)
+        text = f"pod {name} was evicted: {status['message'].strip()}"
+        return Evidence("StorageError", text, time.time(), _DISK_REMEDY)
     taken = _taken(status)
     if taken:
         return _evidence(*taken, ended, name)
     deleted = "deletionTimestamp" in pod["metadata"]
     if ended and not (deleted and ended["exitCode"] in _KILLED):
         well = ended["exitCode"] == 0
-        told = f"pod {name} {_end(ended)}"
-        return None if well else _evidence(_kind_of_end(ended), told, ended)
+        text = f"pod {name} {_end(ended)}"
+        return None if well else _evidence(_kind_of_end(ended), text, ended)
     if deleted:
         return _evidence("PodDeleted", f"pod {name} was deleted", None)
     if status.get("phase") == "Failed":
-        told = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return _evidence("NodeLost", f"pod {name} failed{': ' if told else ''}{told}", None)
+        text = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        return _evidence("NodeLost", f"pod {name} failed{': ' if text else ''}{text}", None)
     return None
 
 
@@ -109,12 +109,12 @@ def hopeless(pod: Manifest, waited: float) -> Evidence | None:
     for container in pod["status"].get("containerStatuses", []):
         waiting = container["state"].get("waiting", {})
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
-        told = f"pod {pod['metadata']['name']}, image {container['image']}: {reason}: {message}"
+        text = f"pod {pod['metadata']['name']}, image {container['image']}: {reason}: {message}"
         remedy = _NO_IMAGE if "Image" in reason else _WRONG_POD
         if reason in _WRONG or (reason in _PULLING and _DENIED.search(message)):
-            return Evidence("BadPod", told, time.time(), remedy)
+            return Evidence("BadPod", text, time.time(), remedy)
         if reason in _PULLING and waited > PULL_SECONDS:
-            return Evidence("PendingTimeout", told, time.time(), remedy)
+            return Evidence("PendingTimeout", text, time.time(), remedy)
     return None
 
 
@@ -176,9 +176,9 @@ def _taken(status: Manifest) -> tuple[str, str] | None:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             why = condition.get("reason", "")
             kind = "NodeLost" if why == "DeletionByPodGC" else "Preempted"
-            return kind, f"was taken from its node ({why}): {condition.get('message', '')}"
+            return kind, f"was removed from its node ({why}): {condition.get('message', '')}"
     if reason in ("Terminated", "NodeShutdown", "Preempting"):
-        return "Preempted", f"was taken from its node ({reason}): {message}"
+        return "Preempted", f"was removed from its node ({reason}): {message}"
     return None
 
 
@@ -200,9 +200,9 @@ def _kind_of_end(ended: Manifest) -> str:
 
 
 def _end(ended: Manifest) -> str:
-    told = ended.get("message", "").strip()
+    text = ended.get("message", "").strip()
     what = f"ended with {ended.get('reason', 'Error')}, exit status {ended['exitCode']}"
-    return f"{what}: {told}" if told else what
+    return f"{what}: {text}" if text else what
 
 
 def _limit(pod: Manifest) -> str:
@@ -211,8 +211,8 @@ def _limit(pod: Manifest) -> str:
 
 
 def _evidence(kind: str, message: str, ended: Manifest | None, pod: str = "") -> Evidence:
-    told = f"pod {pod} {message}" if pod else message
-    return Evidence(kind, told.strip(), _seconds(ended) if ended else time.time())
+    text = f"pod {pod} {message}" if pod else message
+    return Evidence(kind, text.strip(), _seconds(ended) if ended else time.time())
 
 
 def _seconds(ended: Manifest) -> float:

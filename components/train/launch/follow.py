@@ -66,7 +66,7 @@ class JobFollower(threading.Thread):
         self.ending = threading.Event()
         self._seen: dict[int, Manifest] = {}
         self._since = time.monotonic()
-        self._told, self._cleared = "", False
+        self._reported, self._cleared = "", False
         self._patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
 
     def run(self) -> None:
@@ -121,13 +121,13 @@ class JobFollower(threading.Thread):
 
     def _wait_with(self, node: int, pod: Manifest) -> None:
         """Handle a pod that has not started."""
-        waited, told = time.monotonic() - self._since, why_pending(pod)
-        self._report(told)
+        waited, reason = time.monotonic() - self._since, why_pending(pod)
+        self._report(reason)
         if why := hopeless(pod, waited):
             self._lose(node, why)
         elif waited > self._limit:
-            told = told or why_absent(self._events(pod["metadata"]["name"]))
-            self._lose(node, self._late(f"pod {pod['metadata']['name']}", told))
+            reason = reason or why_absent(self._events(pod["metadata"]["name"]))
+            self._lose(node, self._late(f"pod {pod['metadata']['name']}", reason))
 
     def _wait_for(self, node: int) -> None:
         """Handle a pod that has not been created."""
@@ -135,28 +135,28 @@ class JobFollower(threading.Thread):
         if waited < 2 * LOOK_SECONDS:
             return
         events = [event for name in self.job.sources() for event in self._events(name)]
-        told = why_absent(events)
-        self._report(told)
+        reason = why_absent(events)
+        self._report(reason)
         if why := refused(events):
             self._lose(node, why)
         elif self.cluster.get(self.job.kinds[0], self.job.name) is None:
             gone = f"{self.job.kinds[0].name} {self.job.name} was deleted"
             self._lose(node, Evidence("PodDeleted", gone, time.time()))
         elif waited > self._limit:
-            self._lose(node, self._late(f"the pod of node {node}", told))
+            self._lose(node, self._late(f"the pod of node {node}", reason))
 
     @property
     def _limit(self) -> float:
         return self.job.pods.pending_timeout_seconds
 
-    def _late(self, what: str, told: str) -> Evidence:
+    def _late(self, what: str, reason: str) -> Evidence:
         return Evidence(
             "PendingTimeout",
             f"{what} did not start within {self._limit:g} s (compute.pods.pending_timeout_seconds)"
-            f"{': ' if told else ''}{told}",
+            f"{': ' if reason else ''}{reason}",
             time.time(),
-            "ask for less (compute.nodes, compute.pods), wait until there is room, or raise "
-            "compute.pods.pending_timeout_seconds",
+            "request less (compute.nodes, compute.pods), wait until there is capacity, or "
+            "raise compute.pods.pending_timeout_seconds",
         )
 
     def _lose(self, node: int, why: Evidence) -> None:
@@ -221,8 +221,8 @@ class JobFollower(threading.Thread):
         there = self.cluster.get(kind, self.job.name)
         if there and not _is_same(there, manifest):
             raise Refused(
-                f"{error.message}; it is of another run of this name, in "
-                f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder of ours')}",
+                f"{error.message}; it belongs to another run of this name, in "
+                f"{there['metadata'].get('annotations', {}).get(FOLDER, 'no folder')}",
                 status=error.status,
                 reason=error.reason,
                 remedy="give this run another name (run: ...), or wait for the other one",
@@ -234,14 +234,14 @@ class JobFollower(threading.Thread):
     def _events(self, name: str) -> list[Manifest]:
         return self.cluster.list(EVENT, fields=f"involvedObject.name={name}")
 
-    def _report(self, told: str) -> None:
-        if told and told != self._told:
-            self._told = told
-            self.tell(f"{self.job.name} waits: {told}")
+    def _report(self, reason: str) -> None:
+        if reason and reason != self._reported:
+            self._reported = reason
+            self.tell(f"{self.job.name} waits: {reason}")
 
     def _pause(self, seconds: float) -> None:
         if self.ending.wait(seconds):
-            raise Unreachable("asked to end before the cluster's API server answered")
+            raise Unreachable("asked to stop before the cluster's API server answered")
 
     def _nodes(self) -> range:
         return range(self.job.compute.nodes)

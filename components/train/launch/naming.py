@@ -43,8 +43,8 @@ def run_labels(run_id: str) -> dict[str, str]:
 
 def attempt_labels(spec: AttemptSpec) -> dict[str, str]:
     """Return the labels that lead from a pod to its run, its attempt and its supervisor."""
-    told = {ATTEMPT: str(spec.attempt), GENERATION: str(spec.generation)}
-    return run_labels(spec.run_id) | told
+    labels = {ATTEMPT: str(spec.attempt), GENERATION: str(spec.generation)}
+    return run_labels(spec.run_id) | labels
 
 
 def is_of(manifest: dict[str, Any], attempts: Path) -> bool:

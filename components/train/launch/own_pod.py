@@ -90,9 +90,9 @@ def _is_passed_on(variable: Manifest) -> bool:
 
 def _identity(spec: Manifest, main: Manifest) -> Mapping[str, Any]:
     contexts = spec.get("securityContext", {}), main.get("securityContext", {})
-    told = {name: context[name] for context in contexts for name in _IDENTITY if name in context}
+    values = {name: context[name] for context in contexts for name in _IDENTITY if name in context}
     # Restricted namespaces reject root, whatever this pod runs as.
-    return {name: value for name, value in told.items() if value != 0}
+    return {name: value for name, value in values.items() if value != 0}
 
 
 def is_terminated(cluster: Cluster) -> bool:

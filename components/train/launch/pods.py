@@ -15,7 +15,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.launch.agent import AgentAttempt, Gone
+from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
@@ -131,8 +131,8 @@ class PodsLauncher:
         pods, output = self.config.compute.pods, Workspace.of(self.config).output
         if not (pods.image or self.own.image):
             raise BadInput(
-                "compute.pods.image is missing, and this process is in no pod whose image it "
-                "could take",
+                "compute.pods.image is missing, and this process does not run in a pod whose "
+                "image it could use",
                 remedy="set compute.pods.image, or run the train step as a step of a pipeline",
             )
         mounts = (
@@ -142,9 +142,9 @@ class PodsLauncher:
         )
         if not any(output.is_relative_to(Path(mount)) for mount in mounts):
             raise BadInput(
-                f"output = {str(output)!r} lies on no volume that the training pods share "
+                f"output = {str(output)!r} is not on a volume that the training pods share "
                 f"({', '.join(mounts) or 'there is none'})",
-                remedy="give an output below a mounted claim, or set compute.pods.volumes",
+                remedy="set output to a folder on a mounted claim, or set compute.pods.volumes",
             )
 
 
@@ -175,7 +175,7 @@ class JobAttempt(AgentAttempt):
         super().__init__(
             folder,
             gone=self._gone,
-            begun=lambda node: node in follower.started,
+            started=lambda node: node in follower.started,
             pending_seconds=follower.job.pods.pending_timeout_seconds,
             nodes=follower.job.compute.nodes,
         )
@@ -201,7 +201,7 @@ class JobAttempt(AgentAttempt):
                 sys.stdout.write(new.decode("utf-8", "replace"))
                 sys.stdout.flush()
 
-    def _gone(self, node: int) -> Gone | None:
+    def _gone(self, node: int) -> AgentExit | None:
         """Return how a node's agent ended. After a stop request, one that never started counts."""
         never = self._asked and node not in self.follower.started
-        return Gone() if never or node in self.follower.gone else None
+        return AgentExit() if never or node in self.follower.gone else None

@@ -20,7 +20,7 @@ from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.agent import AgentAttempt, Gone
+from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
 RANK_IMPORTS = (
@@ -144,14 +144,14 @@ class Template:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
-    def agent_gone(self) -> Gone | None:
+    def agent_gone(self) -> AgentExit | None:
         """Return how the agent ended, or that it will never start; None if neither."""
         agent = self._answer()
         if agent is not None:
             # The agent dies with the template, whose status is the only one known here.
-            return None if alive(agent) else Gone(self._process.poll())
+            return None if alive(agent) else AgentExit(self._process.poll())
         status = self._process.poll()
-        return None if status is None else Gone(status)
+        return None if status is None else AgentExit(status)
 
     def end_agent(self, folder: Path) -> None:
         """End every process that belongs to an attempt's folder."""

@@ -54,7 +54,7 @@ def keep_compiled(folder: Path) -> bool:
         return False
     if found.st_uid != os.getuid() or found.st_mode & 0o022 or not stat.S_ISDIR(found.st_mode):
         # Code found in this folder would be executed.
-        _log.warning("%s: others may write there; compiled code is not kept", folder)
+        _log.warning("%s: other users can write there; compiled code is not kept", folder)
         return False
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         _log.warning("%s: it cannot be written; compiled code is not kept", folder)

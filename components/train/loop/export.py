@@ -42,8 +42,8 @@ def export_model(
         shutil.rmtree(partial, ignore_errors=True)
         raise StorageError(
             f"the model cannot be written to {target}: {error}",
-            remedy="free space or give write permission there, then start the run again: "
-            "it continues from its last checkpoint",
+            remedy="free space or grant write permission there, then start the run again: it "
+            "continues from its last checkpoint",
         ) from error
 
 

@@ -29,7 +29,7 @@ def make_schedule(kind: str, optimizer: Optimizer, warmup: int, steps: int) -> L
     if kind == "polynomial" and peak <= _LAST_RATE:
         raise BadInput(
             f"training.learning_rate = {peak}: a polynomial schedule ends with {_LAST_RATE}",
-            remedy="take a higher one, or another training.lr_scheduler_type",
+            remedy="use a higher one, or another training.lr_scheduler_type",
         )
     if kind == "constant":
         warmup = 0

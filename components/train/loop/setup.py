@@ -202,11 +202,11 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
     if wanted == "cuda" and not cuda:
         raise BadInput(
             "compute.device = 'cuda': PyTorch finds no CUDA device here",
-            remedy="set compute.device to auto or cpu, or mend the driver",
+            remedy="set compute.device to auto or cpu, or fix the driver",
         )
     if offload != "none" and not cuda:
         raise BadInput(
-            f"compute.offload = {offload!r}: there is no GPU whose memory it could spare",
+            f"compute.offload = {offload!r}: there is no GPU to offload from",
             remedy="leave it out",
         )
     if not cuda:

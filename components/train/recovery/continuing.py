@@ -37,7 +37,7 @@ def other_inputs(workspace: Workspace, changed: list[str]) -> BadInput:
     """
     problem = (
         f"run {workspace.run_id!r} in {workspace.output} was started with other data, model or "
-        "training, and cannot be continued with these"
+        "training, and cannot continue with these"
     )
     return BadInput(
         ": ".join([problem, *filter(None, ["; ".join(changed)])]),

@@ -83,7 +83,7 @@ def decode(number: int, body: bytes) -> Entry:
         return Entry(number, problem="is empty" if not body else "is not JSON")
     digest, version = content.pop("digest", None), content.get("schema_version")
     if digest != value_digest(content) and not (digest is None and version == _WITHOUT_DIGEST):
-        return Entry(number, problem="is not what was written (SHA-256)")
+        return Entry(number, problem="has changed since it was written (SHA-256)")
     if version not in (_WITHOUT_DIGEST, SCHEMA_VERSION):
         raise BadInput(
             f"ledger entry {number} has schema version {version}; this steadytrain reads "
@@ -94,18 +94,18 @@ def decode(number: int, body: bytes) -> Entry:
         generation = int(content.get("generation", 0))
         return Entry(number, from_json(json.dumps(content)), generation)
     except (ValueError, TypeError) as error:
-        return Entry(number, problem=f"tells nothing that is known: {error}")
+        return Entry(number, problem=f"does not contain a known event: {error}")
 
 
-def restored(entries: Sequence[Entry], told: Iterable[Event]) -> list[Entry]:
+def restored(entries: Sequence[Entry], events: Iterable[Event]) -> list[Entry]:
     """Restore entries for the holes, and for a lost end of the ledger, from the run's events.
 
     Args:
         entries: in numeric order.
-        told: the run's events.
+        events: the run's events.
     """
     known = {_key(entry.event) for entry in entries if entry.event is not None}
-    lost = [event for event in told if isinstance(event, KEPT) and _key(event) not in known]
+    lost = [event for event in events if isinstance(event, KEPT) and _key(event) not in known]
     # The ranks' last events may not have reached the ledger when the supervisor died.
     ended = {event.attempt for event in _events(entries, lost) if isinstance(event, AttemptEnded)}
     late = [item for item in lost if isinstance(item, _OF_RANKS) and item.attempt not in ended]

@@ -85,7 +85,7 @@ def fallbacks_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Se
     if unsharded:
         missing[FSDP] = f"not with {unsharded}"
     if device == CPU:
-        missing[OFFLOAD] = "this memory is the host's own"
+        missing[OFFLOAD] = "this memory is host memory"
     fallbacks = tuple(
         replace(fallback, missing=missing[fallback]) if fallback in missing else fallback
         for fallback in DEVICE_FALLBACKS
@@ -136,5 +136,5 @@ def what_came_of_it(history: History, fallbacks: Sequence[Fallback]) -> Iterator
             for attempt in tried
             if attempt.ended
         ]
-        result = fallback.missing or ", ".join(ends) or "nothing was left to lower"
+        result = fallback.missing or ", ".join(ends) or "nothing left to reduce"
         yield f"{fallback.name}: {result}"

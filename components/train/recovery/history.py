@@ -119,8 +119,8 @@ class History:
     @property
     def recipe(self) -> list[Decision]:
         """The recipe of the first attempt that was ready to train; later attempts keep it."""
-        told = (attempt.ready.recipe for attempt in self.attempts if attempt.ready)
-        return [Decision(**item) for item in next(told, [])]
+        recipes = (attempt.ready.recipe for attempt in self.attempts if attempt.ready)
+        return [Decision(**item) for item in next(recipes, [])]
 
     @property
     def decided(self) -> list[Decision]:
@@ -215,9 +215,9 @@ def account(history: History) -> Sequence[str]:
 
 def _attempt(attempt: AttemptHistory) -> str:
     started, ended = attempt.started, attempt.ended
-    begun = f"attempt {started.attempt}: micro-batch x accumulation {attempt.plan}, "
-    begun += f"from step {started.resumed_from_step or 0}"
+    text = f"attempt {started.attempt}: micro-batch x accumulation {attempt.plan}, "
+    text += f"from step {started.resumed_from_step or 0}"
     if ended is None:
-        return begun
+        return text
     why = f": {ended.failure_class}, {ended.message.partition(chr(10))[0]}" if ended.message else ""
-    return f"{begun}, {ended.outcome} at step {ended.step}{why}"
+    return f"{text}, {ended.outcome} at step {ended.step}{why}"

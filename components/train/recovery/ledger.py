@@ -13,7 +13,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.patience import while_refused
+from steadytrain.components.shared.patience import retry_rejected
 from steadytrain.components.shared.storage import Storage
 from steadytrain.components.shared.storage.regular import set_aside
 from steadytrain.components.train.lease import Lease
@@ -59,7 +59,7 @@ class Ledger:
             RunBusy: another supervisor has taken over the run.
         """
         if isinstance(event, KEPT):
-            while_refused(lambda: self._write(event), seconds)
+            retry_rejected(lambda: self._write(event), seconds)
 
     def history(self) -> History:
         """Return the history so far.
@@ -68,7 +68,7 @@ class Ledger:
         long time between checking the lease and writing.
 
         Raises:
-            LedgerDamaged: an entry is lost; `mend` may restore it.
+            LedgerDamaged: an entry is lost; `repair` may restore it.
             BadInput: a newer version wrote the ledger.
         """
         entries = self.entries()
@@ -77,22 +77,22 @@ class Ledger:
             raise self._damaged(holes)
         return history_of(entries)
 
-    def as_told(self, told: Sequence[Event]) -> tuple[History, list[str]]:
+    def history_from(self, events: Sequence[Event]) -> tuple[History, list[str]]:
         """Return everything readable and a list of what is lost, for read-only use.
 
         Args:
-            told: the run's events, from which entries are restored.
+            events: the run's events, from which entries are restored.
         """
         entries = self.entries()
-        entries = merged(entries, restored(entries, told))
+        entries = merged(entries, restored(entries, events))
         problems = [f"{self._path(entry)} {entry.problem}" for entry in entries if entry.is_hole]
         return history_of(without_holes(entries)), problems
 
-    def mend(self, told: Sequence[Event], *, attempts: int = 0) -> list[str]:
+    def repair(self, events: Sequence[Event], *, attempts: int = 0) -> list[str]:
         """Restore damaged or missing entries. A damaged file is kept next to its entry.
 
         Args:
-            told: the run's events.
+            events: the run's events.
             attempts: how many attempts are known from other sources.
 
         Returns:
@@ -102,13 +102,13 @@ class Ledger:
             LedgerDamaged: an entry is lost and no event contains it.
         """
         entries = self.entries()
-        put_back = restored(entries, told)
+        put_back = restored(entries, events)
         whole = merged(entries, put_back)
         holes = [entry for entry in whole if entry.is_hole]
         accepted = bool(whole) and whole[-1].event is None
         if not holes and not accepted and attempts >= history_of(whole).next_attempt:
             end = whole[-1].number + 1 if whole else 1
-            holes = [Entry(end, problem=f"is missing: there was an attempt {attempts}")]
+            holes = [Entry(end, problem=f"is missing: attempt {attempts} left traces")]
         if holes:
             raise self._damaged(holes)
         for entry in put_back:
@@ -176,12 +176,13 @@ class Ledger:
         return Path(self.storage.uri) / f"{entry.number:08d}.json"
 
     def _damaged(self, holes: Sequence[Entry]) -> LedgerDamaged:
-        told = "; ".join(f"{self._path(hole)} {hole.problem}" for hole in holes)
+        lost = "; ".join(f"{self._path(hole)} {hole.problem}" for hole in holes)
         accept = " ".join(str(self._path(hole).with_suffix(".lost")) for hole in holes)
         return LedgerDamaged(
-            f"the ledger of run {self.run_id!r} is damaged, and its events do not tell what is "
-            f"lost: {told}",
+            f"the ledger of run {self.run_id!r} is damaged, and its events do not show what is "
+            f"lost: {lost}",
             remedy="restore it from a backup, or give this run another name (run: ...). To "
-            "continue without what is lost (failures counted, batches left out, learning rates "
-            f"lowered, memory limits), which may change the weights: touch {accept}",
+            "continue without the lost entries (counted failures, skipped batches, "
+            "lowered learning rates, memory limits), which may change the weights: "
+            f"touch {accept}",
         )

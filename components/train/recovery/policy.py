@@ -90,7 +90,7 @@ def decide(
     """
     kind = failure.failure_class
     if not kind.retryable:
-        return RecoveryDecision("stop", f"{kind} would come again")
+        return RecoveryDecision("stop", f"{kind} would happen again")
     if kind is FailureClass.DIVERGENCE:
         return _steady(history, failure)
     answer = None
@@ -113,7 +113,7 @@ def _crash_again(history: History) -> RecoveryDecision | None:
     ):
         return None
     return RecoveryDecision(
-        "stop", f"{last.failure_class} after step {last.step} again: no retry helps"
+        "stop", f"{last.failure_class} after step {last.step} again: another retry would not help"
     )
 
 
@@ -123,8 +123,7 @@ def _step_back(history: History) -> RecoveryDecision | None:
         return None
     return RecoveryDecision(
         "retry",
-        f"{FailureClass.CHECKPOINT_CORRUPT}: back to the newest checkpoint whose files are as "
-        "they were written",
+        f"{FailureClass.CHECKPOINT_CORRUPT}: back to the newest intact checkpoint",
     )
 
 
@@ -188,17 +187,17 @@ def _steady(history: History, failure: Failure) -> RecoveryDecision:
         batch = batch_at(failure.step, history.skipped_batches)
         return RecoveryDecision(
             "retry_changed",
-            f"{told}: back to the newest checkpoint, global batch {batch} is left out",
+            f"{told}: back to the newest checkpoint, and global batch {batch} is skipped",
             skipped_batch=batch,
         )
     if times == 2:
         return RecoveryDecision(
             "retry_changed",
-            f"{told}: back to the newest checkpoint, learning rates times {_LOWER_RATE}",
+            f"{told}: back to the newest checkpoint, with learning rates times {_LOWER_RATE}",
             learning_rate_scale=_LOWER_RATE,
         )
     return RecoveryDecision(
-        "stop", f"{told}: neither another batch nor a lower learning rate helped"
+        "stop", f"{told}: neither skipping the batch nor a lower learning rate helped"
     )
 
 
@@ -218,11 +217,11 @@ def _retry(
     if same == limit - 1 and _moves(kind, settings):
         return RecoveryDecision(
             "retry_changed",
-            f"{told}; the last attempt asks for nodes on demand, in {delay:.1f} s",
+            f"{told}; the last attempt requests on-demand nodes, in {delay:.1f} s",
             delay_seconds=delay,
             on_demand=True,
         )
-    return RecoveryDecision("retry", f"{told}; nothing changes, again in {delay:.1f} s", delay)
+    return RecoveryDecision("retry", f"{told}; retry unchanged in {delay:.1f} s", delay)
 
 
 def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
@@ -240,11 +239,13 @@ def _moves(kind: FailureClass, settings: RecoveryConfig) -> bool:
 def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> RecoveryDecision:
     told = f"{kind}, failure {crashes} in a row without a new checkpoint"
     if crashes > settings.breaker_failures:
-        return RecoveryDecision("stop", f"{told}: the circuit breaker's last try")
+        return RecoveryDecision("stop", f"{told}: the circuit breaker's last attempt failed")
     delay = settings.breaker_reset_seconds
-    told = f"{told}: the circuit breaker is open, one last try in {delay:g} s"
+    told = f"{told}: the circuit breaker is open, and the last attempt starts in {delay:g} s"
     if _moves(kind, settings):
-        return RecoveryDecision("retry_changed", f"{told}, on demand", delay, on_demand=True)
+        return RecoveryDecision(
+            "retry_changed", f"{told}, on on-demand nodes", delay, on_demand=True
+        )
     return RecoveryDecision("retry", told, delay)
 
 

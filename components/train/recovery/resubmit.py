@@ -68,8 +68,8 @@ def _was_canceled(run: Any) -> bool:
 
     Checks the history too, because the newest state is that of the workflow, which still runs.
     """
-    told = [run.state, *(moment.state for moment in run.state_history or ())]
-    return not _TERMINATED.isdisjoint(told)
+    states = [run.state, *(moment.state for moment in run.state_history or ())]
+    return not _TERMINATED.isdisjoint(states)
 
 
 def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Event | None:
@@ -79,8 +79,8 @@ def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Even
         return None
     if number > limit:
         return _not_again(
-            f"that was done {limit} times without a new checkpoint (recovery.resubmit); mend "
-            "what takes its pods away, then submit it again"
+            f"it was resubmitted {limit} times without a new checkpoint (recovery.resubmit); "
+            "fix what removes its pods, then submit it again"
         )
     made = _create(server, _same(run, config))
     return Resubmitted(kfp_run=made.run_id, number=number, limit=limit)
@@ -123,7 +123,7 @@ def _same(run: Any, config: RunConfig) -> Any:
     version = run.pipeline_version_reference
     return kfp_server_api.V2beta1Run(
         display_name=run.display_name,
-        description=f"Submitted again by the report of run {run.run_id}, which lost a step",
+        description=f"Resubmitted by the report of run {run.run_id}, which lost a step",
         experiment_id=run.experiment_id,
         pipeline_version_reference=version,
         pipeline_spec=None if version else run.pipeline_spec,
@@ -155,4 +155,6 @@ def _step_of(storage: LocalStorage, name: str, *, unreadable: int) -> Any:
 
 
 def _not_again(reason: str) -> Warned:
-    return Warned(stage="report", message=f"a step was lost; not submitted again: {reason}")
+    return Warned(
+        stage="report", message=f"a step was lost, and the run was not resubmitted: {reason}"
+    )

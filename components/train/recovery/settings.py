@@ -41,8 +41,8 @@ _REORDERING = {
     "compute.threads_per_rank",
 }
 _MEANING = {
-    "data.fingerprint": " (other data, or prepared by another version of steadytrain)",
-    "base.content": " (the files that model.base stands for have changed)",
+    "data.fingerprint": " (the data differ, or another version of steadytrain prepared them)",
+    "base.content": " (the files of model.base have changed)",
 }
 MAY_DIFFER = (
     f"{', '.join([*(f'training.{name}' for name in NEUTRAL), *FREE_FIELDS])}, and all of "
@@ -86,18 +86,18 @@ def stated(config: RunConfig) -> dict[str, Any]:
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the changes that prevent a resume: field, old value and new value."""
-    changes = [(name, told) for name, told in _changes(before, now) if not _may_differ(name)]
-    return [f"{name} {told}{_MEANING.get(name, '')}" for name, told in changes]
+    changes = [(name, change) for name, change in _changes(before, now) if not _may_differ(name)]
+    return [f"{name} {change}{_MEANING.get(name, '')}" for name, change in changes]
 
 
 def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the allowed changes; "" if there are none."""
-    changes = {name: told for name, told in _changes(before, now) if _may_differ(name)}
+    changes = {name: change for name, change in _changes(before, now) if _may_differ(name)}
     if not changes:
         return ""
-    said = f"goes on with other settings than before: {', '.join(map(' '.join, changes.items()))}"
+    said = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
     if changes.keys() & _REORDERING:
-        said += "; sums are added up in another order, so that weights agree, but not to the bit"
+        said += "; sums are computed in another order, so the weights agree, but not bit for bit"
     return said
 
 

@@ -15,7 +15,7 @@ from steadytrain.components.sizing.start import Start, estimated_memory, planned
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History
 
-_DERIVED = "the default, since no plan by formula holds for this device and model"
+_DERIVED = "the default, since there is no formula for this device and model"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Sizing:
         field = "training.save_steps"
         if differs(self.config, field):
             return set_by_user(self.config, field)
-        return Decision(field, None, "as often as pays, by Young's interval")
+        return Decision(field, None, "Young's interval")
 
     def _start(self, nodes: int) -> Start | None:
         return planned_start(

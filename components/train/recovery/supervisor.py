@@ -21,7 +21,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.shared.patience import REFUSED_SECONDS, while_refused
+from steadytrain.components.shared.patience import REFUSED_SECONDS, retry_rejected
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
@@ -127,13 +127,13 @@ class Supervisor:
         """Take over from earlier supervisors, and write the files that the ranks will read."""
         from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, survey
 
-        past = Takeover(self.ledger, self.workspace, self._tell)
-        past.mend()
+        past = Takeover(self.ledger, self.workspace, self._emit)
+        past.repair()
         before, now = self.ledger.history(), settings(self.config, self.data)
         self._refuse_other_inputs(before, now)
         if before.supervisor and before.attempts:
             self._changed = accepted(before.supervisor.settings, now)
-        self._tell(
+        self._emit(
             SupervisorStarted(
                 generation=self.lease.generation,
                 pid=self.lease.holder.pid,
@@ -145,26 +145,26 @@ class Supervisor:
         # Read again: from here on no other process changes it.
         history = self.ledger.history()
         past.end_lost_attempts(history)
-        past.decide_anew(history, self._policy)
+        past.decide_again(history, self._policy)
         folder = LocalStorage(self.workspace.folder)
         text = self.config.to_yaml().encode()
-        while_refused(lambda: folder.write(self.workspace.config.name, text))
-        while_refused(lambda: self.data.save(self.workspace.record("preprocess")))
+        retry_rejected(lambda: folder.write(self.workspace.config.name, text))
+        retry_rejected(lambda: self.data.save(self.workspace.record("preprocess")))
 
     @cached_property
     def _inputs(self) -> str:
         """Cached, because a remote base model needs a request."""
         return inputs_digest(self.config, self.data)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         """Record an event while no attempt is running, and write it to the run's events."""
         self.ledger.record(event, seconds=REFUSED_SECONDS)
         with contextlib.closing(self.workspace.stream("supervisor")) as stream:
             stream.emit(event)
 
     def _refuse_other_inputs(self, history: History, now: Mapping[str, Any]) -> None:
-        begun = history.attempts[-1].started.inputs if history.attempts else None
-        if begun in (None, self._inputs):
+        inputs = history.attempts[-1].started.inputs if history.attempts else None
+        if inputs in (None, self._inputs):
             return
         before = history.supervisor.settings if history.supervisor else {}
         raise other_inputs(self.workspace, refused(before, now))
@@ -225,7 +225,7 @@ class Supervisor:
                     decisions=[asdict(item) for item in self.sizing.decisions(history)],
                 )
             )
-            while_refused(lambda: spec.save(folder.spec))
+            retry_rejected(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:

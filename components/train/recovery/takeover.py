@@ -33,26 +33,26 @@ class Takeover:
     workspace: Workspace
     tell: Callable[[Event], None]
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Restore damaged ledger entries.
 
         Raises:
             LedgerDamaged: no event contains what is lost.
         """
-        told = (item.event for item in unread(self.workspace.events, {}))
-        events = [event for event in told if isinstance(event, KEPT)]
-        for line in self.ledger.mend(events, attempts=last_folder(self.workspace)):
+        emitted = (item.event for item in unread(self.workspace.events, {}))
+        events = [event for event in emitted if isinstance(event, KEPT)]
+        for line in self.ledger.repair(events, attempts=last_folder(self.workspace)):
             self.tell(Warned(stage="train", message=f"restored from the run's events: {line}"))
 
     def end_lost_attempts(self, history: History) -> None:
         """End the attempts whose supervisor died, and make sure that their ranks are gone too."""
         end_processes(self.workspace.attempts)
         lost = [attempt for attempt in history.attempts if attempt.ended is None]
-        told = read_events(self.workspace.events) if lost else []
+        events = read_events(self.workspace.events) if lost else []
         for attempt in lost:
-            for event in unrecorded(attempt, told):
+            for event in unrecorded(attempt, events):
                 self.ledger.record(event, seconds=REFUSED_SECONDS)
-            seen, step = last_sign_of_life(attempt, told)
+            seen, step = last_sign_of_life(attempt, events)
             self.tell(
                 AttemptEnded(
                     time=seen,
@@ -64,7 +64,7 @@ class Takeover:
                 )
             )
 
-    def decide_anew(
+    def decide_again(
         self, history: History, policy: Callable[[History, Failure], RecoveryDecision]
     ) -> None:
         """Make the decision that an earlier supervisor died before making.

@@ -133,7 +133,7 @@ class Watch:
             self.stream.emit(
                 Warned(
                     stage="train",
-                    message=f"{type(sink).__name__} failed and gets no more events: {error}",
+                    message=f"{type(sink).__name__} failed and receives no more events: {error}",
                 )
             )
 

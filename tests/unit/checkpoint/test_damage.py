@@ -98,7 +98,7 @@ def test_a_changed_bit_is_left_to_who_reads_it(folder):
     found = newest(folder, read=False)
 
     assert found == store.path(2)
-    with pytest.raises(CheckpointDamaged, match="another content"):
+    with pytest.raises(CheckpointDamaged, match="its content has changed"):
         found.tensors("model")
     assert newest(folder) == store.path(1)
 
@@ -141,7 +141,7 @@ def test_a_stale_manifest_is_found_out(folder):
 
     with pytest.raises(CheckpointDamaged, match=r"manifest\.json: is missing"):
         store.path(2).verify()
-    with pytest.raises(CheckpointDamaged, match="is of step 1"):
+    with pytest.raises(CheckpointDamaged, match="is from step 1"):
         store.path(3).verify()
 
 
@@ -230,7 +230,7 @@ def test_a_disk_that_takes_no_mark_either_does_not_keep_the_run_from_an_older_on
     monkeypatch.setattr(LocalStorage, "delete", refused)
     with caplog.at_level(logging.WARNING):
         assert newest(folder) == store.path(1)
-    assert "passed over, but not set aside" in caplog.text
+    assert "skipped, but could not be set aside" in caplog.text
 
 
 def test_folders_that_are_no_checkpoints_are_left_alone(folder):

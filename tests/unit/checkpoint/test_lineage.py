@@ -120,7 +120,7 @@ def test_what_was_found_at_each_take_over_counts_on(run):
     assert run.newest() == store.path(12)
 
 
-def test_a_step_that_was_committed_too_late_is_saved_anew(run):
+def test_step_that_was_committed_too_late_is_saved_again(run):
     with run.supervised() as store:
         save(store, 4)
         commit_late(run, store, 8)
@@ -174,10 +174,10 @@ def test_damage_is_named_as_what_it_is(run, caplog):
         storage.write(manifest, b"{}")
     with run.supervised(), caplog.at_level(logging.WARNING):
         assert run.newest() == store.path(4)
-    assert "its digest is not the committed one" in caplog.text
+    assert "its digest differs from the committed one" in caplog.text
 
 
-def test_a_ledger_that_tells_nothing_of_checkpoints_lets_all_count(run):
+def test_ledger_without_checkpoints_accepts_all(run):
     with run.supervised() as store:
         save(store, 4)
     for ledger in (None, SupervisorStarted(generation=9, pid=1, host="here")):

@@ -185,7 +185,7 @@ def test_one_rank_that_is_asked_to_leave_takes_the_others_with_it(make_bench):
     assert newest(bench.workspace.checkpoints).name == f"step-{ended.result.step:08d}"
 
 
-def test_a_failing_rank_tells_why_and_hides_secrets(make_bench):
+def test_failing_rank_reports_why_and_hides_secrets(make_bench):
     bench = make_bench(task="support.faults:Bug")
 
     folder, launcher = AttemptFolder(bench.attempt()), ForkedLauncher(FAULT_STEP="3")
@@ -213,7 +213,7 @@ def test_every_generator_comes_back():
 
 
 @pytest.mark.slow
-def test_another_division_of_the_batch_goes_on_with_the_same_losses(make_bench):
+def test_different_batch_split_continues_with_the_same_losses(make_bench):
     """Change 8x1 to 4x2, one rank to two, and two ranks to one.
 
     The sums are computed in another order, so the losses agree within 1e-6 (fp32, no dropout).

@@ -92,7 +92,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_ranks_save_and_only_then_is_it_told(folder, size, snapshot):
+def test_save_is_reported_only_after_all_ranks_saved(folder, size, snapshot):
     world, told = World(size), []
 
     def work(rank):
@@ -154,7 +154,7 @@ def test_a_value_that_is_not_finite_is_never_committed(folder, part, name, row, 
     assert newest(folder).step == 1
 
 
-def test_the_error_is_the_same_on_a_rank_that_is_told(folder):
+def test_error_is_the_same_on_a_rank_that_another_rank_informs(folder):
     error = pickle.loads(pickle.dumps(NonFiniteState(7, "model/weight")))
 
     assert (error.step, error.tensor) == (7, "model/weight")
@@ -184,7 +184,7 @@ def test_a_rank_that_cannot_write_ends_it_on_all_ranks(folder, tmp_path):
     assert newest(folder) is None
 
 
-def test_a_defect_on_one_rank_is_told_to_the_others(folder):
+def test_error_on_one_rank_reaches_the_others(folder):
     world = World(2)
 
     def work(rank):
@@ -244,7 +244,7 @@ def test_what_training_does_meanwhile_is_not_in_it(folder, slow, alone):
     assert newest(folder).state() == {"value": 1.0}
 
 
-def test_a_second_save_waits_for_the_first_and_its_wait_is_told(folder, slow, alone):
+def test_second_save_waits_for_the_first_and_reports_its_wait(folder, slow, alone):
     told = []
     own = saver(alone, 0, CheckpointStore(folder, keep=2), told)
     own.save(1, 0, state)
@@ -381,7 +381,7 @@ KEEPS_EVERYTHING = json.dumps(
 )
 
 
-def test_a_bucket_that_lets_nobody_delete_keeps_old_checkpoints_and_training_goes_on(monkeypatch):
+def test_bucket_without_delete_permission_keeps_old_checkpoints_and_training_continues(monkeypatch):
     """moto's IAM denies the deletes. Every attempt once failed after its first checkpoint."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")

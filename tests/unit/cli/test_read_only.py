@@ -66,7 +66,7 @@ def steadytrain(*arguments, cwd="/", **environment):
     [
         (["list"], "2024"),
         (["explain", "2024"], "no data"),
-        (["stop", "2024"], "nobody works on 2024"),
+        (["stop", "2024"], "2024 is not running"),
         (["gc", "--dry-run", "--idle-hours", "0"], "nothing to remove"),
     ],
 )

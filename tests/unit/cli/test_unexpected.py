@@ -83,7 +83,7 @@ def test_what_is_expected_ends_as_it_says(body, status, words):
     assert (done.returncode, done.stderr) == (status, words)
 
 
-def test_output_that_cannot_be_written_is_told():
+def test_output_that_cannot_be_written_is_reported():
     for body in ("print('x')", "print('x', flush=True)", "print('x' * 100_000)"):
         with open("/dev/full", "w") as full:  # noqa: PTH123
             done = ending(body, stdout=full)
@@ -119,7 +119,7 @@ def test_text_that_the_encoding_lacks_is_escaped():
     assert (done.returncode, done.stdout) == (0, "\\U0001f600 \\udcff\n")
 
 
-def test_who_goes_on_without_its_output_ends_with_its_own_status():
+def test_command_that_continues_without_output_keeps_its_exit_status():
     body = (
         "import contextlib; from steadytrain.pipelines.interrupts import silence\n"
         "    with contextlib.suppress(OSError): print('x', flush=True)\n"

@@ -12,14 +12,14 @@ from steadytrain.components.shared.errors import BadInput
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("gate: {margin: 0.05}\ndata: {}\ngate: {}", "gate stands twice (lines 2 and 4)"),
-        ("gate: {margin: 0.1,\n  margin: 0}", "margin stands twice (lines 2 and 3)"),
-        ("gate: {'margin': 0.1, margin: 0}", "margin stands twice (line 2)"),
-        ("data:\n- {a: 1}\n- {b: 1, b: 1}", "b stands twice (line 4)"),
-        ("gate: {Xk29-secret: 1, Xk29-secret: 2}", "a key stands twice (line 2)"),
+        ("gate: {margin: 0.05}\ndata: {}\ngate: {}", "gate appears twice (lines 2 and 4)"),
+        ("gate: {margin: 0.1,\n  margin: 0}", "margin appears twice (lines 2 and 3)"),
+        ("gate: {'margin': 0.1, margin: 0}", "margin appears twice (line 2)"),
+        ("data:\n- {a: 1}\n- {b: 1, b: 1}", "b appears twice (line 4)"),
+        ("gate: {Xk29-secret: 1, Xk29-secret: 2}", "a key appears twice (line 2)"),
     ],
 )
-def test_a_key_that_stands_twice_is_refused_with_its_lines(text: str, told: str) -> None:
+def test_duplicate_key_is_an_error_that_names_its_lines(text: str, told: str) -> None:
     with pytest.raises(BadInput, match="not valid YAML at line") as caught:
         load(f"name: tiny\n{text}\n")
     assert told in caught.value.message
@@ -27,11 +27,11 @@ def test_a_key_that_stands_twice_is_refused_with_its_lines(text: str, told: str)
 
 
 def test_an_override_with_a_key_twice_is_refused() -> None:
-    with pytest.raises(BadInput, match="margin stands twice"):
+    with pytest.raises(BadInput, match="margin appears twice"):
         load("causal-lm", ["gate={margin: 0.1, margin: 0}"])
 
 
-def test_a_merged_key_may_be_set_anew() -> None:
+def test_merged_key_may_be_overridden() -> None:
     text = "a: &x {b: 1, c: 2}\nd: &y {<<: *x, b: 3}\ne: {<<: *y}\n"
     content = parse(text, "it")
     assert content["d"] == content["e"] == {"b": 3, "c": 2}

@@ -32,7 +32,7 @@ def test_presets_read_back_equal(name):
     assert load(config.to_yaml()) == config
 
 
-def test_every_problem_is_told_at_once_with_field_value_and_remedy():
+def test_every_problem_is_reported_at_once_with_field_value_and_remedy():
     found = problems(
         {
             **MINIMAL,
@@ -86,10 +86,13 @@ def test_what_fields_say_together_is_judged_beside_a_wrong_field():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"training": {"bf16": True, "fp16": True}}, "excludes training.bf16"),
+        ({"training": {"bf16": True, "fp16": True}}, "cannot be combined with training.bf16"),
         ({"training": {"global_batch_size": 6, "micro_batch_size": 4}}, "does not divide"),
         ({"model": {}}, "no model to start from"),
-        ({"model": {"base": "x", "config": {"model_type": "llama"}}}, "excludes model.base"),
+        (
+            {"model": {"base": "x", "config": {"model_type": "llama"}}},
+            "cannot be combined with model.base",
+        ),
         ({"data": {"source": []}}, "at least 1 item"),
         ({"data": {"source": ["a"], "validation_share": 0.5, "test_share": 0.5}}, "a tenth"),
     ],
@@ -99,7 +102,7 @@ def test_what_cannot_work_is_refused(change, words):
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [(0, "write it anew"), (2, "newer steadytrain"), ("x", "write it anew")]
+    ("version", "words"), [(0, "rewrite it"), (2, "newer steadytrain"), ("x", "rewrite it")]
 )
 def test_another_schema_version_is_refused_by_name(version, words):
     found = problems({**MINIMAL, "schema_version": version})
@@ -172,7 +175,7 @@ def test_a_wrong_override_is_refused(override):
 
 
 @pytest.mark.parametrize("source", ["no-such-preset", "a: [1\nb: 2\n", "- a\n- b\n"])
-def test_what_is_no_configuration_is_refused(source):
+def test_invalid_configuration_is_rejected(source):
     with pytest.raises(BadInput) as caught:
         load(source)
     assert caught.value.remedy
@@ -229,7 +232,7 @@ def test_what_kfp_and_argo_would_replace_arrives_as_it_was_given(text):
     assert "{{" not in sent
     arrived = from_parameters(config=sent, overrides={})
     assert arrived == given.model_copy(update={"run": "r"})
-    with pytest.raises(BadInput, match=r"output = .* has \{\{ in it"):
+    with pytest.raises(BadInput, match=r"output = .* contains \{\{"):
         to_parameters(given.model_copy(update={"output": f"/tmp/{text}"}), run="r")
 
 
@@ -292,8 +295,8 @@ def test_ranks_are_counted_over_all_nodes():
     ("section", "fields", "told"),
     [
         ("compute", {"strategy": "tensor_parallel"}, "Megatron-LM"),
-        ("compute", {"strategy": "single", "nproc_per_node": 2}, "it has one rank"),
-        ("compute", {"offload": "all", "strategy": "ddp"}, "one of these can: fsdp, zero3"),
+        ("compute", {"strategy": "single", "nproc_per_node": 2}, "it runs one rank"),
+        ("compute", {"offload": "all", "strategy": "ddp"}, "use one of these: fsdp, zero3"),
         ("compute", {"offload": "optimizer", "strategy": "fsdp"}, "zero1, zero2, zero3"),
     ],
 )
@@ -305,8 +308,8 @@ def test_a_strategy_that_cannot_work_is_refused_with_what_would(section, fields,
 @pytest.mark.parametrize(
     ("section", "fields", "instead"),
     [
-        ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}, "take lora"),
-        ("training", {"optim": "paged_adamw_8bit"}, "take adamw_torch"),
+        ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}, "use lora"),
+        ("training", {"optim": "paged_adamw_8bit"}, "use adamw_torch"),
     ],
 )
 def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
@@ -325,8 +328,8 @@ def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
         ("model", {"base": "hub:x", "adapter": {"kind": "lora", "frozen_embeddings": "host"}}),
     ],
 )
-def test_what_knows_no_shards_is_refused_with_them(section, fields):
-    with pytest.raises(ConfigError, match="which knows no shards"):
+def test_options_that_do_not_support_sharding_are_rejected_with_it(section, fields):
+    with pytest.raises(ConfigError, match="which does not support sharding"):
         from_mapping({**MINIMAL, "compute": {"strategy": "fsdp"}, section: fields})
     assert from_mapping({**MINIMAL, section: fields}).unsharded
 

@@ -88,7 +88,7 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize("text", ISSUED.values(), ids=ISSUED.keys())
-def test_a_secret_is_refused_wherever_it_stands_and_never_repeated(text):
+def test_secret_is_rejected_anywhere_and_never_repeated(text):
     places = [
         {"tracking": {"uri": text}},
         {"data": {"source": [text]}},
@@ -103,7 +103,7 @@ def test_a_secret_is_refused_wherever_it_stands_and_never_repeated(text):
         with pytest.raises(ConfigError) as caught:
             from_mapping({**MINIMAL, **place})
         assert CANARY not in str(caught.value).replace("C4N4R", CANARY)
-        assert "holds a secret" in str(caught.value)
+        assert "contains a secret" in str(caught.value)
     shown = redact(f"before {text} after")
     assert CANARY not in shown
     assert shown.startswith("before ")

@@ -195,16 +195,14 @@ def test_the_page_of_the_step_shows_each_figure(champion, tmp_path):
 
 
 @pytest.mark.parametrize("tag", [{}, {PROFILE: "written by another version"}])
-def test_a_champion_that_does_not_tell_what_its_data_were_like_decides_nothing(
-    config, learned, tag
-):
+def test_champion_without_data_statistics_decides_nothing(config, learned, tag):
     learned("champion", tags={INPUTS: "others", **tag})
     news = run(config)
     assert news.found
-    assert "whether they have drifted is not known" in news.reason
+    assert "it is not known whether they have drifted" in news.reason
 
 
-def test_where_no_record_can_be_used_the_next_step_shall_say_so(champion):
+def test_unusable_records_are_left_to_the_next_step_to_report(champion):
     config, path = champion(when="drift")
     path.write_text('{"other": 1}\n')
     news = run(config)

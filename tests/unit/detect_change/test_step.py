@@ -31,7 +31,7 @@ def test_data_that_the_champion_has_learned_from_are_not_new(config, learned):
     learned("champion")
     news = run(config)
     assert not news.found
-    assert news.reason == ("nothing new: version 1 of tiny (champion) has learned from these data")
+    assert news.reason == ("nothing new: version 1 of tiny (champion) was trained on these data")
 
 
 @pytest.mark.parametrize("change", ["added", "changed", "removed"])
@@ -42,15 +42,15 @@ def test_other_data_are_new(config, learned, change):
     if change == "added":
         Path(config.data.source[0], "c.txt").write_text("a third one")
     elif change == "changed":
-        first.write_text("the first text, mended\n")
+        first.write_text("the first text, fixed\n")
     else:
         first.unlink()
     news = run(config)
     assert news.found
-    assert "other ones than those of the champion, version 1" in news.reason
+    assert "differ from those of the champion, version 1" in news.reason
 
 
-def test_data_of_a_candidate_that_the_gate_refused_are_not_tried_again(config, learned):
+def test_data_of_a_rejected_candidate_are_not_tried_again(config, learned):
     learned("champion")
     add_data(config)
     learned("candidate")
@@ -68,7 +68,7 @@ def test_a_champion_from_elsewhere_cannot_be_compared_with(config, learned):
 
 def test_no_data_at_all_are_an_error(config):
     Path(config.data.source[0], "a.txt").unlink()
-    with pytest.raises(BadInput, match="no file lies there"):
+    with pytest.raises(BadInput, match="no file found there"):
         run(config)
 
 
@@ -99,7 +99,7 @@ def retrain(config, tmp_path):
     return run
 
 
-def test_the_pipeline_ends_early_and_well_where_nothing_is_new(learned, retrain):
+def test_pipeline_ends_early_and_succeeds_if_there_is_no_new_data(learned, retrain):
     learned("champion")
     code, told, runs = retrain("nightly-*")
     assert code == 0
@@ -107,13 +107,13 @@ def test_the_pipeline_ends_early_and_well_where_nothing_is_new(learned, retrain)
     assert runs == []
 
 
-def test_the_pipeline_goes_on_where_something_is_new(config, learned, retrain):
+def test_pipeline_continues_if_there_is_new_data(config, learned, retrain):
     learned("champion")
     # The data are too small to be split: the next step starts and reports that.
     add_data(config)
     code, told, runs = retrain("nightly-*")
     assert code == 1
-    assert "are other ones than those of the champion" in told
+    assert "differ from those of the champion" in told
     assert len(runs) == 1
     assert runs[0].removeprefix("nightly-").isalnum()
     events = read_events(Path(config.output, "runs", runs[0], "events"))

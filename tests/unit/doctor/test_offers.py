@@ -67,8 +67,8 @@ def test_gpus_are_counted_by_make_with_their_memory(answers):
     )
     text = check_gpus(open_cluster("ours")).text
     assert text == (
-        "16 x NVIDIA-A100-SXM4-80GB (80 GiB), 2 x Tesla-T4 (15 GiB), "
-        "1 x GPU of unknown make (memory not labelled)"
+        "16 x NVIDIA-A100-SXM4-80GB (80 GiB), 2 x Tesla-T4 (15 GiB), 1 x unknown GPU (memory "
+        "not labeled)"
     )
 
 
@@ -151,7 +151,7 @@ def test_a_class_that_waits_for_the_first_pod_is_no_failure(answers):
     assert check_volume(open_cluster("ours")).state == "not asked"
 
 
-def test_a_claim_without_a_class_is_told_which_there_are(answers):
+def test_claim_without_a_class_lists_the_storage_classes(answers):
     answers.of[CLAIM] = claim("Pending", storage_class=None)
     answers.listing(CLASS, {"metadata": {"name": "nfs"}, "provisioner": "x"})
     line = check_volume(open_cluster("ours"))
@@ -185,7 +185,7 @@ def no_servers(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(monkeypatch, tmp_path):
+def test_missing_api_server_is_reported_and_the_other_checks_still_run(monkeypatch, tmp_path):
     config = Answers(free_port()).kubeconfig(tmp_path / "config")
     monkeypatch.setenv("KUBECONFIG", str(config))
     found = states()
@@ -194,14 +194,14 @@ def test_an_api_server_that_is_not_there_is_told_and_the_rest_is_still_asked(mon
     assert found["S3"].state == "not asked"
 
 
-def test_no_cluster_at_all_is_told(monkeypatch, tmp_path):
+def test_missing_cluster_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     line = states()["cluster"]
     assert line.state == "fail"
     assert "KUBECONFIG" in line.remedy
 
 
-def test_wrong_credentials_are_told(answers):
+def test_wrong_credentials_are_reported(answers):
     answers.of["/version"] = 401
     line = states(namespace="ours")["cluster"]
     assert line.state == "fail"

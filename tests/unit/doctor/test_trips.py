@@ -50,12 +50,12 @@ def test_an_object_goes_to_s3_and_back_and_nothing_stays(credentials, port):
     assert client_of(port).list_objects_v2(Bucket="bucket", Prefix="below").get("KeyCount") == 0
 
 
-def test_other_bytes_than_were_written_are_told(credentials, monkeypatch):
+def test_bytes_that_differ_from_those_written_are_reported(credentials, monkeypatch):
     read = s3.S3Storage.read
     monkeypatch.setattr(s3.S3Storage, "read", lambda self, name: read(self, name)[:-1] + b"x")
     line = try_storage("s3://bucket/below")
     assert line.state == "fail"
-    assert "other bytes" in line.text
+    assert "different bytes" in line.text
 
 
 def test_a_bucket_that_is_not_there_is_an_error_with_a_remedy(credentials):
@@ -84,7 +84,7 @@ def test_mlflow_that_is_not_there_is_an_error(monkeypatch):
         try_tracking()
 
 
-def test_the_version_of_kubeflow_pipelines_is_told():
+def test_version_of_kubeflow_pipelines_is_reported():
     with kfp_server.serving() as server:
         line = try_pipelines(server.address)
     assert line.state == "pass"

@@ -54,7 +54,7 @@ def test_weights_count_examples_as_often_as_they_say():
         assert found == pytest.approx(error(alone)[0])
 
 
-def test_who_tells_the_truth_is_calibrated_and_who_guesses_is_not():
+def test_true_confidence_is_calibrated_and_a_guess_is_not():
     assert error(drawn(20_000, truthful=True))[0] < 0.02
     assert error(drawn(20_000, truthful=False))[0] > 0.2
 

@@ -80,7 +80,7 @@ def decide(tmp_path):
     return against
 
 
-def test_a_comparable_champion_is_scored_anew_and_beaten(decide):
+def test_comparable_champion_is_scored_again_and_beaten(decide):
     decision, told = decide(table(1.0))
     assert decision.promoted
     assert decision.improvement.value == pytest.approx(0.5)
@@ -88,7 +88,7 @@ def test_a_comparable_champion_is_scored_anew_and_beaten(decide):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_model_whose_base_knew_another_split_is_not_promoted(decide, first):
+def test_model_whose_base_used_another_split_is_not_promoted(decide, first):
     assert decide(table(1.0), splits=["split"], first=first)[0].promoted
     decision, told = decide(table(1.0), splits=["another", "split"], first=first)
     assert not decision.promoted
@@ -105,15 +105,15 @@ def test_tokenizers_may_differ_where_the_bytes_are_the_same(decide):
 @pytest.mark.parametrize(
     ("theirs", "tags", "reason"),
     [
-        (table(1.0), {TASK: "another"}, "is of another task"),
+        (table(1.0), {TASK: "another"}, "is for another task"),
         (table(1.0), {SPLIT: "another"}, "it may have seen these records"),
         (table(1.0), {LABELS: "another"}, "has other labels"),
         (table(1.0, size=3), {}, "was scored on other spans"),
         (table(1.0).take(list(reversed(range(COUNT)))), {}, "was scored on other records"),
         (table(1.0, size=0), {}, "was scored on other spans"),
-        (table(np.nan), {}, "gives losses that are not finite"),
-        (OSError("no such file\nand more"), {}, "does not load or score: no such file"),
-        (RuntimeError(), {}, "does not load or score: RuntimeError"),
+        (table(np.nan), {}, "has losses that are not finite"),
+        (OSError("no such file\nand more"), {}, "cannot be loaded or scored: no such file"),
+        (RuntimeError(), {}, "cannot be loaded or scored: RuntimeError"),
     ],
 )
 def test_without_a_fair_comparison_there_is_no_promotion(decide, theirs, tags, reason):

@@ -66,7 +66,7 @@ def test_without_a_champion_the_floors_alone_decide(metric, value, floors, promo
     assert decision.floors == floors
 
 
-def test_a_real_improvement_is_found_and_told_with_its_numbers():
+def test_real_improvement_is_found_and_reported_with_its_numbers():
     decision = decide(language_pair(0.05))
     assert decision.promoted
     assert decision.improvement.low > 0.04
@@ -147,7 +147,7 @@ def test_groups_are_the_evidence_and_not_their_examples():
 
 
 @pytest.mark.parametrize(("count", "promoted"), [(5, False), (6, True)])
-def test_a_handful_of_examples_tells_nothing(count, promoted):
+def test_handful_of_examples_proves_nothing(count, promoted):
     decision = decide(language_pair(0.5, count=count, noise=0.0))
     assert decision.promoted is promoted
     assert ("too few to tell (6 needed)" in decision.reason) is not promoted

@@ -79,7 +79,7 @@ def test_every_kind_of_event_has_its_own_name():
 
 
 @pytest.mark.parametrize("line", ['{"event": "step_sta', '{"event": "from_the_future"}'])
-def test_what_is_no_event_is_refused(line):
+def test_line_that_is_not_an_event_is_rejected(line):
     with pytest.raises(ValueError, match=r".+"):
         from_json(line)
 
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_back_changes_no_order(tmp_path, monkeypatch, back):
     assert events[-1].time - events[0].time == pytest.approx(5.0)
 
 
-def test_what_is_told_of_an_earlier_time_keeps_it(tmp_path):
+def test_event_about_an_earlier_time_keeps_that_time(tmp_path):
     earlier = time.time() - 100
     for _ in range(2):
         stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))

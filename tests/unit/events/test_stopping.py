@@ -64,7 +64,7 @@ def test_one_that_is_only_starting_does_not_begin():
     lifeline.close()
 
 
-def test_a_cut_lifeline_kills_nobody_who_has_left():
+def test_cut_lifeline_kills_only_running_processes():
     """A process that leaves because the lifeline was cut must still have time to clean up."""
     code = """
 import signal, sys, threading, time
@@ -102,7 +102,7 @@ except SystemExit as stop:
 
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_status_tells_keyboard_from_others(number):
+def test_exit_status_distinguishes_the_keyboard_from_other_signals(number):
     with pytest.raises(Stopped) as caught, stoppable():  # noqa: PT012
         os.kill(os.getpid(), number)
         time.sleep(5)
@@ -144,7 +144,7 @@ def test_a_request_that_a_destructor_swallows_still_stops_the_step(config):
     assert told == ["step_started", "step_failed"]
 
 
-def test_a_step_that_never_looks_is_not_told_as_finished(config):
+def test_step_that_never_checks_for_stop_is_not_reported_as_finished(config):
     with pytest.raises(Stopped), stage(config, "register"):  # noqa: PT012
         try:
             os.kill(os.getpid(), signal.SIGTERM)

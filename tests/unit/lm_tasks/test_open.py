@@ -78,7 +78,7 @@ def test_equal_tasks_have_equal_digests(tasks):
             {"dataset_path": "csv", "dataset_kwargs": {"data_files": {"test": ["s3://b/x.csv"]}}},
             "would be downloaded from s3://b/x.csv",
         ),
-        ({"dataset_path": "json"}, "would read the current folder"),
+        ({"dataset_path": "json"}, "would read everything in the current folder"),
         ({"dataset_path": "somebody/something"}, "cannot be opened: .*somebody/something"),
         ({"output_type": "guessing"}, "guessing"),
     ],
@@ -182,7 +182,7 @@ def test_where_models_are_trained_lm_eval_must_be_there(tasks, monkeypatch):
     check_lm_tasks(asking())
 
 
-def test_where_data_are_only_prepared_it_need_not_be(monkeypatch):
+def test_lm_eval_is_optional_for_preprocessing_only(monkeypatch):
     lacking(monkeypatch, "lm_eval", "torch")
     check_lm_tasks(asking("missing.yaml"))
 

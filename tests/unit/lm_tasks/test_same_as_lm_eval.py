@@ -73,7 +73,7 @@ def test_log_likelihoods(pair):
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
 
 
-def test_greedy_continuations_are_told_as_such(pair, tokenizer):
+def test_greedy_continuations_are_reported_as_greedy(pair, tokenizer):
     _, theirs = pair
     ids = torch.tensor([tokenizer(TEXTS[0])["input_ids"]])
     likeliest = int(theirs.model(ids).logits[0, -1].argmax())
@@ -113,7 +113,10 @@ def test_a_model_that_mixes_tokens_otherwise_keeps_its_attention(tokenizer):
     model = make_language_model("llama", len(tokenizer))
     layer = model.model.layers[0].mlp.down_proj
     layer.register_forward_hook(lambda _, __, given: given + given.mean(1, keepdim=True))
-    assert attend_by_prefix(model, len(tokenizer)) == "its layers mix what shares a beginning"
+    assert (
+        attend_by_prefix(model, len(tokenizer))
+        == "its layers mix continuations that share a prefix"
+    )
     assert model.config._attn_implementation == _REPLACED
 
 

@@ -192,7 +192,7 @@ def test_what_is_offloaded_is_on_the_host():
     assert none.total < half.total < kept.total
 
 
-def test_four_bits_a_weight_and_sixteen_for_what_is_no_linear_layer():
+def test_four_bits_per_weight_and_sixteen_outside_linear_layers():
     lora = replace(PLAIN, precision="bf16", adapter=AdapterConfig(kind="lora"))
     four = replace(PLAIN, precision="bf16", adapter=AdapterConfig(kind="qlora"))
     weights = peak_memory(LLAMA_8B, four).weights

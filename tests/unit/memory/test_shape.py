@@ -108,12 +108,15 @@ def test_from_scratch_the_vocabulary_is_the_tokenizers():
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("hub:nobody/knows", "'hub:nobody/knows': no architecture of that name"),
-        ("s3://bucket/model", "its configuration lies elsewhere"),
+        (
+            "hub:nobody/knows",
+            "'hub:nobody/knows': steadytrain has no built-in architecture of that name",
+        ),
+        ("s3://bucket/model", "its configuration is not on this machine"),
         ("/nowhere", "/nowhere/config.json: no such file"),
     ],
 )
-def test_what_cannot_be_known_is_told_with_a_remedy(base, message):
+def test_unknown_architecture_is_an_error_with_a_remedy(base, message):
     with pytest.raises(BadInput, match=message) as error:
         architecture_of(ModelConfig(base=base))
     assert "config.json" in error.value.remedy
@@ -143,5 +146,5 @@ def test_an_unknown_architecture_is_named():
 
 
 def test_a_target_that_the_model_lacks_is_named():
-    with pytest.raises(BadInput, match="'q_proj' is no linear layer of a gpt2"):
+    with pytest.raises(BadInput, match="'q_proj' is not a linear layer of a gpt2"):
         shape_of({"model_type": "gpt2"}).adapted(["q_proj"])

@@ -16,7 +16,7 @@ from steadytrain.components.shared.image import REGISTRY_VARIABLE, image
 @pytest.mark.parametrize(
     "registry", ["registry.example.com", "localhost:5000", "10.0.0.1:5000/team/ml", "ghcr.io/a-b"]
 )
-def test_a_registry_stands_before_the_name(monkeypatch, registry):
+def test_registry_precedes_the_name(monkeypatch, registry):
     monkeypatch.setenv(REGISTRY_VARIABLE, registry)
     assert image("step").startswith(f"{registry}/steadytrain/step:")
 

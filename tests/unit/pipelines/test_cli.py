@@ -48,7 +48,7 @@ def test_help_teaches(command, tmp_path):
     assert len(done.out.splitlines()) > 5
 
 
-def test_validate_tells_every_problem_and_fails(tmp_path):
+def test_validate_reports_every_problem_and_fails(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("name: x\ndata: {source: [a], sorce: b}\nmodel: {base: m}\ntrainin: {}\n")
     done = steadytrain("validate", path)
@@ -140,7 +140,7 @@ def test_the_name_of_a_run_is_never_a_path(make_run, tmp_path, command, name):
             [command, "-o", str(tmp_path / "output"), "--", name.format(tmp=tmp_path)],
             standalone_mode=False,
         )
-    assert "the runs there: tiny" in caught.value.remedy
+    assert "its runs: tiny" in caught.value.remedy
     assert before == {path: path.stat().st_mtime_ns for path in run.workspace.output.rglob("*")}
 
 

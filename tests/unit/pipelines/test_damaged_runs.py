@@ -131,7 +131,7 @@ def runs(make_run, age, monkeypatch):
         with hold(LocalStorage(run.workspace.lease), run_id=run.workspace.run_id, seconds=1):
             pass
         run.workspace.report.write_text("<html>")
-        run.workspace.told.write_text("told")
+        run.workspace.notified.write_text("sent")
         run.workspace.tracking.mkdir()
         (run.workspace.tracking / "run").write_text("0" * 32)
         age(run)

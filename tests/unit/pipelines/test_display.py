@@ -59,10 +59,10 @@ def shown(output, steps, **streams):
     return subprocess.run(command, text=True, timeout=120, **streams)
 
 
-def test_the_run_goes_on_and_standard_error_tells_how_it_ended(tmp_path, broken):
+def test_run_continues_and_standard_error_shows_how_it_ended(tmp_path, broken):
     descriptor, reason = broken
     done = shown(tmp_path, ["preprocess", "train"], stdout=descriptor, stderr=subprocess.PIPE)
-    said = f"standard output cannot be written ({reason}); the run goes on\n"
+    said = f"standard output cannot be written ({reason}); the run continues\n"
     assert done.stderr.startswith(said + ENDING)
     assert done.returncode == 143
 

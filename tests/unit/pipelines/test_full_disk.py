@@ -20,7 +20,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("lacks", ["bytes", "inodes"])
-def test_the_command_tells_that_the_disk_is_full(small_disk, lacks):
+def test_command_reports_that_the_disk_is_full(small_disk, lacks):
     workspace = Workspace(small_disk, "tiny")
     assert "exit status 1" in _unexplained(workspace, 1).message
     for number in range(20):

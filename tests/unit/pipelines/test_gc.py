@@ -57,7 +57,7 @@ def test_of_a_run_that_can_be_resumed_the_newest_and_the_best_stay(make_run, age
     assert "nothing to remove" in gc(run)
 
 
-def test_newer_ones_than_the_newest_whole_one_stay_too(make_run, age):
+def test_incomplete_checkpoints_after_the_newest_complete_one_stay_too(make_run, age):
     run = make_run(saved=(10, 20, 30))
     (damaged,) = run.workspace.checkpoints.glob("step-00000030/*.model.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -67,7 +67,7 @@ def test_newer_ones_than_the_newest_whole_one_stay_too(make_run, age):
     assert newest(run.workspace.checkpoints).name == "step-00000020"
 
 
-def test_without_a_whole_one_nothing_goes(make_run, age):
+def test_nothing_is_removed_without_a_complete_checkpoint(make_run, age):
     run = make_run(saved=(10,))
     (damaged,) = run.workspace.checkpoints.glob("step-00000010/*.model.safetensors")
     damaged.write_bytes(b"")
@@ -139,7 +139,7 @@ def test_a_run_that_is_taken_up_while_gc_looks_is_left_alone(make_run, age):
     assert len(steps(run)) == 2
 
 
-def test_a_run_with_a_sign_of_life_of_late_is_left_alone_unless_asked(make_run):
+def test_recently_active_run_is_kept_unless_requested(make_run):
     run = make_run(saved=(10, 20))
     assert "nothing to remove" in gc(run)
     assert "removed checkpoint step-00000010" in gc(run, "--idle-hours", "0")
@@ -198,7 +198,7 @@ def test_on_s3_all_of_a_finished_run_go(make_run, bucket):
     assert stored(run) == []
 
 
-def test_what_was_written_elsewhere_of_late_is_left_alone(make_run, age, bucket, monkeypatch):
+def test_recent_writes_elsewhere_are_kept(make_run, age, bucket, monkeypatch):
     """A run with the same name, in another folder on another machine, saves to the same place."""
     run = make_run(saved=(10, 20), **ON_S3)
     age(run)

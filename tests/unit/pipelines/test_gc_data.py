@@ -95,7 +95,7 @@ def test_data_of_a_finished_run_at_work_stay(using, tmp_path):
         assert "prepared data" not in gc(tmp_path / "output", "--idle-hours", "0")
 
 
-def test_data_that_were_taken_up_of_late_stay(using, tmp_path):
+def test_recently_used_data_are_kept(using, tmp_path):
     run = using(done=True)
     os.utime(data(run))
     assert "prepared data" not in gc(tmp_path / "output")

@@ -106,7 +106,7 @@ def unlimited():
 @pytest.mark.parametrize(
     ("body", "place", "words", "unsafe"),
     [
-        (retried(num_retries=2), "task work", "within 3600 s, and has no time-out", True),
+        (retried(num_retries=2), "task work", "within 3600 s, and has no timeout", True),
         (retried(num_retries=1, timeout=2 * HOUR), "task work", "is 3600 s", True),
         (
             retried(num_retries=3, timeout=HOUR, backoff_max_duration="2h"),
@@ -126,10 +126,10 @@ def unlimited():
         (of_image("example.test:5000/a"), "task step", "without a tag", True),
         (cached(ours, on=True), "task ours", "KFP's cache on", True),
         (unlimited, "task work", "no limit of CPU:", False),
-        (asks_for_a_token, "parameter hf_token", "holds a secret", True),
-        (brings_a_token, "parameter start", "holds a secret", True),
-        (gives_a_token, "task work", "its input text holds a secret", True),
-        (sets_a_token, "executor exec-work", "WHERE holds a secret", True),
+        (asks_for_a_token, "parameter hf_token", "contains a secret", True),
+        (brings_a_token, "parameter start", "contains a secret", True),
+        (gives_a_token, "task work", "its input text contains a secret", True),
+        (sets_a_token, "executor exec-work", "WHERE contains a secret", True),
     ],
 )
 def test_each_trap_is_found_where_it_is(findings, body, place, words, unsafe):
@@ -173,14 +173,14 @@ def test_the_suggested_window_is_accepted(findings):
 
 def test_what_is_unsafe_is_not_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr("steadytrain.pipelines.finetune.finetune", gives_a_token)
-    with pytest.raises(UnsafePipeline, match="its input text holds a secret") as raised:
+    with pytest.raises(UnsafePipeline, match="its input text contains a secret") as raised:
         compile_pipeline(tmp_path / "pipeline.yaml")
     assert raised.value.exit_code == 2
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "a: 1", "- 1", "a: [", "pipelineInfo: {}"])
-def test_a_file_that_is_no_pipeline_is_refused(tmp_path, text):
+def test_file_that_is_not_a_pipeline_is_rejected(tmp_path, text):
     path = tmp_path / "file.yaml"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"file\.yaml"):

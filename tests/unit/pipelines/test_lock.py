@@ -45,12 +45,12 @@ def other(workspace):
     process.communicate()
 
 
-def test_nobody_holds_a_run_that_never_was(workspace):
+def test_missing_run_has_no_holder(workspace):
     assert holder(workspace) is None
     assert not workspace.locks.exists()
 
 
-def test_the_second_is_told_who_and_what_to_do(workspace, other):
+def test_second_holder_sees_who_holds_the_run_and_what_to_do(workspace, other):
     with pytest.raises(RunBusy) as caught, run_lock(workspace):
         pass
     text = str(caught.value)
@@ -60,7 +60,7 @@ def test_the_second_is_told_who_and_what_to_do(workspace, other):
     assert holder(workspace).alive()
 
 
-def test_who_only_asks_keeps_nobody_from_a_run(workspace):
+def test_query_does_not_block_a_run(workspace):
     asked = threading.Event()
 
     def ask():
@@ -78,7 +78,7 @@ def test_who_only_asks_keeps_nobody_from_a_run(workspace):
         asking.join()
 
 
-def test_a_name_that_cannot_be_written_is_told(workspace):
+def test_name_that_cannot_be_written_is_reported(workspace):
     code = HOLD.replace("with", "import resource; resource.setrlimit(1, (0, 0))\nwith", 1)
     done = subprocess.run(
         [sys.executable, "-c", code, str(workspace.output)], capture_output=True, check=False

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from steadytrain.components.report.telling import amount, duration
+from steadytrain.components.report.sentences import amount, duration
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -130,7 +130,7 @@ def test_without_a_terminal_the_level_is_said_in_words():
     assert shown(Warned(stage="train", message="slow")).startswith("warn: train: slow")
 
 
-def test_a_step_tells_how_long_it_took():
+def test_step_reports_how_long_it_took():
     text = shown(StepStarted(stage="train", time=100.0), StepFinished(stage="train", time=285.0))
     assert "train: done (0:03:05)" in text
 
@@ -143,7 +143,7 @@ def test_training_shows_rate_time_left_and_memory():
     assert "memory 2GB" in shown(STARTED, training_step(10, 120.0, gpu=2 * 10**9))
 
 
-def test_a_display_that_comes_late_knows_no_end():
+def test_display_that_starts_late_has_no_total():
     text = shown(training_step(10, 100.0), training_step(20, 120.0))
     assert "step 20," in text
     assert "left" not in text
@@ -247,12 +247,12 @@ def test_a_run_that_is_given_up_says_why():
     assert "; stop: it would again" in shown(FAILED, decided)
 
 
-def test_a_failed_attempt_that_nobody_decided_about_is_told_all_the_same():
+def test_failed_attempt_without_a_decision_is_still_reported():
     assert "attempt 1 failed at step 57 (host_oom)" in shown(FAILED)
     assert "attempt 1 failed" in shown(FAILED, StepFailed(stage="train", error="E", message="m"))
 
 
-def test_the_bar_goes_on_after_a_recovery():
+def test_progress_bar_continues_after_a_recovery():
     decided = DecisionMade(attempt=1, failure_class="hang", action="retry", reason="again")
     steps = [training_step(step, float(step)) for step in (1, 2)]
     out = shown(FAILED, decided, attempt(2), STARTED, *steps, terminal=True)

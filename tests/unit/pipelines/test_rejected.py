@@ -98,7 +98,7 @@ def test_a_report_of_a_run_at_work_is_only_a_page(trained, make_run, locked):
     assert run.workspace.report.is_file()
 
 
-def test_a_run_that_is_taken_over_is_told_of_by_the_other(make_run, monkeypatch):
+def test_takeover_is_reported_by_the_new_supervisor(make_run, monkeypatch):
     """The process that lost the run does not report its end."""
     run = make_run()
 

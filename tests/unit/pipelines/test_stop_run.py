@@ -77,7 +77,7 @@ def test_the_holder_is_stopped(workspace):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_the_run_of_another_user_is_not_stopped_and_whose_it_is_told():
+def test_run_of_another_user_is_not_stopped_and_its_owner_is_reported():
     shared = Path(tempfile.mkdtemp())
     shared.chmod(0o755)
     with contextlib.ExitStack() as held:
@@ -90,7 +90,7 @@ def test_the_run_of_another_user_is_not_stopped_and_whose_it_is_told():
                 os.setuid(65534)
                 stop_run(workspace, grace_seconds=1)
             except RunBusy as error:
-                os._exit(0 if "which is another user's" in str(error) else 2)
+                os._exit(0 if "which belongs to another user" in str(error) else 2)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -122,7 +122,7 @@ def test_a_process_of_another_host_or_another_time_is_not_stopped(workspace, bys
     assert bystander.poll() is None
 
 
-def test_of_a_run_that_another_supervisor_took_over_nothing_is_told(workspace):
+def test_run_that_another_supervisor_took_over_reports_nothing(workspace):
     workspace.create()
     processes = StepProcesses(workspace)
     step = ["sh", "-c", "exit 1", "--function_to_execute"]
@@ -132,7 +132,7 @@ def test_of_a_run_that_another_supervisor_took_over_nothing_is_told(workspace):
     processes.close()
 
 
-def test_a_step_that_died_without_a_word_is_told(workspace):
+def test_step_that_died_without_an_error_message_is_reported(workspace):
     workspace.create()
     processes = StepProcesses(workspace)
     step = ["sh", "-c", "exit 1", "--function_to_execute"]

@@ -113,7 +113,7 @@ def test_a_plan_for_a_cpu_is_one_for_this_machine_without_a_gpu(plan_here, tiny)
         ("model name : none", "fp32"),
     ],
 )
-def test_a_cpu_is_planned_in_bfloat16_where_it_has_instructions_for_it(
+def test_cpu_plan_uses_bfloat16_if_the_cpu_has_instructions_for_it(
     plan_here, tiny, tmp_path, monkeypatch, flags, precision
 ):
     (tmp_path / "cpuinfo").write_text(flags)
@@ -141,9 +141,9 @@ def test_other_ways_are_timed_too(plan_here, tiny, architecture, fields):
     plan, _ = plan_here(tiny(architecture, **fields))
     assert plan.offer.tokens_per_second.low > 0
     ranks = plan.job.machine.ranks
-    assert ("of one rank on this machine; what lies between 2 ranks" in plan.offer.timed_by) is (
-        ranks > 1
-    )
+    assert (
+        "of one rank on this machine; communication between 2 ranks" in plan.offer.timed_by
+    ) is (ranks > 1)
 
 
 def test_when_its_time_is_up_one_step_has_been_timed(plan_here, tiny, monkeypatch):
@@ -181,7 +181,7 @@ def test_rows_are_as_long_as_the_prepared_ones_in_their_order(tiny, tmp_path, ta
 @pytest.mark.parametrize(
     ("gpu", "fields", "message"),
     [
-        ("l4", {"model__adapter__kind": "qlora"}, "kind = 'qlora': weights are cut to 4 bits"),
+        ("l4", {"model__adapter__kind": "qlora"}, "kind = 'qlora': weights are quantized"),
         (
             "h100",
             {"compute__strategy": "fsdp", "compute__offload": "all"},
@@ -212,7 +212,7 @@ def test_more_than_the_free_memory_is_refused_before_anything_is_built(plan_here
         plan_here(config)
 
 
-def test_a_cpu_is_given_nothing_that_only_cuda_has(configure):
+def test_cpu_plan_uses_nothing_that_needs_cuda(configure):
     with pytest.raises(BadInput, match="adamw_bnb_8bit': that needs a CUDA device"):
         this_cpu(configure(training__optim="adamw_bnb_8bit"))
     config = configure()
@@ -228,7 +228,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def test_the_command_times_this_machine_and_tells_it_beside_the_plan(no_gpu, plan_here, tmp_path):
+def test_command_times_this_machine_and_shows_it_next_to_the_plan(no_gpu, plan_here, tmp_path):
     path = tmp_path / "tiny.yaml"
     model = {"config": {**LLAMA, "vocab_size": 64}}
     path.write_text(
@@ -254,4 +254,4 @@ def test_the_command_times_this_machine_and_tells_it_beside_the_plan(no_gpu, pla
 def test_a_gpu_that_is_not_here_cannot_be_timed(no_gpu):
     done = CliRunner().invoke(app, ["plan", "causal-lm", "--gpu", "h100", "--calibrate"])
     assert isinstance(done.exception, BadInput)
-    assert "--gpu H100: what --calibrate can time here is a CPU" in str(done.exception)
+    assert "--gpu H100: the GPU that --calibrate can time here is a CPU" in str(done.exception)

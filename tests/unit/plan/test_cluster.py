@@ -44,7 +44,7 @@ def test_only_what_the_cluster_has_is_offered(answers):
     offered = {offer["gpu"] for offer in found["cheapest"]}
     assert offered == {"A100-80", "T4"}
     assert found["hardware"]["gpu"] == found["cheapest"][0]["gpu"]
-    assert found["hardware"]["chosen_by"] == "the cluster: the cheapest of its GPUs that fits"
+    assert found["hardware"]["chosen_by"] == "the cluster: its cheapest GPU that fits"
     assert not remarks
 
 
@@ -61,7 +61,7 @@ def test_one_of_its_kinds_can_be_picked_and_no_other(answers):
 def test_more_nodes_than_there_are_is_a_problem(answers):
     answers.listing(NODES, node("8", "900Gi", **A100), node("8", "900Gi", **A100))
     found, _ = plan("--cluster", "--nodes", "4", "--gpus-per-node", "4")
-    assert "compute.nodes=2 is the nearest" in found["problems"][0]
+    assert "the nearest setting that works is compute.nodes=2" in found["problems"][0]
     assert plan("--cluster", "--nodes", "2", "--gpus-per-node", "4")[0]["works"]
 
 
@@ -81,7 +81,7 @@ def test_the_nodes_memory_bounds_what_is_offloaded(answers):
     assert enough["works"]
     assert enough["memory"]["host"] > 0
     limited, _ = plan(*sizes, source="chat", sets=(*sets, "compute.pods.memory=64Gi"))
-    assert "that a pod may have there" in limited["problems"][0]
+    assert "that a pod can get there" in limited["problems"][0]
     answers.listing(NODES, node("8", "256Gi", **A100))
     short, _ = plan(*sizes, source="chat", sets=sets)
     assert "a node needs" in short["problems"][0]
@@ -95,7 +95,7 @@ def test_only_nodes_count_that_the_pods_may_go_to(answers):
     selector = 'compute.pods.node_selector={"nvidia.com/gpu.product": "Tesla-T4"}'
     found, _ = plan("--cluster", sets=(selector,))
     assert [offer["gpu"] for offer in found["cheapest"]] == ["T4"]
-    with pytest.raises(BadInput, match=r"none of the nodes with zone=b .*\(2 looked at\)"):
+    with pytest.raises(BadInput, match=r"none of the nodes with zone=b .*\(2 checked\)"):
         plan("--cluster", sets=("compute.pods.node_selector={zone: b}",))
     with pytest.raises(BadInput, match=r"offers amd\.com/gpu"):
         plan("--cluster", sets=("compute.pods.gpu_resource=amd.com/gpu",))
@@ -103,20 +103,20 @@ def test_only_nodes_count_that_the_pods_may_go_to(answers):
 
 def test_without_gpus_it_says_what_would_help(answers):
     answers.listing(NODES, node(), node())
-    with pytest.raises(BadInput, match=r"offers nvidia\.com/gpu \(2 looked at\)") as error:
+    with pytest.raises(BadInput, match=r"offers nvidia\.com/gpu \(2 checked\)") as error:
         plan("--cluster")
     assert "--gpu h100" in error.value.remedy
 
 
-def test_a_kind_that_the_table_lacks_is_left_out_and_told(answers):
+def test_gpu_missing_from_the_table_is_skipped_and_reported(answers):
     odd = {"product": "NVIDIA-B999", "memory": "196608"}
     answers.listing(NODES, node("8", "900Gi", **odd), node("4", "180Gi", **T4), node("2"))
     found, remarks = plan("--cluster")
     assert found["hardware"]["gpu"] == "T4"
     assert "NVIDIA-B999 (192 GiB)" in remarks
-    assert "GPU of unknown make (memory not labelled)" in remarks
+    assert "unknown GPU (memory not labeled)" in remarks
     answers.listing(NODES, node("8", "900Gi", **odd))
-    with pytest.raises(BadInput, match=r"knows none: NVIDIA-B999 \(192 GiB\)"):
+    with pytest.raises(BadInput, match=r"is in the plan's table: NVIDIA-B999 \(192 GiB\)"):
         plan("--cluster")
 
 
@@ -130,14 +130,14 @@ def test_gpus_that_pods_share_are_counted_whole(answers):
     assert "at most 2 x T4" in beyond["problems"][0]
 
 
-def test_who_may_not_list_nodes_is_told_whose_right_it_is(answers):
+def test_missing_permission_to_list_nodes_says_who_can_grant_it(answers):
     answers.of[NODES] = 403
     with pytest.raises(Refused, match="cannot read nodes of the whole cluster") as error:
         plan("--cluster")
     assert "ClusterRole" in error.value.remedy
 
 
-def test_an_api_server_in_trouble_is_told(answers):
+def test_api_server_error_is_reported(answers):
     answers.of[NODES] = 503
     with pytest.raises(Unreachable) as error:
         plan("--cluster")

@@ -62,13 +62,13 @@ def test_of_many_layers_some_are_run(monkeypatch):
     assert dry_run(deep, setting).total == pytest.approx(all_of_them.total, rel=1e-3)
 
 
-def test_a_model_that_cannot_be_built_is_told_with_a_remedy():
+def test_model_that_cannot_be_built_is_an_error_with_a_remedy():
     with pytest.raises(BadInput, match="dry run of this model fails") as told:
         dry_run({**LLAMA_1B, "hidden_size": 100, "num_attention_heads": 3}, CPU)
     assert "--formula" in told.value.remedy
 
 
-def test_where_the_dry_run_says_no_the_next_that_fits_is_taken(make_plan):
+def test_next_option_that_fits_is_used_if_the_dry_run_rejects_one(make_plan):
     job = make_plan("a100-40").job
     by_formula, asked = choose(job, options(job)), []
 

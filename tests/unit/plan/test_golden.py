@@ -26,12 +26,12 @@ LLAMA = "hub:meta-llama/Llama-3"
         ("70b-2x8xh100", "h100", 8, 2, f"{LLAMA}.1-70B"),
     ],
 )
-def test_the_text_is_the_golden_one(make_plan, name, gpu, per_node, nodes, base):
+def test_text_equals_the_golden_file(make_plan, name, gpu, per_node, nodes, base):
     plan = make_plan(gpu, per_node, nodes, model__base=base)
     assert render(plan) + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_a_6_gb_card_is_answered_as_it_needs(make_plan):
+def test_6_gb_card_gets_the_settings_it_needs(make_plan):
     plan = make_plan("rtx4050")
     chosen = {decision.field: decision.value for decision in plan.decisions}
     assert chosen["model.adapter.kind"] == "qlora"

@@ -38,18 +38,18 @@ def test_what_offloading_takes_is_compared_with_what_a_node_has(make_plan):
     short = whole(make_plan, hosts_with(int(need / 0.9) - 10))
     assert not short.works
     (problem,) = short.problems
-    assert f"a node needs {need / GB:.1f} GB of its own memory" in problem
-    assert f"of its {need / 0.9 / GB:.1f} GB {need / GB:.1f} can be counted on" in problem
+    assert f"a node needs {need / GB:.1f} GB of host memory" in problem
+    assert f"{need / GB:.1f} of its {need / 0.9 / GB:.1f} GB are usable" in problem
 
 
-def test_not_known_it_is_told_and_stands_in_no_ones_way(make_plan):
+def test_unknown_host_memory_is_reported_and_does_not_block_the_plan(make_plan):
     plan = whole(make_plan, None)
     assert plan.works
     assert re.search(r"on the host +\d+\.\d\d\n", render(plan))
     assert plan.as_data()["hardware"]["host_memory"] is None
 
 
-def test_known_it_is_told_of_a_node_too(make_plan):
+def test_known_host_memory_is_also_reported_per_node(make_plan):
     plan = whole(make_plan, hosts_with(2000 * GB))
     told = f"a node {plan.choice.memory.host * 8 / GB:.1f} of 2000.0"
     assert told in render(plan)
@@ -137,7 +137,7 @@ def test_more_than_the_cluster_has_is_a_problem_with_its_nearest(
     assert not plan.works
     (problem,) = plan.problems
     assert told in problem
-    assert f"; {nearest} is the nearest that works" in problem
+    assert f"; the nearest setting that works is {nearest}" in problem
     assert "do not fit, or are too few: " in render(plan)
     sizes = {"nodes": nodes, "nproc_per_node": per_node}
     for setting in nearest.split(", "):
@@ -149,10 +149,10 @@ def test_more_than_the_cluster_has_is_a_problem_with_its_nearest(
     assert fewer.works
 
 
-def test_where_no_fewer_suffice_it_is_said(make_plan):
+def test_plan_says_if_no_smaller_number_works(make_plan):
     hosts = cluster(("H100", 1, 100 * GB))
     plan = whole(make_plan, hosts, 2)
-    assert "on no fewer of these does it work" in plan.problems[0]
+    assert "no smaller number works" in plan.problems[0]
 
 
 def test_remedies_take_no_gpu_that_the_cluster_lacks(make_plan):

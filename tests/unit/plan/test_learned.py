@@ -97,7 +97,7 @@ def test_the_users_own_batch_stays_and_is_called_a_bound(make_plan, learn):
     assert plan.choice.batch.micro_batch_size == 2
 
 
-def test_it_says_nothing_of_other_trainings(make_plan, learn, configure):
+def test_it_says_nothing_about_other_runs(make_plan, learn, configure):
     plain = make_plan("h100", **FIELDS).choice
     learn(2, data__sequence_length=512)
     learn(2, model__adapter__kind="lora")
@@ -110,13 +110,13 @@ def test_it_says_nothing_of_other_trainings(make_plan, learn, configure):
     assert offers["H100"].endswith("2 x 16"), "of the GPUs that it was not asked for too"
 
 
-def test_a_run_of_the_configuration_as_it_stands_is_told_of(make_plan, configure):
+def test_learned_limit_of_the_configuration_as_written_is_reported(make_plan, configure):
     """That run trains in 32 bits, but the plan is for 16 bits."""
     base = {"model__base": FIELDS["model__base"]}
     sizing_of(configure(**base)).remember(History(decisions=[smaller(2)]))
     plan = make_plan("h100", **base)
     assert not plan.choice.learned
-    assert "begins with micro-batch 2 at most" in plan.remarks[0]
+    assert "starts with a micro-batch of at most 2" in plan.remarks[0]
     assert not make_plan("h100", **FIELDS).remarks
 
 

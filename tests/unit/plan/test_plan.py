@@ -102,9 +102,9 @@ def test_a_rate_outside_the_rule_stays_and_is_remarked(make_plan):
     assert "warmup_steps = 0.3 is outside" in told
 
 
-def test_a_run_on_a_cpu_is_told_that_the_plan_is_for_a_gpu(make_plan):
+def test_cpu_run_sees_that_the_plan_is_for_a_gpu(make_plan):
     plan = make_plan("t4", model__base=SMALL, compute__device="cpu")
-    assert "compute.device = cpu stays" in plan.remarks[0]
+    assert "compute.device = cpu is unchanged" in plan.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_adapters_have_the_rules_defaults(make_plan):
     assert 0.05 <= found["model.adapter.dropout"] <= 0.1
 
 
-def test_where_nothing_fits_gpus_that_cannot_do_it_at_all_are_passed_over(make_plan):
+def test_gpus_that_cannot_run_it_are_skipped_if_nothing_fits(make_plan):
     """A T4 trains in float16, which does not support sharding."""
     plan = make_plan("rtx4050", 2, compute__strategy="zero2")
     assert not plan.works
     assert plan.remedies
-    with pytest.raises(BadInput, match="T4 has no bfloat16, and float16 knows no shards"):
+    with pytest.raises(BadInput, match="T4 has no bfloat16, and float16 does not support sharding"):
         make_plan("t4", 2, compute__strategy="zero2")
 
 
@@ -153,7 +153,10 @@ def test_sixteen_bits_are_those_that_the_gpu_has(make_plan, gpu, field):
 def test_bfloat16_that_the_gpu_lacks_is_a_problem_with_its_nearest(make_plan):
     plan = make_plan("t4", model__base=SMALL, training__bf16=True)
     assert not plan.works
-    assert "T4 has no bfloat16; training.fp16=true is the nearest" in plan.problems[0]
+    assert (
+        "T4 has no bfloat16; the nearest setting that works is training.fp16=true"
+        in plan.problems[0]
+    )
 
 
 def test_full_precision_is_left_where_the_user_wants_it(make_plan):
@@ -163,14 +166,14 @@ def test_full_precision_is_left_where_the_user_wants_it(make_plan):
     assert faster.offer.tokens_per_second.low > plan.offer.tokens_per_second.low
 
 
-def test_a_batch_that_is_too_large_is_told_with_what_fits(make_plan):
+def test_batch_that_is_too_large_is_reported_with_what_fits(make_plan):
     plan = make_plan("rtx4090", training__micro_batch_size=32)
     assert not plan.works
     assert chosen(plan)["training.micro_batch_size"] == 32
     assert "training.micro_batch_size=" in plan.remedies[0]
 
 
-def test_a_strategy_that_is_too_large_is_told_with_one_that_fits(make_plan):
+def test_strategy_that_does_not_fit_is_reported_with_one_that_does(make_plan):
     fields = {"compute__strategy": "ddp", "model__adapter__kind": "none"}
     plan = make_plan("h100", 4, **fields)
     assert not plan.works
@@ -179,7 +182,7 @@ def test_a_strategy_that_is_too_large_is_told_with_one_that_fits(make_plan):
 
 def test_sequences_longer_than_the_model_takes_are_a_problem(make_plan):
     plan = make_plan("h100", model__base="hub:gpt2", data__sequence_length=2048)
-    assert "data.sequence_length=1024 is the nearest" in plan.problems[0]
+    assert "the nearest setting that works is data.sequence_length=1024" in plan.problems[0]
 
 
 def test_every_remedy_that_is_a_setting_works(make_plan):
@@ -244,7 +247,7 @@ def test_steps_come_from_the_prepared_data(configure):
     plan = plan_training(config, all_gpus(), find_gpu("h100"))
     assert plan.length.steps == 63
     assert plan.length.tokens == pytest.approx(63 * 32 * 700)
-    assert chosen(plan)["training.save_steps"] is None, "as often as pays, like in a run"
+    assert chosen(plan)["training.save_steps"] is None, "Young's interval, like in a run"
 
 
 def test_without_data_and_steps_time_is_not_known(make_plan):
@@ -270,14 +273,14 @@ def test_no_way_is_chosen_that_its_own_memory_forbids(make_plan):
         assert choose(plan.job, options(plan.job)) == plan.choice
 
 
-def test_the_policy_names_the_fewest_nodes_that_a_run_can_go_on_with(make_plan):
+def test_policy_names_the_fewest_nodes_a_run_can_continue_with(make_plan):
     two = make_plan("h100", 8, 2, model__base=f"{LLAMA}.1-70B")
     assert [size.nodes for size in two.scaling if size.offer] == [1, 2, 4]
-    assert "can go on with 1 (recovery.min_nodes=1)" in render(two)
+    assert "it can continue with 1 (recovery.min_nodes=1)" in render(two)
     speeds = [size.offer.tokens_per_second.middle for size in two.scaling]
     assert speeds == sorted(speeds)
     none = make_plan("t4", 8, 2, model__base=f"{LLAMA}.1-70B")
-    assert "on none of these numbers does it work" in render(none)
+    assert "none of these sizes works" in render(none)
 
 
 def test_programs_get_json(make_plan):
@@ -314,7 +317,7 @@ def test_where_torch_is_installed_the_command_runs_dry():
     assert "--formula leaves it out" in done.stderr
 
 
-def test_the_command_tells_by_its_status_that_it_cannot_work():
+def test_exit_status_shows_that_the_plan_does_not_work():
     base = "model.base=hub:meta-llama/Llama-3.1-8B"
     done = command("chat", "--gpu", "rtx4050", "--set", base, "--json", "--formula")
     assert done.returncode == 1

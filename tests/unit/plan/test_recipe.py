@@ -25,7 +25,7 @@ def test_a_run_that_was_handed_over_as_text_decides_alike(make_plan):
     assert recipe_of_run(load(config.to_yaml()), 7) == recipe_of_run(config, 7)
 
 
-def test_what_the_user_has_set_is_told_as_such(configure):
+def test_decision_names_what_the_user_has_set(configure):
     config = configure(training__learning_rate=3e-3, model__adapter={"kind": "lora", "rank": 8})
     found = {item.field: item for item in recipe_of_run(config, 10**10)}
     yours = {field for field, item in found.items() if item.yours}

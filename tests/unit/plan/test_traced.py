@@ -115,7 +115,7 @@ def test_between_the_traced_sizes_memory_is_on_a_line():
     [
         ({"model_type": "nosuch"}, 0, "model_type = 'nosuch': Transformers .* no such architect"),
         ({"model_type": "vit"}, 0, "'vit': Transformers .* has no causal language model"),
-        ({**NEOX, "num_hidden_layers": 10**6}, 0, "num_hidden_layers = 1,000,000: a plan takes"),
+        ({**NEOX, "num_hidden_layers": 10**6}, 0, "num_hidden_layers = 1,000,000: a plan supports"),
         ({**NEOX, "hidden_size": 97}, 0, "'gpt_neox': .* cannot be traced"),
         ({"model_type": "clip"}, 2, "'clip': Transformers .* has no sequence classification"),
     ],

@@ -46,8 +46,8 @@ def kept_quarantine(config: Any, error: SteadytrainError) -> list[str]:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("nowhere/at-all.jsonl", "no file lies there"),
-        ("nowhere/*.jsonl", "no file lies there"),
+        ("nowhere/at-all.jsonl", "no file found there"),
+        ("nowhere/*.jsonl", "no file found there"),
         ("package:no_such_package", "no Python package"),
         ("hub:no/such?colour=red", "unknown option colour"),
         ("hub:no/such:name:at:all", "cannot be loaded"),
@@ -61,7 +61,7 @@ def test_missing_source(configure: Any, address: str, message: str) -> None:
 
 def test_folder_without_readable_files(tmp_path: Path, configure: Any) -> None:
     (tmp_path / "folder").mkdir()
-    assert "no file lies there" in refused(configure(tmp_path / "folder")).message
+    assert "no file found there" in refused(configure(tmp_path / "folder")).message
     (tmp_path / "folder" / "picture.png").write_bytes(b"x")
     assert "has a suffix that is read" in refused(configure(tmp_path / "folder")).message
     everything = configure(tmp_path / "folder", exclude=["*"])
@@ -121,7 +121,7 @@ def test_wrong_column(
     path = write_jsonl(tmp_path / "x.jsonl", [{**row, "note": 1} for row in texts(20)])
     error = refused(configure(path, columns=columns, max_bad_share=1.0), DataError)
     assert message in error.message
-    assert "the columns that exist are note, text" in error.message
+    assert "the existing columns are note, text" in error.message
 
 
 def test_wrong_column_is_found_early(tmp_path: Path, configure: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_task_of_ones_own(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
     error = refused(configure(path, task="mine:Task"))
     assert "mine:Task" in error.message
-    assert "come prepared" in error.remedy
+    assert "prepare the data yourself" in error.remedy
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def test_a_saved_data_set_with_an_offset_outside_its_buffer_is_refused(tmp_path:
 def test_a_trainer_refuses_a_damaged_shard(tmp_path: Path) -> None:
     write_offset_outside(tmp_path / "shard.arrow", pa.ipc.new_file)
     rows = Rows([tmp_path / "shard.arrow"])
-    with pytest.raises(DataError, match=r"shard\.arrow is not a whole Arrow file"):
+    with pytest.raises(DataError, match=r"shard\.arrow is not a complete Arrow file"):
         rows[1]
     content = (tmp_path / "shard.arrow").read_bytes()
     for size in (0, 5, len(content) // 2, len(content) - 1):
         (tmp_path / "shard.arrow").write_bytes(content[:size])
-        with pytest.raises(DataError, match=r"shard\.arrow is not a whole Arrow file"):
+        with pytest.raises(DataError, match=r"shard\.arrow is not a complete Arrow file"):
             Rows([tmp_path / "shard.arrow"])
 
 

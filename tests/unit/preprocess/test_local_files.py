@@ -74,7 +74,7 @@ def link_to(target: str) -> Callable[[Path], None]:
     ],
 )
 @pytest.mark.parametrize("place", ["x.txt", "sub/x.txt"])
-def test_what_is_no_data_of_the_folder_is_left_out(
+def test_files_that_are_not_data_are_skipped(
     folder: Path, make: Any, what: str, place: str
 ) -> None:
     make(folder / place)
@@ -142,7 +142,7 @@ def test_the_kernels_files_are_refused_by_name(folder: Path, address: str) -> No
     (folder / "to-environ").symlink_to("/proc/self/environ")
     (folder / "to-proc").symlink_to("/proc/self")
     (folder / "to-null").symlink_to("/dev/null")
-    with pytest.raises(BadInput, match="is no data"):
+    with pytest.raises(BadInput, match="steadytrain reads no pipes"):
         found(address.format(folder=folder))
 
 
@@ -177,7 +177,7 @@ def test_a_descriptor_is_not_leaked(folder: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_data_card_tells_how_many_and_the_count_is_part_of_the_key(
+def test_data_card_shows_the_count_and_the_key_contains_it(
     tmp_path: Path, configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CANARY", "sekret-canary-value")

@@ -46,7 +46,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
         rows(tmp_path / "a.jsonl.gz", tmp_path)
 
 
-def test_a_file_whose_name_is_no_text_is_read(tmp_path: Path, configure: Any) -> None:
+def test_file_whose_name_is_not_valid_utf8_is_read(tmp_path: Path, configure: Any) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe.jsonl")).write_text(
@@ -64,9 +64,9 @@ def test_messages_nested_without_end_are_a_defect() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["[z-a]", "[!]", "a[!]x"])
-def test_what_is_no_pattern_is_refused_by_field(tmp_path: Path, pattern: str) -> None:
+def test_invalid_pattern_is_an_error_that_names_the_field(tmp_path: Path, pattern: str) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(1))
-    with pytest.raises(BadInput, match=r"data\.exclude = .* is no pattern") as caught:
+    with pytest.raises(BadInput, match=r"data\.exclude = .* is not a valid pattern") as caught:
         find_files(str(tmp_path), [pattern])
     assert repr(pattern) in caught.value.message
 
@@ -79,7 +79,7 @@ def test_odd_patterns_cost_no_more_than_others(tmp_path: Path, pattern: str) -> 
 
 
 @pytest.mark.parametrize("field", ["text", "other"])
-def test_a_json_field_that_stands_twice_is_a_defect(tmp_path: Path, field: str) -> None:
+def test_duplicate_json_field_is_a_defect(tmp_path: Path, field: str) -> None:
     twice = f'{{"text": "a", "{field}": 1, "{field}": 2}}'
     for name in ("a.jsonl", "a.json"):
         (tmp_path / name).write_text(f'{{"text": "b"}}\n{twice}\n{{"text": "c"}}\n')
@@ -88,7 +88,7 @@ def test_a_json_field_that_stands_twice_is_a_defect(tmp_path: Path, field: str) 
         assert isinstance(defect, Defect)
         assert (defect.reason, defect.detail) == (
             "bad_format",
-            f"the field {field!r} stands twice",
+            f"the field {field!r} appears twice",
         )
 
 
@@ -102,7 +102,7 @@ def test_a_message_with_two_contents_is_a_defect(tmp_path: Path) -> None:
             check(one, data)
 
 
-def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_column_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,text\na,b\n")
     column = pa.array(["a"])
     table = pa.Table.from_arrays([column, column], names=["text", "text"])
@@ -110,13 +110,13 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as out:
         out.write_table(table)
     for name in ("a.csv", "a.parquet", "a.arrow"):
-        with pytest.raises(DataError, match=f"{name}: the column 'text' stands twice"):
+        with pytest.raises(DataError, match=f"{name}: the column 'text' appears twice"):
             rows(tmp_path / name, tmp_path)
     (tmp_path / "b.csv").write_text("text,,\na,,\n")
     assert rows(tmp_path / "b.csv", tmp_path) == [{"text": "a", "": ""}]
 
 
-def test_labels_that_look_alike_are_told(tmp_path: Path, configure: Any) -> None:
+def test_labels_that_look_alike_are_reported(tmp_path: Path, configure: Any) -> None:
     labels = ["pos", "Pos", "pos ", "neg", "neg\u00a0", " neg", "other"]
     data = [{"text": sentence(seed), "label": labels[seed % 7]} for seed in range(140)]
     config = configure(write_jsonl(tmp_path / "a.jsonl", data), task="sequence_classification")

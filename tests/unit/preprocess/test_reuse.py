@@ -89,7 +89,7 @@ def test_damaged_data_are_prepared_again(
         {"model": {"config": {"model_type": "gpt2"}, "vocab_size": 350}},
     ],
 )
-def test_what_touches_the_data_makes_them_anew(
+def test_change_that_affects_the_data_prepares_them_again(
     path: Path, configure: Any, change: dict[str, Any]
 ) -> None:
     before = run(configure(path))
@@ -98,7 +98,7 @@ def test_what_touches_the_data_makes_them_anew(
     assert run(after).fingerprint != before.fingerprint
 
 
-def test_new_content_makes_them_anew(path: Path, configure: Any) -> None:
+def test_new_content_prepares_the_data_again(path: Path, configure: Any) -> None:
     assert not reused(configure(path, run_name="one"))
     write_jsonl(path, texts(61))
     assert not reused(configure(path, run_name="one"))

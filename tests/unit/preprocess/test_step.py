@@ -66,7 +66,7 @@ def test_its_profile_is_what_retraining_finds_in_the_same_data(
     assert sum(map(sum, prepared.profile.lengths)) == pytest.approx(1_000_000, abs=50)
 
 
-def test_progress_is_told(prepared: DataRecord) -> None:
+def test_progress_is_reported(prepared: DataRecord) -> None:
     events = read_events(next((Path(prepared.folder).parents[1] / "runs").iterdir()) / "events")
     work = {getattr(event, "work", "") for event in events}
     assert {"reading", "finding duplicates", "training the tokenizer", "encoding"} <= work

@@ -51,14 +51,14 @@ def rejected(trained):
 
 @pytest.mark.parametrize("alias", ["champion", "Champion", "CHAMPION"])
 def test_a_candidate_is_never_named_champion(alias):
-    with pytest.raises(ValueError, match="only the gate gives"):
+    with pytest.raises(ValueError, match="only the gate sets"):
         RegistryConfig(candidate_alias=alias)
-    with pytest.raises(ValueError, match="only the gate gives"):
+    with pytest.raises(ValueError, match="only the gate sets"):
         RegistryConfig(candidate_alias=alias, champion_alias="production")
 
 
 def test_candidate_and_champion_differ_by_more_than_case():
-    with pytest.raises(ValueError, match="only the gate gives"):
+    with pytest.raises(ValueError, match="only the gate sets"):
         RegistryConfig(candidate_alias="PROD", champion_alias="prod")
     with pytest.raises(ValueError, match="may have rejected"):
         RegistryConfig(candidate_alias="new", champion_alias="Candidate")
@@ -227,7 +227,7 @@ def test_a_decision_that_is_taken_again_is_about_what_was_evaluated(trained):
     register(config)
     whole(trained("between", 0.5))
     trained("first", 0.2)
-    with pytest.raises(BadInput, match="evaluation of another model"):
+    with pytest.raises(BadInput, match="evaluates a different model"):
         promote(config)
     assert holder(config) == "2"
 
@@ -238,7 +238,7 @@ def test_weights_that_were_exchanged_in_their_folder_go_no_further(trained, step
     if step is register:
         evaluate(config)
     (Workspace.of(config).model / "model.safetensors").write_text("others")
-    with pytest.raises(BadInput, match="not those that the training left"):
+    with pytest.raises(BadInput, match="not those that the train step wrote"):
         step(config)
     assert holder(config, "candidate") is None
 
@@ -258,7 +258,7 @@ def test_another_champion_of_the_same_number_is_met(trained):
     assert holder(config) == "1"
 
 
-def test_the_registry_gives_the_alias_only_for_what_the_gate_let_through(rejected, trained):
+def test_registry_sets_the_alias_only_for_a_model_that_passed_the_gate(rejected, trained):
     registry = Registry(rejected, Workspace.of(rejected))
     gate = GateRecord.load(Workspace.of(rejected).record("gate"))
     with registry.locked() as check:
@@ -266,7 +266,7 @@ def test_the_registry_gives_the_alias_only_for_what_the_gate_let_through(rejecte
             for decision in (gate, gate.model_copy(update={"promoted": True})):
                 if version.number == "2" and decision.promoted:
                     continue  # Such a record cannot be loaded from a file: see above.
-                with pytest.raises(SteadytrainError, match="not what the gate let through"):
+                with pytest.raises(SteadytrainError, match="not the model that passed the gate"):
                     registry.name_champion(version, decision, check)
     assert holder(rejected) == "1"
 

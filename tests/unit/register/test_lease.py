@@ -122,7 +122,7 @@ def test_a_living_holder_on_s3_is_waited_for(bucket):
         pass
 
 
-def test_whoever_is_too_slow_on_s3_is_told_before_the_act(bucket):
+def test_slow_holder_on_s3_is_stopped_before_it_acts(bucket):
     with lease(bucket, "x", expiry_seconds=0.05) as check:
         time.sleep(0.06)
         with pytest.raises(StorageError, match="over"):

@@ -50,7 +50,7 @@ def test_the_evaluation_leaves_records_scores_and_a_page(trained):
     assert "http" not in page
 
 
-def test_a_version_tells_what_its_data_are_like(trained):
+def test_version_records_its_data_statistics(trained):
     profile = DataProfile(lengths=[[4], [6]], labels=[[5], [5]], words=[[7], [3]])
     config = trained("first", 0.8, {"profile": profile})
     whole(config)
@@ -73,7 +73,7 @@ def test_the_evaluation_is_used_again_and_what_made_it_champion_stands(trained):
     assert [e.reused for e in finished if e.stage == "evaluate"] == [False, True]
 
 
-def test_a_damaged_decision_is_decided_anew_and_the_champion_stays(trained):
+def test_damaged_decision_is_decided_again_and_the_champion_stays(trained):
     config = trained("first", 0.8)
     whole(config)
     workspace = Workspace.of(config)
@@ -81,7 +81,7 @@ def test_a_damaged_decision_is_decided_anew_and_the_champion_stays(trained):
     place.write_bytes(place.read_bytes()[:100])
     _, gate = evaluate(config)
     assert not gate.promoted
-    assert "is this very model" in gate.reason
+    assert "is this same model" in gate.reason
     warned = [event.message for event in read_events(workspace.events) if event.name == "warned"]
     assert f"{place} cannot be read" in warned[-1]
     assert Registry(config, workspace).champion().number == "1"
@@ -92,10 +92,10 @@ def test_the_same_weights_of_another_run_do_not_beat_themselves(trained):
     assert whole(trained("first", 0.8))[0].promoted
     gate, _ = whole(trained("second", 0.8))
     assert not gate.promoted
-    assert "is this very model" in gate.reason
+    assert "is this same model" in gate.reason
 
 
-def test_a_run_that_was_beaten_meanwhile_is_judged_anew(trained):
+def test_run_that_was_beaten_meanwhile_is_evaluated_again(trained):
     config = trained("first", 0.6)
     assert whole(config)[0].promoted
     assert whole(trained("second", 0.9))[0].promoted
@@ -104,7 +104,7 @@ def test_a_run_that_was_beaten_meanwhile_is_judged_anew(trained):
     assert gate.champion_version == "2"
 
 
-def test_other_weights_are_evaluated_anew(trained):
+def test_changed_weights_are_evaluated_again(trained):
     first, _ = evaluate(trained("first", 0.8))
     second, _ = evaluate(trained("first", 0.6))
     assert second.metrics["accuracy"].value < first.metrics["accuracy"].value
@@ -171,7 +171,7 @@ def test_a_model_that_is_no_better_is_registered_and_not_promoted(trained):
         ({"labels": ["triangle", "circle", "square"]}, "has other labels"),
     ],
 )
-def test_what_is_not_comparable_is_not_promoted(trained, changes, reason):
+def test_incomparable_model_is_not_promoted(trained, changes, reason):
     whole(trained("first", 0.3))
     second = trained("second", 0.9, changes)
     gate, _ = whole(second)
@@ -187,7 +187,7 @@ def test_a_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
         path.unlink()
     gate, _ = whole(trained("second", 0.9))
     assert not gate.promoted
-    assert "version 1, does not load or score" in gate.reason
+    assert "version 1, cannot be loaded or scored" in gate.reason
 
 
 def test_a_champion_of_unknown_origin_is_not_replaced(trained):
@@ -197,10 +197,10 @@ def test_a_champion_of_unknown_origin_is_not_replaced(trained):
     registry.tracking.client.delete_model_version_tag("shapes", "1", "steadytrain.split_digest")
     gate, _ = whole(trained("second", 0.9))
     assert not gate.promoted
-    assert "does not tell its split digest" in gate.reason
+    assert "does not record its split digest" in gate.reason
 
 
-def test_a_version_tells_where_it_comes_from_and_is_served(trained):
+def test_version_records_its_origin_and_is_served(trained):
     config = trained("first", 0.8)
     evaluate(config)
     record = register(config)
@@ -240,7 +240,7 @@ def test_promoting_twice_changes_nothing(trained):
     assert champion(config) == "1"
 
 
-def test_a_run_that_is_trained_anew_has_a_new_version(trained):
+def test_run_that_is_trained_again_has_a_new_version(trained):
     config = trained("first", 0.6)
     whole(config)
     trained("first", 0.9)

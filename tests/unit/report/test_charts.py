@@ -53,7 +53,7 @@ def validated(attempt: int, step: int) -> Validated:
     return Validated(attempt=attempt, step=step, epoch=0, metrics={}, best=False)
 
 
-def test_steps_taken_anew_replace_what_was_told_of_them() -> None:
+def test_repeated_steps_replace_their_earlier_values() -> None:
     events = [validated(1, step) for step in (1, 2, 3, 4)] + [validated(2, 3), validated(2, 4)]
     assert [(event.attempt, event.step) for event in standing(events)] == [
         (1, 1),

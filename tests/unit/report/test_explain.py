@@ -37,7 +37,7 @@ def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
     fail(bare, 2, 100, 230, "host_oom, 1 of at most 3; nothing changes")
     bare.attempt(3, first=200, last=400, max_steps=400)
     lines = explain(bare.workspace, running=True)
-    assert lines[0] == "stdlib-lm-1 is at work."
+    assert lines[0] == "stdlib-lm-1 is running."
     assert "3 attempts: 2 host_oom, 1 finished" in lines
     assert (
         "attempt 1 failed at step 170 (rank 1 was killed); retry changed from step 100: "
@@ -48,7 +48,7 @@ def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
         "host_oom, 1 of at most 3; nothing changes"
     ) in lines
     assert any("newest checkpoint at step 400 of 400" in line for line in lines)
-    assert lines[-1].startswith("next: nothing, it recovers by itself; `steadytrain stop")
+    assert lines[-1].startswith("next: nothing: the run recovers by itself; `steadytrain stop")
     page = render(gather(bare.workspace))
     assert "retry changed: host_oom: 8 x 1 becomes 4 x 2" in page
     assert "give it more memory" not in page, "that is for where it stops"
@@ -58,7 +58,7 @@ def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
     bare.start_run("train")
     for number in range(1, 13):
         fail(bare, number, 0, 50, "again" if number < 12 else "x" * 999, "retry")
-    bare.fail("train", "TrainingFailed", "first line\nsecond line", "mend it\nor not")
+    bare.fail("train", "TrainingFailed", "first line\nsecond line", "fix it\nor not")
     lines = explain(bare.workspace)
     assert len(lines) == 10
     assert all(line and "\n" not in line and len(line) <= 300 for line in lines)
@@ -66,10 +66,10 @@ def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
     assert "(8 earlier recoveries)" in lines
     assert any(line.startswith("no checkpoint yet") for line in lines)
     assert lines[-1].startswith("next: `steadytrain resume stdlib-lm-1 --output")
-    assert lines[-1].endswith("`, once this is done: mend it or not")
+    assert lines[-1].endswith("`, after this fix: fix it or not")
 
 
-def test_a_dead_supervisor_is_told_where_its_successor_went_on(bare: Any) -> None:
+def test_dead_supervisor_is_reported_with_the_step_its_successor_continued_from(bare: Any) -> None:
     bare.start_run("train")
     bare.attempt(
         1,
@@ -83,12 +83,12 @@ def test_a_dead_supervisor_is_told_where_its_successor_went_on(bare: Any) -> Non
     bare.fail("train", "KeyboardInterrupt", "stopped")
     lines = explain(bare.workspace)
     assert lines[0] == "stdlib-lm was stopped in train, at training step 150."
-    assert any("a new supervisor goes on from step 100" in line for line in lines)
+    assert any("a new supervisor continues from step 100" in line for line in lines)
     assert lines[-1].startswith("next: ")
     assert "`steadytrain resume stdlib-lm-1 --output" in lines[-1]
 
 
-def test_a_finished_run_and_one_that_has_not_begun(language_model: Any, make_config: Any) -> None:
+def test_finished_run_and_one_that_has_not_started(language_model: Any, make_config: Any) -> None:
     lines = explain(language_model.workspace)
     assert lines[0].endswith("the new champion.")
     assert any("goodput" in line for line in lines)

@@ -71,7 +71,7 @@ def never_told(workspace: Any) -> bool:
     return files != [] and not any(SECRET.encode() in path.read_bytes() for path in files)
 
 
-def test_a_failure_is_told_once(failed: Any, listener: Any) -> None:
+def test_failure_is_reported_once(failed: Any, listener: Any) -> None:
     told = listener()
     notify(failed.workspace)
     notify(failed.workspace)
@@ -93,7 +93,7 @@ def test_a_failure_is_told_once(failed: Any, listener: Any) -> None:
     assert len(told) == 2, "a second failure is news"
 
 
-def test_a_promotion_is_told_once(language_model: Any, listener: Any) -> None:
+def test_promotion_is_reported_once(language_model: Any, listener: Any) -> None:
     told = listener()
     notify(language_model.workspace)
     language_model.start_run("report")
@@ -105,7 +105,7 @@ def test_a_promotion_is_told_once(language_model: Any, listener: Any) -> None:
     assert "stage" not in message
 
 
-def test_what_is_no_news_is_not_told(classifier: Any, bare: Any, listener: Any) -> None:
+def test_unchanged_state_is_not_sent_again(classifier: Any, bare: Any, listener: Any) -> None:
     told = listener()
     notify(classifier.workspace)
     bare.start_run("train")
@@ -114,7 +114,7 @@ def test_what_is_no_news_is_not_told(classifier: Any, bare: Any, listener: Any) 
     assert told == []
 
 
-def test_a_step_that_was_killed_is_told(bare: Any, listener: Any) -> None:
+def test_killed_step_is_reported(bare: Any, listener: Any) -> None:
     told = listener()
     bare.start_run("train")
     notify(bare.workspace)
@@ -129,7 +129,7 @@ def test_one_that_answers_500_is_a_warning_and_is_tried_at_the_next_report(
     notify(failed.workspace)
     (warning,) = warnings(failed.workspace)
     assert "STEADYTRAIN_WEBHOOK_URL" in warning
-    assert "it answered 500" in warning
+    assert "it returned 500" in warning
     assert never_told(failed.workspace)
     notify(failed.workspace)
     assert len(told) == 2
@@ -158,7 +158,7 @@ def test_one_that_hangs_is_left_behind(
     ("address", "told"),
     [
         (f"http://127.0.0.1:1/{SECRET}", "Connection refused"),
-        (f"file:///etc/{SECRET}", "none of http or https"),
+        (f"file:///etc/{SECRET}", "not http or https"),
         (f"http://[{SECRET}", "ValueError"),
         (f"http://host with space/{SECRET}", "InvalidURL"),
         (f"http://127.0.0.1:{SECRET}/", "InvalidURL"),
@@ -186,4 +186,4 @@ def test_the_exit_handler_calls_it_after_the_page(
     report(parameters={"config": config.to_yaml(), "overrides": {}, "job": ""}, page=page)
     assert "failed in train" in (tmp_path / "page.html").read_text()
     assert [message["event"] for message in told] == ["failed"]
-    assert any("it answered 500" in text for text in warnings(failed.workspace))
+    assert any("it returned 500" in text for text in warnings(failed.workspace))

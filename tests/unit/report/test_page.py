@@ -168,7 +168,7 @@ def test_classifier_that_is_not_promoted(classifier: Any) -> None:
     assert "expected calibration error 0.0312" in evaluation
     assert "Precision and recall: " in evaluation
     charts = [svg.get("aria-label") or "" for svg in page.named("svg")]
-    assert any("95.0% sure, 97.0% right (400 examples)" in label for label in charts)
+    assert any("95.0% confidence, 97.0% correct (400 examples)" in label for label in charts)
 
 
 def test_many_classes_are_listed_not_drawn(language_model: Any) -> None:
@@ -223,16 +223,16 @@ def test_long_run_stays_small(long_run: Any) -> None:
 
 def test_what_is_missing_is_said(bare: Any) -> None:
     page = Page(bare.workspace)
-    assert "has not begun a step" in page.top
+    assert "has not started a step" in page.top
     for section, text in {
-        "steps": "No step has begun",
+        "steps": "No step has started",
         "data": "not been prepared",
         "training": "No training step",
         "attempts": "not been attempted",
         "environment": "did not say",
     }.items():
         assert text in page.sections[section]
-    assert summary(bare.workspace) == [f"Run {bare.workspace.run_id} has not begun a step."]
+    assert summary(bare.workspace) == [f"Run {bare.workspace.run_id} has not started a step."]
 
 
 def test_what_cannot_be_read_is_said(language_model: Any) -> None:

@@ -81,16 +81,16 @@ def test_the_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
     assert first["run_id"] in second["description"]
 
 
-def test_the_page_tells_of_it(kfp, lost):
+def test_page_shows_it(kfp, lost):
     written, run = lost
     page = report(written.config, run["run_id"]).read_text()
     new = kfp.all("runs")[-1]["run_id"]
     assert outcome(gather(written.workspace)).state == "resubmitted"
-    assert f"lost train. It was submitted again, as run {new}" in page
+    assert f"lost train. It was resubmitted as Kubeflow Pipelines run {new}" in page
 
     written.clock = datetime.now(UTC).timestamp() + 1
     written.again()
-    assert outcome(gather(written.workspace)).state == "unfinished", "the new run is at work"
+    assert outcome(gather(written.workspace)).state == "unfinished", "the new run is active"
 
 
 def test_an_asterisk_stands_for_the_run_that_goes_on(kfp, lost):
@@ -188,7 +188,7 @@ def test_whether_it_was_terminated_must_be_known(api, kfp, lost, monkeypatch):
     monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
     api.away = True
     told = again(lost)
-    assert "not submitted again: the cluster's API server" in told.message
+    assert "not resubmitted: the cluster's API server" in told.message
     assert len(kfp.all("runs")) == 1
 
 
@@ -205,7 +205,7 @@ def test_a_step_that_was_asked_to_leave_is_lost_too(kfp, lost):
     assert isinstance(again(lost), Resubmitted)
 
 
-def test_what_is_at_work_elsewhere_is_left_alone(kfp, lost):
+def test_run_that_is_active_elsewhere_is_not_resubmitted(kfp, lost):
     written, _ = lost
     lease = LocalStorage(written.workspace.lease)
     with hold(lease, run_id=written.workspace.run_id, seconds=60):
@@ -239,19 +239,19 @@ def test_an_answer_that_is_lost_starts_no_second_run(kfp, lost, monkeypatch):
     assert told.kfp_run == second["run_id"]
 
 
-def test_a_server_that_refuses_is_told(kfp, lost, monkeypatch):
+def test_server_that_rejects_a_request_is_reported(kfp, lost, monkeypatch):
     monkeypatch.setattr(patience, "DENIED_SECONDS", 0.0)
     kfp.token = "somebody-elses"
     told = again(lost)
     assert isinstance(told, Warned)
-    assert "not submitted again" in told.message
+    assert "not resubmitted" in told.message
     assert "401" in told.message
     page = report(lost[0].config, lost[1]["run_id"]).read_text()
-    assert "not submitted again" in page
+    assert "not resubmitted" in page
 
 
 @pytest.mark.parametrize("off", ["by the configuration", "outside of a cluster", "by hand"])
-def test_where_it_is_not_wanted_nobody_is_asked(kfp, lost, monkeypatch, off):
+def test_no_server_is_asked_if_it_is_off(kfp, lost, monkeypatch, off):
     written, run = lost
     before, job = len(kfp.requests), run["run_id"]
     if off == "by the configuration":

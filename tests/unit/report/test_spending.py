@@ -95,7 +95,7 @@ def test_no_attempt_no_timeline() -> None:
     assert timeline([], []) == ""
 
 
-def test_page_and_terminal_tell_the_same_times(language_model: Any) -> None:
+def test_page_and_terminal_show_the_same_times(language_model: Any) -> None:
     facts = gather(language_model.workspace)
     times = Times.of(facts.spans)
     assert 0.5 < times.goodput < 1
@@ -119,7 +119,7 @@ def test_cost_comes_from_the_price_of_an_hour(make_config: Any, bare: Any) -> No
     found = Spending.of(gather(bare.workspace))
     held = found.times.wall - found.times.waiting
     assert found.metrics()["cost_usd"] == pytest.approx(held / 100)
-    assert f"cost: {held / 100:,.2f} USD at 36.00 USD an hour" in "\n".join(found.lines())
+    assert f"cost: {held / 100:,.2f} USD at 36.00 USD per hour" in "\n".join(found.lines())
 
 
 def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_ledger_of_another_version_is_said_and_the_page_written(bare: Any) -> 
 
 
 @pytest.mark.parametrize("price", ["a lot", True])
-def test_a_price_that_is_none_is_not_known(bare: Any, price: object) -> None:
+def test_missing_price_is_unknown(bare: Any, price: object) -> None:
     facts = gather(bare.workspace)
     facts.config = {"compute": {"price_per_hour": price}}
     assert Spending.of(facts).cost.startswith("not known")

@@ -25,7 +25,7 @@ def test_a_step_at_work_or_killed(bare: Any) -> None:
     bare.start_run("preprocess")
     state, sentence = told(bare)
     assert state == "unfinished"
-    assert "preprocess is still at work, or was killed" in sentence
+    assert "preprocess is still running, or was killed" in sentence
 
 
 def test_stopped_on_request(bare: Any) -> None:
@@ -38,10 +38,10 @@ def test_stopped_on_request(bare: Any) -> None:
 
 def test_between_two_steps(bare: Any) -> None:
     bare.preprocess()
-    assert told(bare) == ("unfinished", "stdlib-lm has not gone on after preprocess.")
+    assert told(bare) == ("unfinished", "stdlib-lm has not continued after preprocess.")
 
 
-def test_failure_that_was_mended_is_past(bare: Any) -> None:
+def test_failure_that_was_fixed_is_not_reported(bare: Any) -> None:
     bare.preprocess()
     bare.start_run("train")
     bare.fail("train", "TrainingFailed", "out of memory")
@@ -90,7 +90,7 @@ def test_promoted_run_is_complete_only_when_the_alias_is_set(language_model: Any
     assert outcome(events).state == "unfinished"
 
 
-def test_report_does_not_tell_of_itself(language_model: Any) -> None:
+def test_report_does_not_list_itself(language_model: Any) -> None:
     before = told(language_model)
     language_model.clock += 5
     language_model.start_run("report")
@@ -114,7 +114,7 @@ def test_repeated_steps(language_model: Any) -> None:
     assert repeated_steps(tried) == 70 + 60
 
 
-def test_attempt_that_nobody_saw_end(bare: Any) -> None:
+def test_attempt_whose_end_was_not_recorded(bare: Any) -> None:
     bare.start_run("train")
     bare.attempt(1, last=40, max_steps=100)
     facts = gather(bare.workspace)

@@ -73,7 +73,7 @@ def test_a_redirect_is_not_followed(serve: Any, monkeypatch: Any, status: int) -
 
     outside = serve(redirect)
     told = called(monkeypatch, f"{outside.address}/{SECRET}")
-    assert told == f"it answered {status}: redirects are not followed"
+    assert told == f"it returned {status}: redirects are not followed"
     assert len(outside.came) == 1
     assert inside.came == []
 
@@ -91,7 +91,7 @@ def test_an_answer_without_end_is_not_read(serve: Any, monkeypatch: Any, status:
 
     server = serve(flood)
     began = time.monotonic()
-    assert called(monkeypatch, server.address) == ("" if status == 200 else "it answered 500")
+    assert called(monkeypatch, server.address) == ("" if status == 200 else "it returned 500")
     assert time.monotonic() - began < webhook.SECONDS
     time.sleep(0.3)
     assert len(sent) < 50, "the connection is closed"
@@ -120,7 +120,7 @@ def test_headers_without_end_are_a_failure(serve: Any, monkeypatch: Any) -> None
     ],
 )
 def test_only_http_and_https_are_called(monkeypatch: Any, address: str) -> None:
-    assert called(monkeypatch, address) == "the address is none of http or https"
+    assert called(monkeypatch, address) == "the address is not http or https"
 
 
 def test_the_scheme_may_be_in_capitals(serve: Any, monkeypatch: Any) -> None:
@@ -150,7 +150,7 @@ def failing(error: Exception) -> Any:
     ],
     ids=lambda error: type(getattr(error, "reason", error)).__name__,
 )
-def test_no_failure_tells_the_address(
+def test_no_failure_shows_the_address(
     monkeypatch: Any, capfd: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     monkeypatch.setattr(webhook, "_open", failing(error))
@@ -162,7 +162,7 @@ def test_no_failure_tells_the_address(
 
 
 @pytest.mark.parametrize("rest", [f":{SECRET}@127.0.0.1:9/", f"\n{SECRET}", f"[{SECRET}"])
-def test_an_address_that_is_broken_is_not_told(
+def test_broken_address_is_not_repeated(
     monkeypatch: Any, capfd: pytest.CaptureFixture[str], rest: str
 ) -> None:
     told = called(monkeypatch, f"http://me{rest}")
@@ -171,7 +171,7 @@ def test_an_address_that_is_broken_is_not_told(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nobody_who_listens_is_told(monkeypatch: Any) -> None:
+def test_webhook_without_a_listener_is_reported(monkeypatch: Any) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}/{SECRET}"

@@ -58,7 +58,7 @@ def test_a_sure_and_wrong_model_has_a_finite_loss(tokenizer):
 
 
 def test_a_label_that_the_model_does_not_have_is_named(tokenizer):
-    with pytest.raises(DataError, match="'poem' is none of code, prose"):
+    with pytest.raises(DataError, match="'poem' is not one of code, prose"):
         score(make_classifier(tokenizer, LABELS), tokenizer, records(["code", "poem"]))
 
 

@@ -35,7 +35,7 @@ def test_bytes_lose_nothing(text, tokenizer, bytes_tokenizer):
         assert lost_bytes(lossless, {"text": text}) == 0
 
 
-def test_a_chat_of_which_the_assistant_is_scored_loses_nothing(tokenizer):
+def test_scored_chat_loses_no_text(tokenizer):
     assert lost_bytes(tokenizer, {"messages": CHAT}) == 0
 
 

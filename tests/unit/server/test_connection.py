@@ -88,15 +88,15 @@ def certificate(tmp_path_factory):
 @pytest.mark.parametrize(
     ("answers", "words", "remedy"),
     [
-        ({}, "no API of Kubeflow Pipelines", "/apis/v2beta1"),
-        ({"/apis/v1beta1/healthz": data("{}")}, "of version 1", "upgrade"),
-        ({"/": page()}, "a page instead of data", "KFP_COOKIE"),
-        ({"/": page(302, {"Location": "/dex/auth"})}, "on to another address", "KFP_COOKIE"),
+        ({}, "no Kubeflow Pipelines API", "/apis/v2beta1"),
+        ({"/apis/v1beta1/healthz": data("{}")}, "a version 1", "upgrade"),
+        ({"/": page()}, "a web page instead of data", "KFP_COOKIE"),
+        ({"/": page(302, {"Location": "/dex/auth"})}, "to another address", "KFP_COOKIE"),
         ({"/": data('{"code":16,"message":"no"}', 401)}, "does not accept", "KFP_EXISTING_TOKEN"),
         ({"/": data('{"code":7,"message":"not for you"}', 403)}, "not for you", "--namespace"),
         ({"/": (403, "text/plain", "RBAC: access denied", {})}, "RBAC: access", "--namespace"),
-        ({"/": page(500)}, "fails: Internal Server Error", "log of the ml-pipeline pod"),
-        ({"/": data("{}", 418)}, "refuses: I'm a Teapot", "change what it names"),
+        ({"/": page(500)}, "failed: Internal Server Error", "log of the ml-pipeline pod"),
+        ({"/": data("{}", 418)}, "rejected the request: I'm a Teapot", "fix what it names"),
     ],
 )
 def test_an_answer_that_is_none_of_kfps(answers, words, remedy):
@@ -106,7 +106,7 @@ def test_an_answer_that_is_none_of_kfps(answers, words, remedy):
     assert "<html>" not in str(raised.value)
 
 
-def test_nobody_listens():
+def test_closed_port_is_an_error():
     with pytest.raises(ServerError, match="connection refused") as raised:
         connect(f"http://127.0.0.1:{unused_port()}")
     assert raised.value.passing
@@ -156,13 +156,13 @@ def test_tls_to_a_server_without_it():
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        ("", "no address"),
-        ("kubeflow.example", "no address of http"),
-        ("ftp://kubeflow.example", "no address of http"),
-        ("http://[", "no address of http"),
-        ("http://kubeflow.example:many", "no address of http"),
-        ("http://kubeflow.example:99999", "no address of http"),
-        ("https://me:hunter2@kubeflow.example", "holds a password"),
+        ("", "is missing"),
+        ("kubeflow.example", "not an http"),
+        ("ftp://kubeflow.example", "not an http"),
+        ("http://[", "not an http"),
+        ("http://kubeflow.example:many", "not an http"),
+        ("http://kubeflow.example:99999", "not an http"),
+        ("https://me:hunter2@kubeflow.example", "contains a password"),
     ],
 )
 def test_an_address_that_is_none(host, words):
@@ -194,7 +194,7 @@ def test_a_token_is_sent_and_a_wrong_one_refused(monkeypatch):
         assert connect(kfp.address)
 
 
-def test_the_clusters_token_is_read_anew_for_each_call(tmp_path, monkeypatch):
+def test_clusters_token_is_read_again_for_each_call(tmp_path, monkeypatch):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(path))
@@ -213,7 +213,7 @@ def test_a_creation_is_never_sent_twice(kfp):
     assert kfp.writes() == ["POST /apis/v2beta1/experiments"]
 
 
-def test_the_command_tells_it_in_two_lines(monkeypatch, capsys):
+def test_command_reports_it_in_two_lines(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["steadytrain", "submit", "causal-lm", "--set", "output=/x"])
     with pytest.raises(SystemExit) as raised:
         cli.main()

@@ -121,7 +121,7 @@ def test_each_time_is_a_run_of_its_own(kfp, apply):
     assert first.output == "/mnt/shared"
 
 
-def test_applied_again_nothing_is_written(kfp, apply):
+def test_second_apply_writes_nothing(kfp, apply):
     apply()
     kfp.requests.clear()
     assert apply() == {"bot": "keep", "classes": "keep"}
@@ -168,7 +168,7 @@ def test_one_that_left_the_file_is_deleted(kfp, apply):
     assert [item["display_name"] for item in kfp.all("recurringruns")] == ["bot"]
 
 
-def test_what_is_not_ours_is_never_touched(kfp, apply):
+def test_schedules_of_others_are_never_changed(kfp, apply):
     apply()
     bot = on_server(kfp, "bot")
     theirs = {**bot, "recurring_run_id": "1", "display_name": "hand", "description": "by hand"}
@@ -181,7 +181,7 @@ def test_what_is_not_ours_is_never_touched(kfp, apply):
     assert isinstance(command(kfp, "delete", "hand").exception, BadInput)
 
 
-def test_a_kill_after_the_new_one_is_made_is_mended_by_applying_again(kfp, apply, monkeypatch):
+def test_kill_after_creation_is_repaired_by_applying_again(kfp, apply, monkeypatch):
     apply()
 
     def killed(*_):
@@ -235,7 +235,7 @@ def test_a_start_to_come_is_sent_and_a_past_one_is_left_to_catching_up(kfp, appl
     assert on_server(kfp, "bot")["trigger"]["cron_schedule"]["start_time"].startswith("2020-01-01")
 
 
-def test_the_beat_of_an_interval_goes_on_where_it_is_replaced(kfp, apply):
+def test_interval_keeps_its_beat_if_the_schedule_is_replaced(kfp, apply):
     every = {"cron": None, "time_zone": None, "interval": "1h", "start": PAST}
     apply(first=every)
     apply(first={**every, "max_concurrency": 2})
@@ -276,7 +276,7 @@ def test_diff_shows_what_apply_would_change_and_changes_nothing(kfp, apply, writ
 
 
 def test_the_commands_apply_list_and_delete(kfp, write):
-    assert "none of ours" in command(kfp, "list").stdout
+    assert "no steadytrain schedules" in command(kfp, "list").stdout
     done = command(kfp, "apply", write())
     assert done.stdout == "created nightly/bot\ncreated nightly/classes\n"
     command(kfp, "pause", "classes")
@@ -291,7 +291,7 @@ def test_the_commands_apply_list_and_delete(kfp, write):
     assert "nightly/classes" in missing.exception.remedy
 
 
-def test_a_name_in_two_sets_must_be_told_apart(kfp, apply):
+def test_name_in_two_sets_must_be_qualified(kfp, apply):
     apply()
     apply(name="weekly")
     shared = command(kfp, "pause", "bot")
@@ -312,10 +312,13 @@ def test_many_users_have_their_own(kfp, write):
     [
         ({"time_zone": "Europe/Berlin"}, ["schedules.0.time_zone", "daylight saving", "standard"]),
         ({"time_zone": None}, ["time_zone", "cron needs one", "such as UTC"]),
-        ({"time_zone": "Mars/Base"}, ["schedules.0.time_zone = 'Mars/Base'", "no time zone"]),
-        ({"cron": "61 * * * *"}, ["schedules.0.cron = '61 * * * *'", "no minute from 0 to 59"]),
+        ({"time_zone": "Mars/Base"}, ["schedules.0.time_zone = 'Mars/Base'", "not a time zone"]),
+        (
+            {"cron": "61 * * * *"},
+            ["schedules.0.cron = '61 * * * *'", "not a valid minute (0 to 59)"],
+        ),
         ({"cron": "30 0 1 * *"}, ["schedules.0.cron", "falls on other days", "in the server's"]),
-        ({"interval": "6h"}, ["either cron or interval"]),
+        ({"interval": "6h"}, ["exactly one of cron and interval"]),
         ({"cron": None, "time_zone": None, "interval": "6"}, ["such as 6h"]),
         ({"cron": None, "time_zone": None, "interval": "30s"}, ["shorter than 60 s"]),
         ({"max_concurrency": 11}, ["schedules.0.max_concurrency = 11", "less than or equal to 10"]),
@@ -324,7 +327,7 @@ def test_many_users_have_their_own(kfp, write):
         ({"start": FUTURE, "end": PAST}, ["schedules.0.end", "not after start"]),
         ({"name": "classes"}, ["schedules.1.name", "taken in this file"]),
         ({"crom": "x"}, ["schedules.0.crom", "no such field", "cron"]),
-        ({"overrides": {"x": "hf_" + "a" * 34}}, ["holds a secret"]),
+        ({"overrides": {"x": "hf_" + "a" * 34}}, ["contains a secret"]),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_field_value_and_remedy(write, first, words):
@@ -334,7 +337,7 @@ def test_a_file_that_is_wrong_is_refused_with_field_value_and_remedy(write, firs
         assert word in str(raised.value)
 
 
-def test_every_problem_is_told_at_once(write):
+def test_every_problem_is_reported_at_once(write):
     with pytest.raises(ConfigError) as raised:
         declared.read_schedules(write(first={"cron": "x", "max_concurrency": 0}, name="No Name"))
     assert len(raised.value.problems) == 3
@@ -349,7 +352,7 @@ def test_a_configuration_that_is_wrong_is_refused(write):
         applying.Declaration.read(write(first={"config": "none.yaml"}))
 
 
-def test_a_configuration_may_be_a_file_beside_it_or_stand_in_it(write, tmp_path):
+def test_configuration_may_be_inline_or_in_another_file(write, tmp_path):
     content = {"name": "x", "output": "/mnt/x", "data": {"source": ["a"]}, "model": {"base": "m"}}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(content))
     for config in ("x.yaml", content):
@@ -358,7 +361,7 @@ def test_a_configuration_may_be_a_file_beside_it_or_stand_in_it(write, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["- a", "a: [", "\0"])
-def test_what_is_no_mapping_is_refused(tmp_path, text):
+def test_file_that_is_not_a_mapping_is_rejected(tmp_path, text):
     path = tmp_path / "file.yaml"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"file\.yaml"):

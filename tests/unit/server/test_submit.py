@@ -103,7 +103,7 @@ def test_one_who_makes_it_at_the_same_time_is_no_failure(kfp, submitted):
         find_or_make(lambda: None, make)
 
 
-def test_a_refusal_is_told_in_the_servers_words(kfp):
+def test_rejection_is_reported_in_the_servers_words(kfp):
     with pytest.raises(ServerError, match="length cannot exceed 128") as raised:
         steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address, experiment="x" * 200)
     assert raised.value.status == 400
@@ -143,7 +143,7 @@ def test_what_cannot_run_there_is_refused_before_a_connection():
         steadytrain.pipelines.submit("causal-lm", host="http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"training\.max_stps"):
         steadytrain.pipelines.submit("causal-lm", ["training.max_stps=1"])
-    with pytest.raises(ConfigError, match="holds a secret"):
+    with pytest.raises(ConfigError, match="contains a secret"):
         steadytrain.pipelines.submit("causal-lm", ["data.source=[https://me:secret@example.test]"])
 
 
@@ -179,7 +179,7 @@ SCRIPT = [
 ]
 
 
-def test_following_tells_each_change_of_a_step(kfp, submitted):
+def test_following_reports_each_change_of_a_step(kfp, submitted):
     kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", "FAILED"), ("run", "FAILED")]]
     seen = []
     outcome = submitted.wait(lambda steps: seen.append({k: v.state for k, v in steps.items()}))
@@ -235,7 +235,7 @@ def test_a_server_that_stays_away_ends_the_following(kfp, submitted):
         follow(submitted.server, submitted.run_id, (), lambda _: None, patience_seconds=0)
 
 
-def test_the_command_tells_where_it_runs(kfp):
+def test_command_shows_where_it_runs(kfp):
     done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address)
     assert done.exit_code == 0
     (run,) = kfp.all("runs")
@@ -270,7 +270,7 @@ def test_ctrl_c_leaves_the_run_alone(kfp, submitted, monkeypatch):
     monkeypatch.setattr(following.time, "sleep", interrupted)
     done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
     assert done.exit_code == 130
-    assert "the run goes on" in done.stderr
+    assert "the run continues" in done.stderr
     assert not [path for path in kfp.writes() if "terminate" in path]
 
 

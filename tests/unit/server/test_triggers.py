@@ -214,7 +214,7 @@ def test_what_was_started_is_kept_in_s3_too(kfp, tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_watched_or_kept_is_refused(kfp, what, tmp_path):
-    with pytest.raises(BadInput, match="no change is seen"):
+    with pytest.raises(BadInput, match="cannot be watched"):
         made("hub:some/data", tmp_path)
     (tmp_path / "file").write_text("")
     beside = made(what.config.data.source[0], tmp_path, state=str(tmp_path / "file" / "state"))
@@ -222,7 +222,7 @@ def test_what_cannot_be_watched_or_kept_is_refused(kfp, what, tmp_path):
         trigger(connect(kfp.address), beside)
     (tmp_path / "output" / "triggers" / "bot").mkdir(parents=True)
     (tmp_path / "output" / "triggers" / "bot" / "last.json").write_text("{}")
-    with pytest.raises(StorageError, match="is not what a trigger writes"):
+    with pytest.raises(StorageError, match="was not written by a trigger"):
         trigger(connect(kfp.address), what)
 
 
@@ -265,7 +265,7 @@ def test_a_watcher_starts_the_next_run_when_the_one_before_has_ended(kfp, what, 
     clock.watch(server, what)
     started, busy, again = clock.told
     assert started.startswith("started bot-")
-    assert "is at work" in busy
+    assert "is running" in busy
     assert again.startswith("started bot-")
     assert len(kfp.all("runs")) == 2
 
@@ -278,15 +278,15 @@ def test_a_watcher_outlives_what_passes(kfp, what, monkeypatch):
         first.write_text("a")
         kfp.fail_next = [("GET /apis/v2beta1/runs", 503)] * 30
 
-    def mended():
+    def fixed():
         kfp.fail_next.clear()
 
     monkeypatch.setattr(triggers.time, "sleep", lambda _: None)
     (Path(what.state) / "bot").mkdir(parents=True)
     (Path(what.state) / "bot" / "last.json").write_text('{"digest": "d", "run": "r"}')
-    clock = Clock(monkeypatch, nothing, broken, *[nothing] * 4, mended, nothing)
+    clock = Clock(monkeypatch, nothing, broken, *[nothing] * 4, fixed, nothing)
     clock.watch(server, what)
-    assert "no file lies there" in clock.told[0]
+    assert "no file found there" in clock.told[0]
     assert any("503" in text for text in clock.told)
     assert clock.told[-1].startswith("started bot-")
 

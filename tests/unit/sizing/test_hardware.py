@@ -84,7 +84,7 @@ def test_a_part_of_a_gpu_or_other_memory_is_another_gpu(part):
         find_gpu(part)
 
 
-def test_an_unknown_gpu_is_told_with_the_known_ones():
+def test_unknown_gpu_is_an_error_that_lists_the_known_gpus():
     with pytest.raises(BadInput, match="'tpu-v5'") as error:
         find_gpu("tpu-v5")
     assert "RTX4050" in error.value.remedy
@@ -114,7 +114,7 @@ def test_prices_of_ones_own_replace_all(tmp_path):
         (None, "no such file"),
     ],
 )
-def test_prices_that_cannot_be_read_are_told(tmp_path, text, message):
+def test_unreadable_prices_are_an_error(tmp_path, text, message):
     path = tmp_path / "prices.yaml"
     if text is not None:
         path.write_text(text)
@@ -125,7 +125,7 @@ def test_prices_that_cannot_be_read_are_told(tmp_path, text, message):
 
 @pytest.mark.parametrize(
     ("needed", "said"),
-    [(0, ""), (5 * 2**20, "5.0 MiB"), (GIB, "RTX4050"), (400 * GIB, "no single GPU has that")],
+    [(0, ""), (5 * 2**20, "5.0 MiB"), (GIB, "RTX4050"), (400 * GIB, "no single GPU has that much")],
 )
 def test_what_a_need_means(needed, said):
     assert said in advice(needed)

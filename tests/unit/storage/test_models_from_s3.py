@@ -180,7 +180,7 @@ def test_processes_that_fetch_at_once_share_one_whole_folder(address, put, confi
     assert places == [Path(folder).name]
 
 
-def test_a_fetch_that_is_killed_is_begun_anew(address, put, config):
+def test_killed_download_starts_again(address, put, config):
     for index in range(200):
         put(f"part-{index:03}", bytes(200_000))
     process = fetcher(address, config)
@@ -199,7 +199,7 @@ def test_a_fetch_that_is_killed_is_begun_anew(address, put, config):
     assert [path for path in downloads.iterdir() if path.is_dir()] == [folder]
 
 
-def test_a_listing_tells_whether_a_base_model_has_changed(config, put):
+def test_listing_shows_whether_a_base_model_has_changed(config, put):
     put("config.json", b"{}")
     put("model.safetensors", b"weights")
     before = base_content(config)

@@ -121,7 +121,7 @@ def test_a_body_that_always_breaks_off_is_refused(storage, proxy, tmp_path, monk
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_permission_lost_is_told_at_once(storage, proxy, large):
+def test_lost_permission_is_reported_at_once(storage, proxy, large):
     storage.write("kept", b"before")
     proxy.usual = "403"
     for attempt in (
@@ -139,7 +139,7 @@ def test_permission_lost_is_told_at_once(storage, proxy, large):
     assert storage.read("kept") == b"before"
 
 
-def test_a_server_that_nobody_runs_is_refused(credentials, monkeypatch):
+def test_unknown_server_is_rejected(credentials, monkeypatch):
     monkeypatch.setattr(s3, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match="s3://bucket/x/name"):
@@ -190,7 +190,7 @@ def test_killed_in_the_middle_of_an_upload_no_reader_sees_it(storage, proxy, lar
     assert (tmp_path / "there").read_bytes() == large.read_bytes()
 
 
-def test_killed_in_the_middle_of_a_download_there_is_no_file(storage, proxy, large, tmp_path):
+def test_download_that_is_killed_leaves_nothing_behind(storage, proxy, large, tmp_path):
     storage.upload(large, "name")
     target = tmp_path / "there" / "name"
     killed_in(proxy, "download", storage.uri, "name", target, after=2)
@@ -199,7 +199,7 @@ def test_killed_in_the_middle_of_a_download_there_is_no_file(storage, proxy, lar
     assert target.read_bytes() == large.read_bytes()
 
 
-def test_of_writers_whose_answers_are_lost_one_wins(storage, proxy):
+def test_one_writer_wins_if_answers_are_lost(storage, proxy):
     proxy.concerns = lambda method, _path: method == "PUT"
     for turn in range(3):
         proxy.queued.extend(["lose"] * 4)

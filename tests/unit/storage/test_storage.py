@@ -123,7 +123,7 @@ def test_a_large_stream_goes_up_in_parts_that_suffice(moto_storage, monkeypatch)
     assert moto_storage.read("large") == content
 
 
-def test_a_snapshot_s_size_is_told_to_storage(tmp_path, monkeypatch):
+def test_storage_receives_the_size_of_a_snapshot(tmp_path, monkeypatch):
     told, write = [], LocalStorage.write_stream
 
     def noted(storage, name, parts, *, size=0):
@@ -180,7 +180,7 @@ def test_an_address_without_a_bucket_is_refused():
         open_storage("s3:///prefix")
 
 
-def test_a_bucket_that_is_not_there_is_named(monkeypatch):
+def test_missing_bucket_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with mock_aws(), pytest.raises(StorageError, match="NoSuchBucket") as caught:
@@ -204,7 +204,7 @@ def test_only_one_of_many_writers_wins(tmp_path):
     assert storage.read("x") == b"%d" % won[0]
 
 
-def test_the_umask_tells_who_may_read(tmp_path):
+def test_umask_decides_who_may_read(tmp_path):
     storage = LocalStorage(tmp_path)
     before = os.umask(0o002)
     try:

@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.document_attention import Documents, attend
-from steadytrain.components.tasks.documents import attend_by_document, telling
+from steadytrain.components.tasks.documents import attend_by_document, pass_documents
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
 
@@ -145,7 +145,7 @@ def test_a_document_that_changes_leaves_the_others_as_they_are_to_the_bit(config
     changed["input_ids"][6:15] = range(11, 20)
     for one in (row, changed):
         batch = collate_packed([one])
-        told, place = telling(Documents(batch["lengths"])), batch["position_ids"]
+        told, place = pass_documents(Documents(batch["lengths"])), batch["position_ids"]
         with torch.autocast("cpu", torch.bfloat16, enabled=half), told as given:
             output = model(batch["input_ids"], position_ids=place, use_cache=False, **given)
         found.append(output.logits[0])
@@ -214,7 +214,7 @@ REFUSED = {
     ),
     "capped": ({**GROUPED, "model_type": "gemma2", "head_dim": 8}, "'eager'"),
     "sinks": ({**EXPERTS, "model_type": "gpt_oss"}, "'eager'"),
-    "chunks": (CHUNKS, "do not tell the windows"),
+    "chunks": (CHUNKS, "do not pass the windows"),
     "falcon": (
         {
             "model_type": "falcon",
@@ -222,7 +222,7 @@ REFUSED = {
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
         },
-        "is not told of documents",
+        "does not receive the documents",
     ),
     "eager": ({**GROUPED, "attn_implementation": "eager"}, "'eager'"),
 }

@@ -9,11 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.tasks import quantized
-from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.chunks import HEAD_BITS
 from steadytrain.components.tasks.frozen_head import FrozenHead
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 
@@ -125,10 +125,10 @@ def test_a_model_is_asked_for_its_loss():
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits
     assert fuse_head(model) == ""
-    with asking(ids) as asked:
+    with request_loss(ids) as request:
         model(input_ids=ids)
     expected = functional.cross_entropy(logits[0], ids[0], reduction="sum")
-    torch.testing.assert_close(asked.loss, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(request.loss, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model(input_ids=ids).logits, logits)
 
 
@@ -136,7 +136,7 @@ def test_a_model_that_scales_its_logits_still_gives_them():
     model = model_of(SCALED)
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits
-    assert "changes what its head gives" in fuse_head(model)
-    with asking(ids) as asked:
+    assert "changes its head's output" in fuse_head(model)
+    with request_loss(ids) as request:
         assert model(input_ids=ids).logits.equal(logits)
-    assert asked.loss is None
+    assert request.loss is None

@@ -13,10 +13,10 @@ from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks import fused_loss
 from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.asked_loss import asking
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.fused_head import FusedHead, fuse_head
 from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.packing import IGNORED
 
 from support.training import GPT2, LLAMA, VOCABULARY
@@ -177,7 +177,7 @@ def test_without_targets_the_head_gives_logits(tmp_path):
 def test_a_model_that_changes_its_logits_keeps_the_plain_loss(config):
     model, batch = model_of(config), a_batch()
     before = next_token_loss(model, batch)
-    assert fuse_head(model) == "the model changes what its head gives"
+    assert fuse_head(model) == "the model changes its head's output"
     assert type(model.get_output_embeddings()) is torch.nn.Linear
     assert torch.equal(next_token_loss(model, batch), before)
 
@@ -225,7 +225,7 @@ def test_a_model_that_never_calls_its_head_is_found_out():
             return type("Output", (), {"logits": torch.zeros(1, 4, VOCABULARY)})
 
     assert fuse_head(Headless()) == "the model does not call its head"
-    assert fuse_head(torch.nn.Linear(1, 1)) == "the model names no head"
-    with asking(torch.zeros(1, 4)) as asked:
+    assert fuse_head(torch.nn.Linear(1, 1)) == "the model does not name its head"
+    with request_loss(torch.zeros(1, 4)) as request:
         pass
-    assert asked.loss is None
+    assert request.loss is None

@@ -102,7 +102,7 @@ def test_a_base_is_loaded_in_float32(language, tmp_path):
     assert torch.equal(model.lm_head.weight, saved.lm_head.weight.float())
 
 
-def test_a_model_tells_the_splits_of_those_that_it_comes_from(language, tmp_path):
+def test_model_records_the_splits_of_its_ancestors(language, tmp_path):
     save_base(tmp_path / "base", steadytrain_splits=["other"])
     task = language(base=str(tmp_path / "base"))
     ours = sorted(["other", task.data.split_digest])
@@ -192,10 +192,10 @@ def biases_left_over(folder):
     ("damage", "message"),
     [
         (no_head, "lacks 1 weight of the model, such as lm_head.weight"),
-        (layers_left_over, "holds 9 weights for which its config.json has no place"),
-        (fewer_layers_than_none, "holds 18 weights for which its config.json has no place"),
-        (biases_left_over, "has no place, such as model.layers.0.self_attn.k_proj.bias"),
-        (no_weights, "holds no weights"),
+        (layers_left_over, "contains 9 weights that its config.json does not define"),
+        (fewer_layers_than_none, "contains 18 weights that its config.json does not define"),
+        (biases_left_over, "does not define, such as model.layers.0.self_attn.k_proj.bias"),
+        (no_weights, "contains no weights"),
         (torn_weights, "cannot be loaded"),
         (other_tokenizer, "have another id in the data's tokenizer"),
         (small_vocabulary, "tokenizer has 64 tokens, the model's vocabulary 63"),
@@ -225,8 +225,8 @@ def other_shape(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (layers_without_prefix, "has no place, such as (model.)?layers.1"),
-        (other_shape, "holds 6 weights of another shape than its config.json tells"),
+        (layers_without_prefix, "does not define, such as (model.)?layers.1"),
+        (other_shape, "contains 6 weights whose shape differs from its config.json"),
     ],
 )
 def test_below_a_new_head_all_must_fit(classes, tmp_path, damage, message):
@@ -251,7 +251,7 @@ def test_what_older_versions_saved_beside_the_weights_is_let_through(language, t
     ("config", "message"),
     [
         ({**LLAMA, "hiden_size": 8}, r"model\.config\.hiden_size = 8: a llama model has no such"),
-        ({"model_type": "lama"}, "model_type = 'lama': Transformers knows no such model"),
+        ({"model_type": "lama"}, "model_type = 'lama': Transformers has no such model"),
         ({**LLAMA, "hidden_size": 30}, "model.config cannot be built"),
         ({**LLAMA, "vocab_size": 12}, "tokenizer has 64 tokens, the model's vocabulary 12"),
         ({**LLAMA, "max_position_embeddings": 47}, "sequence_length = 48: .* at most 47 tokens"),

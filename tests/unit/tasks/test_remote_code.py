@@ -160,7 +160,7 @@ def test_a_tokenizer_never_runs_code(tmp_path, canary):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(BadInput, match="no tokenizer can be read") as caught:
         load_tokenizer(folder)
-    assert "none is ever run for a tokenizer" in caught.value.remedy
+    assert "tokenizer code is never run" in caught.value.remedy
     assert not canary.exists()
 
 

@@ -97,7 +97,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("model", "training", "why"), WAYS.values(), ids=WAYS)
-def test_documents_are_packed_where_attention_can_be_told_of_them(tmp_path, model, training, why):
+def test_documents_are_packed_if_attention_supports_them(tmp_path, model, training, why):
     task, rows = task_of(tmp_path, "causal_lm", model, **training), language_rows(6)
     built = task.build_model().eval()
     before = task.validate(built, task.collate(rows))
@@ -105,7 +105,7 @@ def test_documents_are_packed_where_attention_can_be_told_of_them(tmp_path, mode
     batch = task.collate(rows)
     assert ("lengths" in batch) == (not why)
     assert remarks == (
-        [f"attention goes over padding and pairs of documents: {why}"] if why else []
+        [f"attention also computes padding and pairs across documents: {why}"] if why else []
     )
     assert task.validate(built, batch) == pytest.approx(before, rel=1e-6)
 

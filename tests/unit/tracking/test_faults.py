@@ -127,7 +127,7 @@ def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Pr
     assert len(story.runs()) == 2
 
 
-def test_an_attempt_whose_run_was_deleted_is_sent_anew(story: Story, proxy: Proxy) -> None:
+def test_attempt_whose_run_was_deleted_is_sent_again(story: Story, proxy: Proxy) -> None:
     story.tell(started(1), *steps(1, range(3)))
     MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
     first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
@@ -176,7 +176,7 @@ def test_the_end_does_not_wait_for_ever(
     monkeypatch.setattr(finish_module, "FINISH_SECONDS", 0.2)
     proxy.usual = "hang"
     assert not finish_run(story.config, story.workspace, ok=True)
-    assert "has not taken everything" in story.warnings()[0]
+    assert "did not accept everything" in story.warnings()[0]
 
 
 def test_however_much_waits_little_is_in_memory(
@@ -188,7 +188,7 @@ def test_however_much_waits_little_is_in_memory(
     assert story.points() == list(range(50))
 
 
-def test_one_at_a_time_tells(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_sends_at_a_time(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes_module, "TURN_SECONDS", 0.1)
     story.tell(started(1))
     with exclusive(story.workspace, "telling"):

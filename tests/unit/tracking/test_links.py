@@ -36,7 +36,7 @@ def test_a_server_has_pages(make_config, lasting_server, workspace):
         assert answer.status == 200
 
 
-def test_credentials_of_the_address_are_not_told(make_config, workspace):
+def test_credentials_in_the_address_are_not_shown(make_config, workspace):
     config = make_config()
     uri = "https://me:secret@mlflow.test/"
     tracking = config.tracking.model_copy(update={"uri": uri})

@@ -211,7 +211,7 @@ def test_server_that_comes_up_in_mid_run_gets_everything(
     assert len(warnings(workspace)) == 1
 
 
-def test_server_that_hangs_holds_nobody_up(
+def test_server_that_hangs_delays_nothing(
     make_config: Callable[..., RunConfig], silent_uri: str
 ) -> None:
     config = make_config(tracking={"uri": silent_uri})

@@ -12,7 +12,7 @@ from steadytrain.components.shared.workspace import Workspace
 @pytest.mark.parametrize(
     "note", [b"", b"{", b"\xff\xfe", b"[1]", b'{"a.jsonl": "x"}', b'{"a.jsonl": -4}']
 )
-def test_a_damaged_note_begins_anew(tmp_path, note):
+def test_damaged_note_starts_over(tmp_path, note):
     workspace = Workspace(tmp_path, "tiny")
     stream = workspace.stream("a")
     stream.emit(Warned(stage="train", message="so"))

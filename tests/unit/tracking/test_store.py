@@ -68,7 +68,7 @@ def test_a_store_appears_whole_once_and_before_any_time_runs(
     assert {item.name for item in new.output.iterdir()} == {"locks", "runs", "mlflow.db"}
 
 
-def test_a_store_that_was_never_finished_is_made_anew(
+def test_incomplete_store_is_created_again(
     config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "QUIET_SECONDS", 0.1)
@@ -116,7 +116,7 @@ def test_a_store_with_runs_is_never_set_aside(config: RunConfig, workspace: Work
     assert not list(workspace.output.glob("*.damaged-*"))
 
 
-def test_a_file_that_is_no_store_is_left_and_named(config: RunConfig, new: Workspace) -> None:
+def test_file_that_is_not_a_store_is_kept_and_named(config: RunConfig, new: Workspace) -> None:
     new.tracking_store.write_text("notes\n" * 1000)
     with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used: .*not a database"):
         check_tracking(config, new)

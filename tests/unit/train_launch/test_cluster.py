@@ -51,7 +51,7 @@ def test_what_the_cluster_offers(api):
         (422, "spec.x: Required value", "what the message names"),
     ],
 )
-def test_a_refusal_tells_the_servers_words_and_what_to_do(api, status, message, remedy):
+def test_rejection_shows_the_servers_words_and_what_to_do(api, status, message, remedy):
     server, cluster = api
     server.refusals["trainjobs"] = [(status, {"message": message, "reason": "Because"})]
     with pytest.raises(Refused, match="create TrainJob one in namespace training") as caught:
@@ -86,7 +86,7 @@ def test_a_denial_that_passes_is_waited_for(api, status):
     assert len(waits) == 3
 
 
-def test_a_denial_that_lasts_is_told_before_an_absence_would_be(api, monkeypatch):
+def test_lasting_denial_is_reported_before_an_absence_would_be(api, monkeypatch):
     monkeypatch.setattr("steadytrain.components.shared.patience.DENIED_SECONDS", 0.0)
     server, cluster = api
     server.denial = 403, {"message": "not for you"}
@@ -108,7 +108,7 @@ def test_a_server_that_comes_back_is_waited_for(api):
     assert len(waits) == 3
 
 
-def test_a_server_that_stays_away_is_told(api, monkeypatch):
+def test_server_that_stays_down_is_reported(api, monkeypatch):
     monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
     server, cluster = api
     server.away = True
@@ -116,14 +116,14 @@ def test_a_server_that_stays_away_is_told(api, monkeypatch):
         patiently(lambda: cluster.list(POD))
 
 
-def test_a_connection_that_breaks_is_told(api):
+def test_broken_connection_is_reported(api):
     server, cluster = api
     server.lossy = True
     with pytest.raises(Unreachable, match="does not answer"):
         cluster.create(TRAIN_JOB, named("one"))
 
 
-def test_without_a_cluster_one_is_told_how_to_have_one(monkeypatch, tmp_path):
+def test_missing_cluster_is_an_error_that_says_how_to_configure_one(monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(Unreachable) as caught:
         connect()

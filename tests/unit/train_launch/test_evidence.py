@@ -178,7 +178,7 @@ def test_the_time_is_that_of_the_end():
     assert evidence.time == 1_767_225_600
 
 
-def test_an_image_that_is_denied_is_told_at_once():
+def test_denied_image_is_reported_at_once():
     evidence = hopeless(CAPTURED["image_denied"], 0)
     assert evidence is not None
     assert failure_class(evidence) == "user_bug"
@@ -194,7 +194,7 @@ def test_a_registry_that_does_not_answer_has_time_to():
 
 
 @pytest.mark.parametrize("reason", ["InvalidImageName", "CreateContainerConfigError"])
-def test_what_does_not_go_by_itself_is_told_at_once(reason):
+def test_permanent_reason_is_reported_at_once(reason):
     waiting = {"waiting": {"reason": reason, "message": 'secret "x" not found'}}
     told = pod(containerStatuses=[{"image": "train:1", "state": waiting}])
     evidence = hopeless(told, 0)

@@ -202,7 +202,7 @@ def test_a_denial_that_lasts_ends_it_with_the_right_that_lacks(api, follower, fo
     assert 0.2 <= time.monotonic() - began < 5
     assert made.gone == {0, 1}
     assert failure(folder).failure_class == "user_bug"
-    assert "service account the Role" in failure(folder).remedy
+    assert "service account to the Role" in failure(folder).remedy
 
 
 def test_denials_with_answers_in_between_conclude_nothing(api, follower, folder, pod):
@@ -243,7 +243,7 @@ def test_a_job_that_may_not_be_made_ends_it_with_the_right_that_lacks(
     made.run()
     assert made.gone == {0, 1}
     assert failure(folder).failure_class == "user_bug"
-    assert "service account the Role" in failure(folder).remedy
+    assert "service account to the Role" in failure(folder).remedy
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -271,7 +271,7 @@ def test_pods_that_ended_well_leave_no_error(api, follower, folder, pod):
     assert (made.gone, folder.errors()) == ({0, 1}, [])
 
 
-def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, folder, pod):
+def test_agents_report_is_not_repeated_in_other_words(api, follower, folder, pod):
     """The exit status says only that its ranks failed. The ranks have already reported why."""
     Exits(time=1.0, statuses={0: 1}).save(folder.node(0).exits)
     failed = {"terminated": {"exitCode": 1, "reason": "Error", "message": "some last line"}}
@@ -284,7 +284,7 @@ def test_what_an_agent_has_told_is_not_told_again_in_other_words(api, follower, 
     assert "some last line" in told.message
 
 
-def test_memory_that_ran_out_is_told_though_the_agent_told_of_a_kill(api, follower, folder, pod):
+def test_out_of_memory_is_reported_although_the_agent_reported_a_kill(api, follower, folder, pod):
     Exits(time=1.0, statuses={0: -9}).save(folder.node(0).exits)
     killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     made = follower()
@@ -295,7 +295,7 @@ def test_memory_that_ran_out_is_told_though_the_agent_told_of_a_kill(api, follow
     assert "2Gi" in failure(folder).message
 
 
-def test_a_pod_that_waits_too_long_is_told_with_its_reason(api, follower, folder, pod):
+def test_pod_that_waits_too_long_is_reported_with_its_reason(api, follower, folder, pod):
     reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     waiting = pod(0, "Pending", conditions=[{**reason, "message": "0/3 nodes: no GPU"}])
     waiting["status"]["containerStatuses"] = []
@@ -311,7 +311,7 @@ def test_a_pod_that_waits_too_long_is_told_with_its_reason(api, follower, folder
     assert len(made.lines) == 1
 
 
-def test_a_volume_that_is_not_mounted_is_told_by_the_pods_events(api, follower, folder, pod):
+def test_volume_that_is_not_mounted_is_reported_from_the_pods_events(api, follower, folder, pod):
     creating = {"waiting": {"reason": "ContainerCreating"}}
     for node in (0, 1):
         api[0].put("pods", pod(node, "Pending", creating))
@@ -334,7 +334,7 @@ def test_an_image_that_is_not_there_ends_it_at_once(api, follower, folder, pod):
     assert "compute.pods.image" in failure(folder).remedy
 
 
-def test_a_quota_is_waited_for_and_then_told(api, follower, folder):
+def test_run_waits_for_a_quota_and_then_reports_it(api, follower, folder):
     made = follower(pods={"pending_timeout_seconds": 1000})
     made.make()
     api[0].put("events", event('pods "x" is forbidden: exceeded quota: gpus'))
@@ -367,7 +367,7 @@ def test_a_job_that_is_deleted_before_it_has_pods_is_lost(api, follower, folder)
     assert "TrainJob tiny-a3 was deleted" in failure(folder).message
 
 
-def test_asked_to_end_it_stops_asking_a_server_that_is_away(api, follower):
+def test_stop_request_ends_the_wait_for_a_server_that_is_down(api, follower):
     api[0].away = True
     made = follower()
     made.start()

@@ -88,9 +88,7 @@ def test_left_at_once_no_job_is_made_afterwards(api, launcher, folder):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("job-")]
 
 
-def test_a_pod_that_has_not_begun_is_not_waited_for_when_all_are_asked_to_leave(
-    api, launcher, folder
-):
+def test_stop_does_not_wait_for_a_pod_that_has_not_started(api, launcher, folder):
     with launcher().start(folder) as attempt:
         until(lambda: api[0].names("trainjobs"))
         assert not attempt.poll()
@@ -139,7 +137,7 @@ def test_pods_that_nobody_can_look_at_are_not_waited_for_for_ever(
     assert conclude(folder, attempt.exits(), None).failure.failure_class == "hang"
 
 
-def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher, folder, pod):
+def test_clusters_reason_for_a_stop_takes_precedence(api, launcher, folder, pod):
     server, _ = api
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     with launcher().start(folder) as attempt:
@@ -160,7 +158,7 @@ def test_why_the_ranks_were_asked_to_leave_the_cluster_knows_best(api, launcher,
     assert "PreemptionByScheduler" in ending.failure.message
 
 
-def test_a_job_that_cannot_be_removed_is_told(api, launcher, folder, monkeypatch, capsys):
+def test_job_that_cannot_be_removed_is_reported(api, launcher, folder, monkeypatch, capsys):
     monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
     with launcher().start(folder):
         until(lambda: api[0].names("trainjobs"))
@@ -175,11 +173,11 @@ def test_without_an_image_nothing_is_asked_for(launcher):
 
 @pytest.mark.parametrize("volumes", [[], [{"claim": "steadytrain", "path": "/elsewhere"}]])
 def test_an_output_that_the_pods_do_not_share_is_refused(launcher, volumes):
-    with pytest.raises(BadInput, match="lies on no volume"):
+    with pytest.raises(BadInput, match="is not on a volume"):
         launcher(volumes=volumes)
 
 
-def test_what_is_not_told_is_taken_from_the_steps_own_pod(api, config, monkeypatch, tmp_path):
+def test_missing_fields_come_from_the_steps_own_pod(api, config, monkeypatch, tmp_path):
     server, here = api
     container = {
         "name": "main",

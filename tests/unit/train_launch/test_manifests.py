@@ -243,7 +243,7 @@ def test_secrets_stay_references(job):
     assert made["envFrom"] == [{"secretRef": {"name": "more"}}]
 
 
-def test_no_variable_is_told_twice(job):
+def test_no_variable_is_set_twice(job):
     own = OwnPod(image="own:1", env=[{"name": "HOME", "value": "/home/me"}])
     assert container(job(own=own))["env"] == [{"name": "HOME", "value": "/home/me"}]
 
@@ -289,7 +289,7 @@ def test_its_pods_know_where_the_first_is_and_which_they_are(job):
     assert told["PET_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"] == label
 
 
-def test_its_pods_are_told_apart_by_their_labels():
+def test_pods_are_distinguished_by_their_labels():
     labels = {"training.kubeflow.org/replica-index": "2"}
     assert node_of({"metadata": {"labels": labels}}) == 2
 

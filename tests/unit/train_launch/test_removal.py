@@ -37,7 +37,7 @@ def test_what_is_left_of_the_run_goes(api, run):
     assert api[0].names("trainjobs") == ["elsewhere-a1"]
 
 
-def test_a_supervisor_that_is_at_work_keeps_its_job(api, run):
+def test_active_supervisor_keeps_its_job(api, run):
     with hold(LocalStorage(Workspace.of(run).lease), run_id="tiny", seconds=60):
         assert remove_unfinished(run) == []
     assert api[0].names("trainjobs") == ["elsewhere-a1", "tiny-a1"]
@@ -49,14 +49,14 @@ def test_without_trainer_there_is_nothing_to_remove(api, run, monkeypatch):
     assert "tiny-a1" in api[0].names("trainjobs")
 
 
-def test_a_server_that_does_not_answer_is_told(api, run, monkeypatch):
+def test_server_that_does_not_answer_is_reported(api, run, monkeypatch):
     monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
     api[0].away = True
     (told,) = remove_unfinished(run)
     assert "API server" in told
 
 
-def test_outside_of_a_pipeline_nobody_is_asked(api, run, monkeypatch):
+def test_no_server_is_asked_outside_of_a_pipeline(api, run, monkeypatch):
     monkeypatch.setattr(removal, "own_pod_name", lambda: "")
     assert remove_unfinished(run) == []
     assert api[0].calls == []

@@ -98,7 +98,7 @@ def test_code_is_not_kept_where_it_cannot_be_written(
     ],
     ids=["damaged", "full", "other"],
 )
-def test_damaged_code_is_removed_and_compiled_anew(
+def test_damaged_code_is_removed_and_compiled_again(
     tmp_path: Path, error: Exception, damaged: bool
 ) -> None:
     folder = tmp_path / "compiled"

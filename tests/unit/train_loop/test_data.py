@@ -88,7 +88,7 @@ def test_offsets_that_are_damaged_while_the_file_is_in_use_are_an_error(tmp_path
 
     with pytest.raises(IndexError, match=f"{damage}"):
         rows[0]
-    with pytest.raises(DataError, match="is not a whole Arrow file"):
+    with pytest.raises(DataError, match="is not a complete Arrow file"):
         rows.check_used()
 
 
@@ -109,7 +109,7 @@ def test_reading_a_row_imports_no_pandas(tmp_path):
 def test_a_torn_shard_is_named(tmp_path, content):
     (tmp_path / "torn.arrow").write_bytes(content)
 
-    with pytest.raises(DataError, match=r"torn\.arrow is not a whole Arrow file"):
+    with pytest.raises(DataError, match=r"torn\.arrow is not a complete Arrow file"):
         Rows([tmp_path / "torn.arrow"])
 
 

@@ -34,7 +34,7 @@ def test_it_ends_with_what_it_watches(monkeypatch):
     assert "beating" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_who_waits_for_rank_0_beats_until_it_has_told(tmp_path):
+def test_rank_that_waits_for_rank_0_keeps_beating(tmp_path):
     beats, told = [], tmp_path / "result.json"
 
     def beat():

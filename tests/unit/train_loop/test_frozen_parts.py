@@ -230,12 +230,12 @@ def test_the_table_stays_where_it_is_and_counts_as_no_part_of_the_device():
         (
             {"hidden_size": 32, "intermediate_size": 64},
             {"frozen_head": "4bit"},
-            r"frozen_head = '4bit': the head takes 32 values, no multiple of 64",
+            r"frozen_head = '4bit': the head takes 32 values, which is not a multiple of 64",
         ),
         (
             {"model_type": "gemma3_text", "head_dim": 16},
             {"frozen_embeddings": "host"},
-            "no plain table but .*ScaledWordEmbedding",
+            "not a plain table but .*ScaledWordEmbedding",
         ),
     ],
 )
@@ -262,5 +262,5 @@ def test_a_second_time_changes_nothing():
 
 def test_a_head_with_an_adapter_of_its_own_is_refused():
     adapter = AdapterConfig(kind="lora", targets=["lm_head"], frozen_head="8bit")
-    with pytest.raises(BadInput, match="no plain linear layer but peft"):
+    with pytest.raises(BadInput, match="not a plain linear layer but peft"):
         attach(llama(), adapter)

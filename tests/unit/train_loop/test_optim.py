@@ -96,7 +96,7 @@ def test_a_peak_below_the_end_of_a_polynomial_schedule_is_refused():
         build_scheduler(optimizer, training, STEPS)
 
 
-def test_what_ranks_are_forked_from_imports_nothing_that_few_models_need():
+def test_template_of_ranks_imports_nothing_that_only_few_models_need():
     rare = ["peft", "bitsandbytes", "deepspeed", "mlflow", "datasets", "sklearn", "kfp"]
     code = (
         f"import sys, {', '.join(RANK_IMPORTS)}\n"
@@ -130,7 +130,7 @@ def test_steps_of_the_whole_training(settings, rows, expected):
 
 
 @pytest.mark.parametrize("kind", ["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"])
-def test_an_optimizer_goes_on_from_its_saved_state_to_the_bit(kind):
+def test_optimizer_continues_from_its_saved_state_bit_for_bit(kind):
     """Use one weight that is large enough for 8 bits, and one that is not."""
     training = TrainingConfig(optim=kind, learning_rate=1e-2, weight_decay=0.1)
 

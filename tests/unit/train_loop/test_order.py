@@ -74,7 +74,7 @@ def test_grouped_too_the_order_depends_on_the_position_alone():
     assert first.take(90, 30) == again.take(90, 30)
 
 
-def test_a_training_tells_how_much_is_padding(tmp_path):
+def test_training_run_reports_how_much_is_padding(tmp_path):
     rows = class_rows(40, classes=2)
     for index, row in enumerate(rows):
         row["input_ids"] *= 1 + index % 4

@@ -27,7 +27,7 @@ def settled(count=128, level=3.0, noise=0.1, seed=0):
     return [draw.gauss(level, noise) for _ in range(count)]
 
 
-def test_a_spike_lies_above_what_noise_reaches():
+def test_spike_is_above_the_noise():
     assert max(settled(seed=1)) < limit(settled()) < 7
 
 
@@ -55,7 +55,7 @@ def test_while_too_little_is_known_nothing_is_a_spike(losses, first, changes):
     assert limit(losses, first, **changes) == math.inf
 
 
-def test_a_hard_batch_in_a_training_that_has_settled_is_none():
+def test_hard_batch_in_a_settled_run_is_not_a_spike():
     """It is many standard deviations out, but undoes little of what was learned."""
     assert limit(settled(level=0.001, noise=0.0001), first=1.1) > 0.5
 
@@ -117,6 +117,6 @@ def test_after_a_resume_the_spike_is_seen_as_before(poisoned):
     assert str(again.value) == str(first.value)
 
 
-def test_switched_off_it_goes_on(poisoned):
+def test_training_continues_if_the_check_is_off(poisoned):
     run = poisoned("off", spike_threshold=0)
     assert run.train_here().progress.step == STEPS

@@ -32,7 +32,7 @@ from steadytrain.components.train.loop.main import Rank
 from support.training import GPT2, events_of, exported, losses_of, result_of, weights_digest
 
 
-def test_a_training_reports_what_it_does(make_bench):
+def test_training_run_reports_what_it_does(make_bench):
     bench = make_bench()
 
     training = bench.train_here()
@@ -153,7 +153,7 @@ def test_deterministic_mode_trains(make_bench):
     [
         (
             {"training": {"metric_for_best_model": "perplexity"}},
-            "more of it is better is not known",
+            "known whether higher or lower is better",
         ),
         (
             {"training": {"metric_for_best_model": "accuracy", "greater_is_better": True}},
@@ -335,7 +335,7 @@ def test_the_plan_can_ask_for_activation_checkpointing(make_bench):
     assert rank.training.parts.module.is_activation_checkpointing
 
 
-def test_where_the_plan_asks_for_it_and_the_model_has_none_memory_is_the_cause(make_bench):
+def test_model_without_checkpointing_support_fails_with_memory_as_the_cause(make_bench):
     bench = make_bench(
         model={"config": {"model_type": "ctrl", "n_embd": 32, "n_layer": 1, "n_head": 2}}
     )

@@ -42,7 +42,7 @@ def test_one_rank_that_is_late_leaves_the_other_waiting(tmp_path, slow):
 
 
 @pytest.mark.slow
-def test_where_ranks_meet_all_through_a_step_no_share_is_told(tmp_path):
+def test_no_waiting_share_is_reported_if_ranks_synchronize_throughout_a_step(tmp_path):
     steps = steps_with_a_slow_rank(tmp_path, "fsdp", "loss")
     assert {step.communication_wait for step in steps} == {None}
 

@@ -29,17 +29,17 @@ RANK = Path(__file__).with_name("rank.py")
 @pytest.fixture
 def agent():
     """Start an agent on its own, as a pod does."""
-    begun = []
+    started = []
 
     def start(folder, how, *, before=()):
         command = [sys.executable, "-m", "steadytrain.components.train.agent", "--ranks=1"]
         command += ["--threads=1", str(folder.path), sys.executable, str(RANK), how]
         environment = {**os.environ, "STEADYTRAIN_ATTEMPT": str(folder.path)}
-        begun.append(subprocess.Popen([*before, *command], env=environment))
-        return begun[-1]
+        started.append(subprocess.Popen([*before, *command], env=environment))
+        return started[-1]
 
     yield start
-    for process in begun:
+    for process in started:
         process.kill()
         process.wait()
 
@@ -91,7 +91,7 @@ def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
         exits = ended(attempt)
     failure = conclude(folder, exits, None).failure
     assert failure.failure_class is FailureClass.HANG
-    assert re.search(r"rank 0 silent for 2\d s, not begun", failure.message)
+    assert re.search(r"rank 0 silent for 2\d s, not started", failure.message)
 
 
 def test_an_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
@@ -104,7 +104,7 @@ def test_an_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
     assert not processes_of(folder.path)
 
 
-def test_an_agent_that_stands_still_is_a_lost_node(make_folder, launcher, held, wait_for):
+def test_frozen_agent_is_a_lost_node(make_folder, launcher, held, wait_for):
     folder = make_folder(lease_seconds=4)
     with held(4), launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
@@ -114,7 +114,7 @@ def test_an_agent_that_stands_still_is_a_lost_node(make_folder, launcher, held, 
     assert not processes_of(folder.path)
 
 
-def test_an_agent_that_does_not_do_as_it_is_asked(folder, launcher, wait_for, monkeypatch):
+def test_agent_that_does_not_obey(folder, launcher, wait_for, monkeypatch):
     monkeypatch.setattr(agent_module, "_SLACK_SECONDS", 0.5)
     with launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
@@ -124,7 +124,7 @@ def test_an_agent_that_does_not_do_as_it_is_asked(folder, launcher, wait_for, mo
     assert not processes_of(folder.path)
 
 
-def test_memory_that_runs_out_is_told_by_its_control_group(folder, agent):
+def test_out_of_memory_is_reported_by_the_control_group(folder, agent):
     with limited_group() as group:
         group.limit(256 << 20)
         process = agent(folder, "allocate", before=group.inside([]))

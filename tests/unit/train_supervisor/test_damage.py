@@ -41,7 +41,7 @@ def spec(workspace, attempt):
 def test_a_batch_is_left_out_although_the_supervisor_died_before_it_decided(
     supervisor, workspace, data, config
 ):
-    """Otherwise the same divergence would come again, and count as the second one."""
+    """Otherwise the same divergence would happen again, and count as the second one."""
     workspace.create()
     workspace.config.write_text(config.to_yaml())
     data.save(workspace.record("preprocess"))
@@ -147,11 +147,11 @@ def stop_after_skip(history, failure):
     return Decision("stop", "enough", skipped_batch=7)
 
 
-def test_what_is_lost_in_ledger_and_events_is_an_error_and_no_new_beginning(supervisor, workspace):
+def test_entries_lost_from_ledger_and_events_are_an_error(supervisor, workspace):
     supervisor("diverge", decide=stop_after_skip).run()
     for path in [*workspace.ledger.iterdir(), *workspace.events.iterdir()]:
         path.unlink()
-    with pytest.raises(SteadytrainError, match="there was an attempt 1") as raised:
+    with pytest.raises(SteadytrainError, match="attempt 1 left traces") as raised:
         supervisor("finish").run()
     Path(raised.value.remedy.rpartition("touch ")[2]).touch()
     outcome = supervisor("finish").run()

@@ -100,7 +100,7 @@ CITED = [
         "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600013 milliseconds "
         "before timing out.",
         "collective_timeout",
-        "slow or gone",
+        "slow or missing",
         "https://github.com/NVIDIA/Megatron-LM/issues/1207",
     ),
     (
@@ -108,14 +108,14 @@ CITED = [
         "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
         "1800000ms for recv operation to complete",
         "collective_timeout",
-        "slow or gone",
+        "slow or missing",
         "https://github.com/meta-pytorch/torchtune/issues/2676",
     ),
     (
         "DistStoreError",
         "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "collective_timeout",
-        "slow or gone",
+        "slow or missing",
         "https://github.com/OpenRLHF/OpenRLHF/issues/1040",
     ),
     (
@@ -199,9 +199,9 @@ CAPTURED = [
     (captured.python_memory, "host_oom", "more memory"),
     (captured.worker_killed, "host_oom", "fewer workers"),
     (captured.worker_without_shared_memory, "host_oom", "/dev/shm"),
-    (captured.gloo_times_out, "collective_timeout", "slow or gone"),
-    (captured.c10d_key_never_comes, "collective_timeout", "slow or gone"),
-    (captured.c10d_others_never_come, "collective_timeout", "slow or gone"),
+    (captured.gloo_times_out, "collective_timeout", "slow or missing"),
+    (captured.c10d_key_never_comes, "collective_timeout", "slow or missing"),
+    (captured.c10d_others_never_come, "collective_timeout", "slow or missing"),
     (captured.c10d_nobody_listens, "network", "host names"),
     (captured.connection_refused, "network", "network"),
     (captured.connection_reset, "network", "network"),
@@ -224,7 +224,10 @@ CAPTURED = [
 # steadytrain's own errors, which include a fix.
 OWN = [
     (StorageError("it cannot be written", remedy="do this"), "storage"),
-    (CheckpointDamaged("a file has another content", remedy="do this"), "checkpoint_corrupt"),
+    (
+        CheckpointDamaged("a file has its content has changed", remedy="do this"),
+        "checkpoint_corrupt",
+    ),
     (Diverged(7, math.nan, math.nan), "divergence"),
     (CannotRecompute("no activation checkpointing", remedy="do this"), "gpu_oom"),
     (DataError("a shard is missing", remedy="do this"), "data"),

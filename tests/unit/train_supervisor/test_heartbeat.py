@@ -21,7 +21,7 @@ def clock():
     return Clock()
 
 
-def test_a_beat_says_who_where_and_what(tmp_path, clock):
+def test_beat_contains_rank_step_and_phase(tmp_path, clock):
     heartbeat = Heartbeat(tmp_path / "beat", clock)
     assert Beat.read(tmp_path / "beat") == Beat(os.getpid(), 1, 0, STARTING)
     heartbeat.beat("train", 7)
@@ -37,7 +37,7 @@ def test_at_most_once_a_second_unless_the_phase_changes(tmp_path, clock):
     assert heartbeat.count == 1 + 1 + 9
 
 
-def test_nothing_there_is_no_beat(tmp_path):
+def test_missing_file_is_not_a_beat(tmp_path):
     assert Beat.read(tmp_path / "beat") is None
     (tmp_path / "beat").write_text("")
     assert Beat.read(tmp_path / "beat") is None

@@ -149,7 +149,7 @@ def test_a_holder_renews_and_sees_that_it_lost(folder, wait_for):
             lease.fence()
 
 
-def test_whether_it_is_held_is_told_at_once(folder, other):
+def test_held_lease_is_reported_at_once(folder, other):
     assert held(folder)
     other.kill()
     other.wait()
@@ -161,7 +161,7 @@ def test_whether_it_is_held_is_told_at_once(folder, other):
     assert held(folder)
 
 
-def test_nobody_holds_what_never_was(folder):
+def test_missing_lease_has_no_holder(folder):
     assert not held(folder)
 
 

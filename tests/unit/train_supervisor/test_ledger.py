@@ -92,7 +92,7 @@ def test_a_new_reader_knows_everything(ledger, storage):
     assert history.seconds == 30
 
 
-def test_what_is_no_state_is_passed_over(ledger, storage):
+def test_line_that_is_not_a_state_is_skipped(ledger, storage):
     ledger.record(Warned(stage="train", message="only told"))
     assert storage.list() == []
 
@@ -218,41 +218,43 @@ def test_an_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm
     before = written(ledger)
     harm(storage.folder / f"{number:08d}.json")
     reader = Ledger(storage, run_id="tiny")
-    assert reader.as_told(STORY) == (before, [])
-    (told,) = reader.mend(STORY)
+    assert reader.history_from(STORY) == (before, [])
+    (told,) = reader.repair(STORY)
     assert f"{number:08d}.json ({STORY[number - 1].name})" in told
     assert reader.history() == before
-    assert reader.mend(STORY) == []
+    assert reader.repair(STORY) == []
 
 
 def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger, storage):
     before = written(ledger)
     path = storage.folder / "00000005.json"
     flip(path)
-    with pytest.raises(BadInput, match=r"00000005.json is not what was written \(SHA-256\)"):
+    with pytest.raises(
+        BadInput, match=r"00000005.json has changed since it was written \(SHA-256\)"
+    ):
         ledger.history()
-    ledger.mend(STORY)
+    ledger.repair(STORY)
     assert ledger.history() == before
     assert before.skipped_batches == (7,)
     assert path.with_name("00000005.json.damaged-1").is_file()
 
 
 @pytest.mark.parametrize("harm", [*HARMS, flip])
-def test_what_nobody_tells_any_more_is_an_error_that_says_what_to_do(ledger, storage, harm):
+def test_lost_entry_is_an_error_that_says_what_to_do(ledger, storage, harm):
     written(ledger)
     harm(storage.folder / "00000005.json")
     told = [event for event in STORY if not isinstance(event, DecisionMade)]
     with pytest.raises(LedgerDamaged) as raised:
-        ledger.mend(told)
+        ledger.repair(told)
     accept = raised.value.remedy.rpartition("touch ")[2]
     assert str(storage.folder / "00000005.json") in raised.value.message
     assert "may change the weights" in raised.value.remedy
-    history, problems = ledger.as_told(told)
+    history, problems = ledger.history_from(told)
     assert history.skipped_batches == ()
     assert len(problems) == 1
 
     Path(accept).touch()
-    assert ledger.mend(told) == []
+    assert ledger.repair(told) == []
     assert ledger.history().skipped_batches == ()
     ledger.record(skipped(2, 9))
     assert ledger.history().skipped_batches == (9,)
@@ -262,18 +264,18 @@ def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
     before = written(ledger)
     shutil.rmtree(storage.folder)
     reader = Ledger(storage, run_id="tiny")
-    assert len(reader.mend(STORY, attempts=2)) == len(STORY)
+    assert len(reader.repair(STORY, attempts=2)) == len(STORY)
     assert reader.history() == before
 
 
 def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, storage):
     """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
-    with pytest.raises(LedgerDamaged, match="there was an attempt 2") as raised:
-        ledger.mend([], attempts=2)
+    with pytest.raises(LedgerDamaged, match="attempt 2 left traces") as raised:
+        ledger.repair([], attempts=2)
     accept = Path(raised.value.remedy.rpartition("touch ")[2])
     accept.parent.mkdir()
     accept.touch()
-    assert ledger.mend([], attempts=2) == []
+    assert ledger.repair([], attempts=2) == []
     assert ledger.history().attempts == []
 
 
@@ -304,7 +306,7 @@ def test_a_write_that_was_refused_and_made_all_the_same_is_there_once(storage):
     assert Ledger(storage, run_id="tiny").history().decisions == [slow]
 
 
-def test_storage_that_refuses_for_good_is_told(storage, monkeypatch):
+def test_storage_that_rejects_permanently_is_reported(storage, monkeypatch):
     def refuse(self, name, content, *, if_absent=False):
         raise StorageError("no room")
 

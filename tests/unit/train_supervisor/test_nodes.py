@@ -41,7 +41,7 @@ def test_both_end_well(two_nodes, folder, held):
     assert "rank 1" in folder.log(1).read_text()
 
 
-def test_where_one_fails_the_other_node_follows_and_the_cause_comes_first(two_nodes, folder, held):
+def test_other_node_stops_after_a_failure_and_the_cause_comes_first(two_nodes, folder, held):
     with held(60), two_nodes("1:crash:ignore").start(folder) as attempt:
         exits = ended(attempt)
     assert not processes_of(folder.path)
@@ -59,7 +59,7 @@ def test_a_node_that_is_lost_takes_the_attempt_along(two_nodes, folder, held, wa
     assert "node 1" in failure.message
 
 
-def test_asked_to_leave_the_ranks_of_both_do(two_nodes, folder, held, wait_for):
+def test_ranks_of_both_nodes_exit_on_request(two_nodes, folder, held, wait_for):
     with held(60), two_nodes("wait").start(folder) as attempt:
         wait_for(lambda: all((folder.path / f"waiting-{rank}").exists() for rank in (0, 1)))
         attempt.stop(20)

@@ -114,7 +114,7 @@ class Run:
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_what_would_come_again_stops_at_once(kind):
+def test_failure_that_would_repeat_stops_at_once(kind):
     assert Run().fail(kind).action == "stop"
 
 
@@ -134,7 +134,7 @@ def test_the_first_damaged_checkpoint_costs_nothing():
     run = Run(replace_settings(max_failures_per_class=1, breaker_failures=1))
     decision = run.fail(FailureClass.CHECKPOINT_CORRUPT)
     assert (decision.action, decision.delay_seconds) == ("retry", 0)
-    assert "back to the newest checkpoint" in decision.reason
+    assert "back to the newest intact checkpoint" in decision.reason
     assert "breaker" in run.fail(FailureClass.NETWORK).reason
 
 
@@ -200,7 +200,7 @@ def test_the_last_attempt_that_preemptions_leave_may_be_on_demand():
     told = [run.fail(FailureClass.PREEMPTION) for _ in range(3)]
     assert [item.on_demand for item in told] == [False, True, False]
     assert [item.action for item in told] == ["retry", "retry_changed", "stop"]
-    assert "on demand" in told[1].reason
+    assert "on-demand" in told[1].reason
 
 
 def test_so_may_the_breakers_last_try_and_a_checkpoint_leads_back():
@@ -256,7 +256,7 @@ def test_jitter_scatters_runs():
     assert len(delays) == 20
 
 
-def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
+def test_fallbacks_are_tried_in_order_and_listed_at_the_end():
     run = Run()
     walked = []
     needed = 30 * GIB
@@ -267,10 +267,10 @@ def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
     assert walked == ["4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"]
     for fallback in DEVICE_FALLBACKS:
         assert fallback.name in decision.reason
-    assert "FSDP: nothing was left to lower" in decision.reason
+    assert "FSDP: nothing left to reduce" in decision.reason
     assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
     assert "about 30.0 GiB" in decision.reason
-    assert "smallest GPU that would do: A100-40 (40 GB)" in decision.reason
+    assert "smallest GPU with enough memory: A100-40 (40 GB)" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
     while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
         found.append(str(run.plan).removeprefix("1 x 1, activation checkpointing, "))
     assert found == walked
-    assert ("this memory is the host's own" in decision.reason) == (device == "cpu")
+    assert ("this memory is host memory" in decision.reason) == (device == "cpu")
 
 
 def test_a_rung_that_would_not_help_is_passed_over():
@@ -307,7 +307,7 @@ def test_a_rung_that_would_not_help_is_passed_over():
     assert fallback.name == "smaller micro-batch"
 
 
-def test_what_knows_no_shards_has_no_such_rung():
+def test_option_without_sharding_support_skips_the_sharding_fallback():
     found = fallbacks_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
     plan = replace(plan_batch(2, 2), gradient_checkpointing=True)
     assert next_fallback(plan, found) is None
@@ -369,7 +369,7 @@ def test_host_memory_is_no_matter_of_the_micro_batch_unless_on_the_cpu(device, w
 
 
 @pytest.mark.parametrize("device", ["cpu", "NVIDIA H100"])
-def test_a_rank_that_was_killed_and_nobody_knows_why_changes_nothing(device):
+def test_rank_killed_for_an_unknown_reason_changes_nothing(device):
     assert Run(device=device).fail(FailureClass.HOST_OOM, unexplained=True).action == "retry"
 
 
@@ -439,7 +439,7 @@ class Spent:
         if saves:
             self.failures.clear()
             self.last_try = False
-        if not decision.fallback and "back to the newest checkpoint whose" not in decision.reason:
+        if not decision.fallback and "back to the newest intact" not in decision.reason:
             breakers_own = self.last_try and kind not in self.APART
             self.failures["last try" if breakers_own else kind] += 1
         self.last_try |= "breaker is open" in decision.reason
@@ -469,7 +469,7 @@ def test_no_budget_is_ever_overdrawn(faults, recovery, device):
         assert spent.left(kind) >= 0
         assert spent.left_to_the_breaker >= 0
         used, most = spent.failures[kind], recovery.max_failures_per_class
-        if decision.action == "retry" and "nothing changes" in decision.reason:
+        if decision.action == "retry" and "retry unchanged" in decision.reason:
             assert spent.left(kind) > 0
             assert f"{used} of at most {most} in a row" in decision.reason
         if decision.action == "stop":

@@ -178,7 +178,7 @@ def warned(supervisor):
 @pytest.mark.parametrize(("section", "name", "value"), fields(REFUSED))
 def test_what_decides_what_is_learned_is_refused_by_name(begun, section, name, value):
     other = begun(section, name, value)
-    with pytest.raises(BadInput, match="cannot be continued with these: ") as error:
+    with pytest.raises(BadInput, match="cannot continue with these: ") as error:
         other.run()
     assert f"{section}.{name} " in error.value.message
     assert f"-> {value!r}" in error.value.message
@@ -199,7 +199,7 @@ def test_of_adapters_only_where_frozen_embeddings_are_kept_may_change(tmp_path, 
     told = settings(before, data), settings(moved, data)
     assert refused(*told) == []
     assert "'device' -> 'host'" in accepted(*told)
-    assert "not to the bit" not in accepted(*told)
+    assert "not bit for bit" not in accepted(*told)
     assert inputs_digest(before, data) == inputs_digest(moved, data)
     (why,) = refused(settings(before, data), settings(cut, data))
     assert why.startswith("model.adapter.frozen_head ")
@@ -218,15 +218,15 @@ def test_all_else_may_change_and_is_listed(begun, section, name, value):
     reorders = name in ("micro_batch_size", "gradient_checkpointing", "torch_compile") or (
         section == "compute" and name not in ("price_per_hour", "launcher")
     )
-    assert ("not to the bit" in told) == reorders
+    assert ("not bit for bit" in told) == reorders
 
 
-def test_what_a_pod_has_may_change_and_is_told_by_its_field(begun):
+def test_pod_settings_may_change_and_are_reported_by_field(begun):
     other = begun("compute", "pods", {"memory": "7Gi"})
     with pytest.raises(Reached):
         other.run()
     (told,) = warned(other)
-    assert told.endswith("settings than before: compute.pods.memory '16Gi' -> '7Gi'")
+    assert told.endswith("continues with changed settings: compute.pods.memory '16Gi' -> '7Gi'")
 
 
 def test_another_adapter_is_refused_by_its_field(begun):
@@ -279,18 +279,18 @@ def test_a_base_model_whose_files_change_is_refused(config, data, tmp_path):
     (base / "model.safetensors").write_bytes(b"WEIGHTS")
     (told,) = refused(before[0], settings(based, data))
     assert told.startswith("base.content")
-    assert "files that model.base stands for" in told
+    assert "files of model.base" in told
     assert inputs_digest(based, data) != before[1]
 
 
-def test_unchanged_it_goes_on_without_a_word(begun):
+def test_unchanged_run_continues_silently(begun):
     other = begun()
     with pytest.raises(Reached):
         other.run()
     assert not warned(other)
 
 
-def test_a_ledger_that_tells_no_settings_still_refuses(begun, monkeypatch):
+def test_ledger_without_settings_still_rejects(begun, monkeypatch):
     history = Ledger.history
 
     def silent(ledger):
@@ -301,4 +301,4 @@ def test_a_ledger_that_tells_no_settings_still_refuses(begun, monkeypatch):
     monkeypatch.setattr(Ledger, "history", silent)
     with pytest.raises(BadInput) as error:
         begun("training", "seed", 7).run()
-    assert error.value.message.endswith("cannot be continued with these")
+    assert error.value.message.endswith("cannot continue with these")

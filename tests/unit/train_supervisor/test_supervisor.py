@@ -59,7 +59,7 @@ def test_a_run_that_finishes(supervisor, workspace):
     assert (ended.outcome, ended.failure_class) == ("finished", "")
 
 
-def test_the_ranks_are_told_everything_by_their_folder(supervisor, workspace, data):
+def test_ranks_get_everything_from_their_folder(supervisor, workspace, data):
     supervisor("finish").run()
     spec = AttemptSpec.load(AttemptFolder(workspace.attempts / "0001").spec)
     assert (spec.micro_batch_size, spec.gradient_accumulation_steps) == (8, 1)
@@ -166,7 +166,7 @@ def test_a_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(supervi
     assert other.run().attempts == 3, "what one model taught says nothing about another"
 
 
-def test_what_is_asked_of_the_next_run_is_no_more_than_its_own_bound(supervisor, workspace):
+def test_learned_limit_stays_within_the_next_runs_own_bound(supervisor, workspace):
     supervisor("fit").run()
     small = supervisor("fit", run="small", training={"global_batch_size": 8, "micro_batch_size": 1})
     small.run()
@@ -184,7 +184,7 @@ def test_out_of_memory_to_the_end_the_account_names_every_attempt(supervisor):
         assert fallback.name in text
 
 
-def test_a_new_supervisor_goes_on_with_the_decision_of_one_that_died(supervisor, workspace):
+def test_new_supervisor_continues_with_the_decision_of_a_dead_one(supervisor, workspace):
     def halve(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
         return RecoveryDecision("retry_changed", "smaller", delay_seconds=4, micro_batch_size=4)
@@ -320,7 +320,7 @@ def test_other_data_under_the_same_name_is_refused(supervisor, data):
         running.run()
 
 
-def test_what_only_says_how_often_to_tell_may_change(supervisor):
+def test_logging_intervals_may_change(supervisor):
     supervisor("crash").run()
     running = supervisor("finish")
     training = running.config.training.model_copy(update={"logging_steps": 3, "save_steps": 7})

@@ -56,7 +56,7 @@ def test_a_template_that_was_killed_is_replaced(module, folder, make_folder):
         assert run(launcher, make_folder(attempt=2)) == {0: 0}
 
 
-def test_an_agent_that_dies_with_its_template_is_told_with_its_signal(module, folder, wait_for):
+def test_agent_that_dies_with_its_template_is_reported_with_its_signal(module, folder, wait_for):
     warning = "import sys; print('install something', file=sys.stderr); sys.stderr.flush()"
     with module(warning, "wait") as launcher, launcher.start(folder) as attempt:
         wait_for(lambda: (folder.path / "waiting-0").exists())
@@ -81,7 +81,7 @@ def test_no_template_outlives_its_launcher(module, folder):
     assert not template.is_running()
 
 
-def test_an_import_that_fails_is_told(module, folder):
+def test_failed_import_is_reported(module, folder):
     with module("import nothing_of_that_name") as launcher:
         assert run(launcher, folder) == {}
     assert "nothing_of_that_name" in folder.node(0).log.read_text()
@@ -101,7 +101,7 @@ def test_an_import_that_fails_is_told(module, folder):
         ("raise OSError(28, 'No space left on device')", "storage", "No space left"),
     ],
 )
-def test_an_agent_that_never_starts_is_told_with_what_is_known(
+def test_agent_that_never_starts_is_reported_with_what_is_known(
     module, folder, code, expected, said
 ):
     with module(code) as launcher:

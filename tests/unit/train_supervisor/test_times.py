@@ -164,7 +164,7 @@ def test_a_wait_for_the_writer_is_counted_where_it_was(write):
 
 
 @given(faults=FAULTS, save_every=st.integers(1, 9), finishes=st.booleans())
-def test_a_played_run_is_told_as_it_was(faults, save_every, finishes):
+def test_simulated_run_is_reported_as_it_happened(faults, save_every, finishes):
     run = Played(save_every)
     for steps, comes, damaged, wait in faults:
         run.attempt(steps, comes_to_its_first_step=comes, damaged=damaged)

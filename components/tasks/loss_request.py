@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import torch
 
 
-class Asked:
+class LossRequest:
     """A request for a loss.
 
     targets: (rows, length), int64. smoothing: share of each target that is spread over all classes.
@@ -26,20 +26,20 @@ class Asked:
         self.loss: torch.Tensor | None = None
 
 
-_asked: ContextVar[Asked | None] = ContextVar("_asked", default=None)
+_request: ContextVar[LossRequest | None] = ContextVar("_request", default=None)
 
 
 @contextlib.contextmanager
-def asking(targets: torch.Tensor, smoothing: float = 0.0) -> Iterator[Asked]:
+def request_loss(targets: torch.Tensor, smoothing: float = 0.0) -> Iterator[LossRequest]:
     """Within this context, a fused head returns the summed loss instead of logits."""
-    asked = Asked(targets, smoothing)
-    token = _asked.set(asked)
+    request = LossRequest(targets, smoothing)
+    token = _request.set(request)
     try:
-        yield asked
+        yield request
     finally:
-        _asked.reset(token)
+        _request.reset(token)
 
 
-def asked_loss() -> Asked | None:
+def requested_loss() -> LossRequest | None:
     """Return the current request to the head. None means that logits are wanted."""
-    return _asked.get()
+    return _request.get()

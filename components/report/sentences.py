@@ -46,7 +46,7 @@ def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> st
     happened = f"attempt {ended.attempt} {ended.outcome} at step {ended.step:,}"
     happened += f" ({_first_line(ended.message)})" if ended.message else ""
     if decided is None:
-        return f"{happened}; a new supervisor goes on from step {step:,}"
+        return f"{happened}; a new supervisor continues from step {step:,}"
     action = decided.action.replace("_", " ")
     if decided.action == "stop":
         return f"{happened}; {action}: {_first_line(decided.reason)}"
@@ -54,28 +54,28 @@ def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> st
 
 
 @singledispatch
-def tell(event: Event) -> str:  # noqa: ARG001  the fallback has nothing to look at
+def describe(event: Event) -> str:  # noqa: ARG001  the fallback has nothing to look at
     """Return the event in one line, or "" for events that are only shown live."""
     return ""
 
 
-@tell.register
+@describe.register
 def _(event: StepStarted) -> str:
     return f"{event.stage}: started"
 
 
-@tell.register
+@describe.register
 def _(event: StepFinished) -> str:
     state = "reused" if event.reused else "done"
     return f"{event.stage}: {state}" + (f", {event.summary}" if event.summary else "")
 
 
-@tell.register
+@describe.register
 def _(event: StepFailed) -> str:
     return f"{event.stage}: failed: {_first_line(event.message)}"
 
 
-@tell.register
+@describe.register
 def _(event: AttemptStarted) -> str:
     start = f"from step {event.resumed_from_step:,}" if event.resumed_from_step else "from step 0"
     batch = (
@@ -91,7 +91,7 @@ def _(event: AttemptStarted) -> str:
     return f"train: attempt {event.attempt} starts {start}, batch {batch}"
 
 
-@tell.register
+@describe.register
 def _(event: AttemptEnded) -> str:
     text = (
         f"train: attempt {event.attempt} {event.outcome.replace('_', ' ')} at step {event.step:,}"
@@ -101,12 +101,12 @@ def _(event: AttemptEnded) -> str:
     )
 
 
-@tell.register
+@describe.register
 def _(event: DecisionMade) -> str:
     return f"train: {event.action.replace('_', ' ')}: {event.reason}"
 
 
-@tell.register
+@describe.register
 def _(event: TrainingStarted) -> str:
     return (
         f"train: {amount(event.parameters)} parameters, {event.precision} on {event.device}, "
@@ -114,13 +114,13 @@ def _(event: TrainingStarted) -> str:
     )
 
 
-@tell.register
+@describe.register
 def _(event: Validated) -> str:
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
     return f"train: step {event.step:,} validated, {metrics}" + (" (best)" if event.best else "")
 
 
-@tell.register
+@describe.register
 def _(event: CheckpointSaved) -> str:
     return (
         f"train: step {event.step:,} checkpoint saved, {amount(event.bytes)}B "
@@ -128,26 +128,26 @@ def _(event: CheckpointSaved) -> str:
     )
 
 
-@tell.register
+@describe.register
 def _(event: TrainingDiverged) -> str:
     return f"train: diverged at step {event.step:,}, loss {event.loss}"
 
 
-@tell.register
+@describe.register
 def _(event: GradientOverflow) -> str:
     return f"train: step {event.step:,} skipped, gradients overflowed at scale {event.scale:g}"
 
 
-@tell.register
+@describe.register
 def _(event: Warned) -> str:
     return f"{event.stage}: {event.message}"
 
 
-@tell.register
+@describe.register
 def _(event: Resubmitted) -> str:
     return (
-        f"a step was lost; submitted again as run {event.kfp_run}, "
-        f"{event.number} of at most {event.limit} in a row without a new checkpoint"
+        f"a step was lost; resubmitted as run {event.kfp_run}, {event.number} of at most "
+        f"{event.limit} in a row without a new checkpoint"
     )
 
 

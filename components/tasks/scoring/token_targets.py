@@ -25,7 +25,7 @@ Block = Callable[[int, int, int, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TokenTargets:
     """The tokens to score.
 
     places: (places,), positions among the tokens of the forward pass, row after row.
@@ -47,7 +47,7 @@ class Head:
         self._plain = type(self._layer) is torch.nn.Linear and self._gives_logits(model)
 
     def ask(
-        self, asked: Asked, forward: Callable[[], torch.Tensor]
+        self, targets: TokenTargets, forward: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the model on a batch.
 
@@ -60,7 +60,7 @@ class Head:
         kept: list[torch.Tensor] = []
 
         def select(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
-            states = given[0].flatten(0, 1)[asked.places]
+            states = given[0].flatten(0, 1)[targets.places]
             kept.append(states)
             # One state is enough to run the head, whose output is not used.
             return (states[None, :1] if self._plain else states[None], *given[1:])
@@ -74,10 +74,10 @@ class Head:
             if hook is not None:
                 hook.remove()
         if not kept:
-            logits = logits[asked.places]
+            logits = logits[targets.places]
         if not (kept and self._plain):
             return judge(
-                asked, logits.shape[-1], lambda top, end, left, right: logits[top:end, left:right]
+                targets, logits.shape[-1], lambda top, end, left, right: logits[top:end, left:right]
             )
         states, weight, bias = kept[0], self._layer.weight, self._layer.bias
 
@@ -85,7 +85,7 @@ class Head:
             part = None if bias is None else bias[left:right]
             return functional.linear(states[top:end], weight[left:right], part)
 
-        return judge(asked, len(weight), block)
+        return judge(targets, len(weight), block)
 
     def _gives_logits(self, model: Any) -> bool:
         """Test the model itself: return whether its logits are its head's unchanged output."""
@@ -100,7 +100,7 @@ class Head:
         return len(given) == 1 and logits is given[0]
 
 
-def judge(asked: Asked, words: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+def judge(targets: TokenTargets, words: int, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-likelihoods and whether each token is the most likely one, (tokens,).
 
     The first of equally likely tokens counts as the most likely one, as in `argmax`.
@@ -108,17 +108,17 @@ def judge(asked: Asked, words: int, block: Block) -> tuple[torch.Tensor, torch.T
     Args:
         words: size of the vocabulary.
     """
-    device = asked.places.device
+    device = targets.places.device
     width = _CELLS.get(device.type, _CELLS["cuda"]) // _ROWS
     # Sort by place and vocabulary block, so that the tokens of a block are contiguous.
-    groups = asked.of // _ROWS * (words // width + 1) + asked.tokens // width
+    groups = targets.of // _ROWS * (words // width + 1) + targets.tokens // width
     order = groups.argsort(stable=True)
     nats = torch.empty(len(order), dtype=torch.float32, device=device)
     greedy = torch.empty(len(order), dtype=torch.bool, device=device)
     counts = torch.bincount(groups).tolist()
     begin = 0
-    for top in range(0, len(asked.places), _ROWS):
-        end = min(top + _ROWS, len(asked.places))
+    for top in range(0, len(targets.places), _ROWS):
+        end = min(top + _ROWS, len(targets.places))
         # Start with a finite value: a block may consist only of impossible tokens (minus infinity).
         highest = torch.full((end - top,), torch.finfo(torch.float32).min, device=device)
         leading = torch.full((end - top,), -1, device=device)
@@ -132,7 +132,7 @@ def judge(asked: Asked, words: int, block: Block) -> tuple[torch.Tensor, torch.T
             if count:
                 mine = order[begin : begin + count]
                 begin += count
-                rows, tokens = asked.of[mine] - top, asked.tokens[mine] - left
+                rows, tokens = targets.of[mine] - top, targets.tokens[mine] - left
                 own = logits[rows, tokens]
                 best = own == peak[rows]
                 best[best.clone()] = logits[rows[best]].argmax(-1) == tokens[best]

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from steadytrain.components.tasks.scoring.asked_tokens import Asked, judge
+from steadytrain.components.tasks.scoring.token_targets import TokenTargets, judge
 
 WORDS, PLACES = 3000, 700
 """More than one block of each."""
 
 
-def asked(logits, count=2500):
+def targets(logits, count=2500):
     generator = torch.Generator().manual_seed(1)
     of = torch.randint(PLACES, (count,), generator=generator)
     tokens = torch.randint(WORDS, (count,), generator=generator)
     # Also ask for the likeliest token of each position, which random sampling rarely picks.
     of = torch.cat([of, torch.arange(PLACES)])
     tokens = torch.cat([tokens, logits.argmax(-1)])
-    return Asked(torch.arange(PLACES), of, tokens)
+    return TokenTargets(torch.arange(PLACES), of, tokens)
 
 
 def by_parts(wanted, logits):
@@ -26,7 +26,7 @@ def by_parts(wanted, logits):
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_all_blocks_add_up(scale):
     logits = scale * torch.randn(PLACES, WORDS, generator=torch.Generator().manual_seed(0))
-    wanted = asked(logits)
+    wanted = targets(logits)
     nats, greedy = by_parts(wanted, logits)
     expected = logits.double().log_softmax(-1)[wanted.of, wanted.tokens]
     assert torch.allclose(nats.double(), expected, rtol=1e-6, atol=1e-5)
@@ -39,7 +39,7 @@ def test_of_equally_likely_words_the_first_is_the_likeliest():
     # Twice within one block, and once in another.
     logits[:, [7, 9, 2999]] = 1.0
     of = torch.arange(PLACES).repeat_interleave(3)
-    wanted = Asked(torch.arange(PLACES), of, torch.tensor([7, 9, 2999]).repeat(PLACES))
+    wanted = TokenTargets(torch.arange(PLACES), of, torch.tensor([7, 9, 2999]).repeat(PLACES))
     _, greedy = by_parts(wanted, logits)
     assert greedy.view(PLACES, 3).tolist() == [[True, False, False]] * PLACES
 
@@ -47,7 +47,7 @@ def test_of_equally_likely_words_the_first_is_the_likeliest():
 def test_words_that_cannot_come_have_no_part():
     logits = torch.full((PLACES, WORDS), -torch.inf)
     logits[:, [1500, 2000]] = 3.0
-    wanted = Asked(torch.tensor([0]), torch.tensor([0, 0]), torch.tensor([1500, 4]))
+    wanted = TokenTargets(torch.tensor([0]), torch.tensor([0, 0]), torch.tensor([1500, 4]))
     nats, greedy = by_parts(wanted, logits)
     assert nats.tolist() == [pytest.approx(-0.6931472), -torch.inf]
     assert greedy.tolist() == [True, False]
