@@ -229,7 +229,7 @@ def test_what_is_missing_is_said(bare: Any) -> None:
         "data": "not been prepared",
         "training": "No training step",
         "attempts": "not been attempted",
-        "environment": "did not say",
+        "environment": "did not record",
     }.items():
         assert text in page.sections[section]
     assert summary(bare.workspace) == [f"Run {bare.workspace.run_id} has not started a step."]

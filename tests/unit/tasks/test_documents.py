@@ -118,7 +118,7 @@ def test_in_sixteen_bits_it_is_as_near_as_those_are(length):
 
 def test_a_row_of_other_documents_is_refused():
     row = torch.zeros(1, 2, 5, 8)
-    with pytest.raises(ValueError, match="are no 6 tokens"):
+    with pytest.raises(ValueError, match="is not the shape of 6 tokens"):
         attend(row, row, row, Documents([4, 2]), scale=1.0)
 
 
