@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
@@ -44,6 +47,12 @@ def test_each_name_has_its_encoder():
     assert isinstance(open_encoder(DataConfig(source=["x"])).columns(), list)
     chat = DataConfig(source=["x"], task="supervised_finetuning")
     assert isinstance(open_encoder(chat), ChatEncoder)
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
+def test_an_encoder_can_be_sent_to_another_process(name):
+    encoder = open_encoder(DataConfig(source=["x"], task=name))
+    assert pickle.loads(pickle.dumps(encoder)) == encoder
 
 
 def test_a_class_that_trains_takes_the_other_parts_from_a_built_in_task(mine):
