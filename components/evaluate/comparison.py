@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -35,6 +34,7 @@ from steadytrain.components.shared.registry.versions import (
     Version,
     comparable_tags,
 )
+from steadytrain.components.tasks.registry import OpenTask
 
 _OTHER_SPLIT: Final = (
     "the model that it started from (model.base) was trained on another split, so that it may have "
@@ -42,15 +42,11 @@ _OTHER_SPLIT: Final = (
     "data.test_share and data.columns.group, or start from another model"
 )
 
-OpenTask = Callable[[], Any]
-"""Returns the run's task. Called only if something must be computed, because it imports torch."""
-
 
 @dataclass(frozen=True)
 class Candidate:
     """An evaluated candidate.
 
-    task: opens the run's task.
     records: the records it was scored on.
     scores: its scores on these records, in the same order.
     tasks: lm-eval's tasks, if the gate compares models by one of them.
@@ -101,13 +97,13 @@ class Candidate:
         refusal = self._unlike(champion)
         if refusal:
             return gate.refuse(values, refusal, champion.number)
-        task = self.task()
+        packager, scorer = self.task.packager, self.task.scorer
         try:
-            components = place(task.load_logged(champion.uri), self.config)
+            components = place(packager.load_logged(champion.uri), self.config)
             if self.config.gate.task_metric:
                 pair = self._task_pair(champion, components, report)
             else:
-                theirs = Scores.of(score(task, components, self.records, report))
+                theirs = Scores.of(score(scorer, components, self.records, report))
                 pair = self._pair(champion, theirs, metric)
         except Exception as error:
             # A foreign model can raise anything, and the candidate is not to blame for it.

@@ -31,7 +31,7 @@ def evaluation_page(
     """Return the page as HTML.
 
     Args:
-        scores: columns of `Task.score`, one row per record.
+        scores: columns of `Scorer.score`, one row per record.
         records: the raw records in the same order. If they have a `text` column, the page shows
             excerpts.
     """

@@ -20,7 +20,7 @@ _KNOWN: Final = {
 
 @dataclass(frozen=True)
 class Scores:
-    """The result of `Task.score`, as arrays with one value per example.
+    """The result of `Scorer.score`, as arrays with one value per example.
 
     loss: nats, summed over the example's targets.
     bytes: size of the scored text.
@@ -39,7 +39,7 @@ class Scores:
 
     @classmethod
     def of(cls, table: pa.Table) -> Scores:
-        """Convert a table with the columns of `Task.score`.
+        """Convert a table with the columns of `Scorer.score`.
 
         Raises:
             BadInput: a number of targets or bytes is negative.

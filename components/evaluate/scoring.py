@@ -15,6 +15,8 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.records import DataRecord, TrainRecord
+from steadytrain.components.tasks.base import Components, Scorer
+from steadytrain.components.tasks.registry import OpenTask
 
 Report = Callable[[int], None]
 """Called with the number of records scored so far."""
@@ -49,23 +51,23 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
     return records.take(sorted(chosen))
 
 
-def score(task: Any, components: Any, records: pa.Table, report: Report) -> pa.Table:
-    """Run `Task.score` on all records, a few hundred at a time, to report progress."""
+def score(scorer: Scorer, components: Components, records: pa.Table, report: Report) -> pa.Table:
+    """Run `Scorer.score` on all records, a few hundred at a time, to report progress."""
     parts = []
     for start in range(0, records.num_rows, _RECORDS_AT_ONCE):
-        parts.append(task.score(components, records.slice(start, _RECORDS_AT_ONCE)))
+        parts.append(scorer.score(components, records.slice(start, _RECORDS_AT_ONCE)))
         report(min(start + _RECORDS_AT_ONCE, records.num_rows))
     return pa.concat_tables(parts)
 
 
 def score_candidate(
-    config: RunConfig, task: Any, folder: Path, records: pa.Table, report: Report
+    config: RunConfig, task: OpenTask, folder: Path, records: pa.Table, report: Report
 ) -> tuple[pa.Table, list[str]]:
     """Score the candidate.
 
     Returns:
-        The scores, in the columns of `Task.score`, and the digests of the splits that the model was
-        trained with.
+        The scores, in the columns of `Scorer.score`, and the digests of the splits that the model
+        was trained with.
 
     Raises:
         BadInput: the list of splits in the model's configuration is malformed.
@@ -74,8 +76,8 @@ def score_candidate(
     """
     from steadytrain.components.tasks.splits import splits_of
 
-    components = place(task.load_exported(folder), config)
-    scores = score(task, components, records, report)
+    components = place(task.packager.load_exported(folder), config)
+    scores = score(task.scorer, components, records, report)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
         raise SteadytrainError(

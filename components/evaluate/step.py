@@ -8,9 +8,7 @@ it stays valid.
 
 from __future__ import annotations
 
-from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +19,7 @@ from steadytrain.components.evaluate.calibration import (
     precision_recall,
 )
 from steadytrain.components.evaluate.classes import Classes, confusion, per_class
-from steadytrain.components.evaluate.comparison import Candidate, OpenTask, resampling
+from steadytrain.components.evaluate.comparison import Candidate, resampling
 from steadytrain.components.evaluate.language_tasks import TaskResults, run_lm_tasks
 from steadytrain.components.evaluate.measure import measure, measure_slices
 from steadytrain.components.evaluate.page import evaluation_page
@@ -35,7 +33,7 @@ from steadytrain.components.evaluate.scoring import (
 )
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import JUDGING_CODE, users_code_digest
+from steadytrain.components.shared.digest import JUDGING_CODE
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.lm_tasks import LmTasks, open_lm_tasks
@@ -51,7 +49,7 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.registry import OpenTask, task_code
 
 SCORES = "scores.parquet"
 TASK_ANSWERS = "tasks.parquet"
@@ -75,7 +73,7 @@ def run(
         workspace = current.workspace
         data = data or DataRecord.load(workspace.record("preprocess"))
         train = train or TrainRecord.load(workspace.record("train"))
-        task = _task(config, data)
+        task = OpenTask(config, data)
         records = judged_records(config, data)
         tasks = open_lm_tasks(config) if config.evaluation.tasks else None
         evaluation, table = _evaluation(current, config, data, train, task, records, tasks)
@@ -93,10 +91,6 @@ def run(
         decision.save(workspace.record("gate"))
         current.summary = _summary(evaluation, decision)
         return evaluation, decision
-
-
-def _task(config: RunConfig, data: DataRecord) -> OpenTask:
-    return cache(partial(open_task, config, data))
 
 
 def _standing(candidate: Candidate, champion: Version | None, current: Stage) -> GateRecord | None:
@@ -142,7 +136,7 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
     return Candidate(
         config,
         data,
-        _task(config, data),
+        OpenTask(config, data),
         train.weights_digest,
         evaluation,
         judged_records(config, data),
@@ -168,7 +162,7 @@ def _evaluation(
         config.data.model_dump(mode="json"),
         config.evaluation.model_dump(mode="json"),
         config.training.seed,
-        users_code_digest(config.data.task),
+        task_code(config.data.task),
         plugins.added(plugins.METRICS),
         *([tasks.digest] if tasks else []),
         code=JUDGING_CODE,
@@ -178,12 +172,12 @@ def _evaluation(
         current.reused = True
         return known, pq.read_table(known.scores)
     report = scoring_progress(current, "candidate", records)
-    table, splits = score_candidate(config, task(), trained_model(train), records, report)
+    table, splits = score_candidate(config, task, trained_model(train), records, report)
     folder = current.workspace.evaluation
     path = _write(folder / SCORES, table)
     files, reached = [path], {}
     if tasks is not None:
-        results = _task_results(current, config, task(), trained_model(train), tasks)
+        results = _task_results(current, config, task, trained_model(train), tasks)
         files.append(_write(folder / TASK_ANSWERS, results.answers))
         reached = results.scores
     scores = Scores.of(table)
@@ -195,7 +189,7 @@ def _evaluation(
         weights_digest=train.weights_digest,
         examples=records.num_rows,
         metrics=measure(scores, resampling(config)),
-        baselines=task().baselines(records),
+        baselines=task.scorer.baselines(records),
         slices=measure_slices(scores),
         labels=labels,
         confusion=confusion(classes, len(labels)) if classes else [],
@@ -212,11 +206,11 @@ def _evaluation(
 
 
 def _task_results(
-    current: Stage, config: RunConfig, task: Any, folder: Path, tasks: LmTasks
+    current: Stage, config: RunConfig, task: OpenTask, folder: Path, tasks: LmTasks
 ) -> TaskResults:
     """Run lm-eval's tasks on the candidate."""
     results = run_lm_tasks(
-        place(task.load_exported(folder), config),
+        place(task.packager.load_exported(folder), config),
         tasks,
         batch_size=config.evaluation.batch_size,
         how=resampling(config),

@@ -10,6 +10,7 @@ from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.families import has_formula
 from steadytrain.components.memory.shape import Shape, shape_of
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.tasks.registry import open_encoder
 
 ASSUMED_LABELS: Final = 2
 """Classes if a classification's labels are not configured; they use almost no memory."""
@@ -53,7 +54,7 @@ def any_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
 
 def label_count(config: RunConfig) -> int:
     """Return the classes of a classification head; 0 for a language model's head."""
-    if config.data.task != "sequence_classification":
+    if not open_encoder(config.data).labeled:
         return 0
     return len(config.data.labels or ()) or ASSUMED_LABELS
 

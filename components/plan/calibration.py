@@ -21,6 +21,7 @@ from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.fit import Choice
@@ -29,7 +30,7 @@ from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import Span, Speed, together
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.packing import collate_packed, collate_rows
-from steadytrain.components.tasks.registry import BUILT_IN, open_task
+from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.sequence_classification import collate_padded
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.loop.batches import to_device
@@ -89,7 +90,7 @@ def _source(steps: int, trial: Trial, ranks: int) -> str:
 
 def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
     option, task, why = choice.option, job.config.data.task, ""
-    if task not in BUILT_IN:
+    if not plugins.is_ours(plugins.TASKS, task):
         why = f"data.task = {task!r}: only that task knows what its batches look like"
     elif option.adapter == "qlora":
         why = (
@@ -222,6 +223,6 @@ def row_lengths(config: RunConfig, count: int) -> list[int]:
     if data is None:
         return [config.data.sequence_length] * count
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
-    task, training = open_task(config, data), config.training
+    task, training = OpenTask(config, data).training, config.training
     order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
     return [len(rows[index]["input_ids"]) for index in order.take(0, count)]

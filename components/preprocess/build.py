@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from steadytrain.components.preprocess.card import DataCard, card_html
 from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
-from steadytrain.components.preprocess.encode import Coding, plain_text
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.model import Model
@@ -22,12 +21,11 @@ from steadytrain.components.preprocess.prepare import (
     PartJob,
     SideCounts,
     prepare,
-    test_schema,
     training_texts,
 )
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_defects, read_everything
-from steadytrain.components.preprocess.shards import write_side
+from steadytrain.components.preprocess.shards import write_packed, write_rows
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
@@ -43,15 +41,29 @@ from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.records import DataRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
+from steadytrain.components.tasks.encoding.base import (
+    Encoder,
+    Fitted,
+    RowEncoder,
+    TokenizerSettings,
+)
 
 TEST_RECORDS: Final = "test-records.arrow"
 TOKENIZER: Final = "tokenizer"
 
 
 def build(
-    config: RunConfig, model: Model, inputs: Inputs, scratch: Path, current: Stage
+    config: RunConfig,
+    encoder: Encoder,
+    model: Model | None,
+    inputs: Inputs,
+    scratch: Path,
+    current: Stage,
 ) -> DataRecord:
     """Prepare the data in <scratch>/data. Other folders in `scratch` hold intermediate results.
+
+    Args:
+        model: None if the task has no tokenizer.
 
     Returns:
         The record. Its folder is not the final one yet.
@@ -60,13 +72,14 @@ def build(
         DataError: the data cannot be used.
     """
     with workers(worth_starting(inputs.stored_bytes)) as pool:
-        return _Builder(config, model, inputs, scratch, current, pool).build()
+        return _Builder(config, encoder, model, inputs, scratch, current, pool).build()
 
 
 @dataclass
 class _Builder:
     config: RunConfig
-    model: Model
+    encoder: Encoder
+    model: Model | None
     inputs: Inputs
     scratch: Path
     current: Stage
@@ -89,8 +102,8 @@ class _Builder:
             findings = self._find_duplicates()
             trained = self._trained_labels(reading, findings)
             labels = self.data.labels or trained
-            self._make_tokenizer()
-            names = self._encode(labels, self._coding(trained))
+            fitted = Fitted(self._make_tokenizer(), tuple(labels), frozenset(trained), self.scratch)
+            names = self._encode(self.encoder.row_encoder(fitted))
             check_defects(self.data, self.quarantine, reading.records)
             self._check_sides()
         finally:
@@ -107,6 +120,7 @@ class _Builder:
         return read_everything(
             self.inputs,
             self.data,
+            self.encoder,
             spool=self.spool,
             quarantine=self.quarantine,
             scratch=self.scratch,
@@ -119,12 +133,12 @@ class _Builder:
         )
 
     def _find_duplicates(self) -> Findings:
-        threshold = self.data.near_duplicate_threshold
+        threshold = self.data.near_duplicate_threshold if self.encoder.tokenizer else None
         findings = find_duplicates(
             self.spool,
             threshold=threshold,
             bands=0 if threshold is None else PERMUTATIONS // band_rows(threshold),
-            conflicts=self.data.task == "sequence_classification",
+            conflicts=self.encoder.labeled,
             progress=lambda done, total: self._progress("finding duplicates", done, total, "bands"),
         )
         findings.save(self.spool.folder)
@@ -132,7 +146,7 @@ class _Builder:
 
     def _trained_labels(self, reading: Reading, findings: Findings) -> list[str]:
         """Return the labels that occur on the training side, sorted."""
-        if self.data.task != "sequence_classification":
+        if not self.encoder.labeled:
             return []
         training = self.spool.array("sides") == SIDES.index("train")
         seen = np.unique(self.spool.array("labels")[training & (findings.codes == KEPT)])
@@ -161,45 +175,39 @@ class _Builder:
             )
         return trained
 
-    def _make_tokenizer(self) -> None:
-        folder = self.folder / TOKENIZER
-        if self.model.tokenizer is not None:
-            copy_tokenizer(self.model.tokenizer, folder, task=self.data.task)
-            return
-        train_tokenizer(
-            self._sample(),
-            folder,
-            vocab_size=self.config.model.vocab_size,
-            task=self.data.task,
-        )
+    def _make_tokenizer(self) -> Path | None:
+        """Return the folder of the task's tokenizer, or None if it has none."""
+        settings, folder = self.encoder.tokenizer, self.folder / TOKENIZER
+        if settings is None:
+            return None
+        if self.model is not None and self.model.tokenizer is not None:
+            copy_tokenizer(self.model.tokenizer, folder, settings)
+        else:
+            size = self.config.model.vocab_size
+            train_tokenizer(self._sample(settings), folder, settings, vocab_size=size)
+        return folder
 
-    def _sample(self) -> Iterator[str]:
+    def _sample(self, settings: TokenizerSettings) -> Iterator[str]:
         """Yield texts of the training side, by content hash, up to SAMPLE_BYTES."""
         done = 0
         total = min(SAMPLE_BYTES, sum(path.stat().st_size for path in self.spool.written()))
         for part in self.spool.written():
-            for text in training_texts(part, self.spool.folder, self.data.task):
+            for text in training_texts(part, self.spool.folder, settings):
                 if done >= SAMPLE_BYTES:
                     return
                 done += len(text)
                 yield text
             self._progress("training the tokenizer", min(done, total), total, "bytes")
 
-    def _coding(self, trained: list[str]) -> Coding:
-        tokenizer, length = self.folder / TOKENIZER, self.data.sequence_length
-        if self.data.task == "causal_lm":
-            return plain_text(tokenizer, self.scratch / "plain-text.json", length)
-        return Coding(self.data.task, tokenizer, length, trained=frozenset(trained))
-
-    def _encode(self, labels: list[str], coding: Coding) -> list[str]:
+    def _encode(self, rows: RowEncoder) -> list[str]:
         """Encode the parts one by one, and return their names in order."""
         jobs = [
             PartJob(
                 part=part,
                 spool=self.spool.folder,
                 output=self.parts,
-                coding=coding,
-                labels=tuple(labels),
+                encoder=self.encoder,
+                rows=rows,
             )
             for part in self.spool.written()
         ]
@@ -225,19 +233,21 @@ class _Builder:
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")
-        return write_side(
-            side,
-            [self.parts / f"{side}-{name}.arrow" for name in names],
-            self.folder,
-            task=self.data.task,
-            capacity=self.data.sequence_length,
-            documents=self.counts[side].documents,
-        )
+        parts = [self.parts / f"{side}-{name}.arrow" for name in names]
+        documents = self.counts[side].documents
+        if self.encoder.packed:
+            capacity = self.data.sequence_length
+            return write_packed(side, parts, self.folder, capacity=capacity, documents=documents)
+        schema = self.encoder.schema
+        return write_rows(side, parts, self.folder, schema=schema, documents=documents)
 
     def _join_test_records(self, names: list[str]) -> None:
-        with pa.ipc.new_file(str(self.folder / TEST_RECORDS), test_schema(self.data.task)) as out:
-            for name in names:
-                with pa.memory_map(str(self.parts / f"test-records-{name}.arrow")) as part:
+        parts = [self.parts / f"test-records-{name}.arrow" for name in names]
+        with pa.memory_map(str(parts[0])) as first:
+            schema = pa.ipc.open_file(first).schema
+        with pa.ipc.new_file(str(self.folder / TEST_RECORDS), schema) as out:
+            for path in parts:
+                with pa.memory_map(str(path)) as part:
                     reader = pa.ipc.open_file(part)
                     for number in range(reader.num_record_batches):
                         write_batch(out, reader.get_batch(number))
@@ -245,11 +255,12 @@ class _Builder:
     def _record(
         self, sides: dict[Side, SideRecord], labels: list[str], reading: Reading
     ) -> DataRecord:
-        split = split_digest(self.data)
+        split, text = split_digest(self.data), self.encoder.tokenizer is not None
+        tokenizer = sorted((self.folder / TOKENIZER).iterdir()) if text else []
         prepared = [
             *(name for side in sides.values() for name in (*side.shards, side.index)),
             TEST_RECORDS,
-            *(f"{TOKENIZER}/{path.name}" for path in sorted((self.folder / TOKENIZER).iterdir())),
+            *(f"{TOKENIZER}/{path.name}" for path in tokenizer),
         ]
         content = {name: file_digest(self.folder / name) for name in prepared}
         return DataRecord(
@@ -259,8 +270,8 @@ class _Builder:
             sides=sides,
             test_records=TEST_RECORDS,
             split_digest=split,
-            sequence_length=self.data.sequence_length,
-            tokenizer=TOKENIZER,
+            sequence_length=self.data.sequence_length if text else 0,
+            tokenizer=TOKENIZER if text else "",
             labels=labels,
             profile=reading.tally.profile(),
         )
@@ -273,7 +284,7 @@ class _Builder:
             records=reading.records,
             counts=self.counts,
             quarantine=self.quarantine.counts,
-            trained_tokenizer=self.model.tokenizer is None,
+            trained_tokenizer=self.model is not None and self.model.tokenizer is None,
         )
         content = json.dumps(card.as_dict(), indent=2, ensure_ascii=False)
         (self.folder / "card.json").write_text(content, encoding="utf-8")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from steadytrain.components.preprocess.prepare import SideCounts
-from steadytrain.components.preprocess.validate import DEFECTS, SET_ASIDE
+from steadytrain.components.preprocess.validate import SET_ASIDE
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 _ORDER: tuple[Side, ...] = ("train", "validation", "test")
 _DUPLICATES = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
@@ -22,7 +23,7 @@ _DUPLICATES = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_labe
 class SideCard:
     """One side of the split.
 
-    fill: share of token positions in the sequences that are filled.
+    fill: share of token positions in the sequences that are filled; 0 if there are no tokens.
     lengths: documents by number of tokens, as [from, to, count].
     truncated: records cut to the sequence length.
     skipped_windows: windows of long chats with nothing to predict.
@@ -95,14 +96,14 @@ class DataCard:
 
 def _side(record: DataRecord, side: Side, counts: SideCounts) -> SideCard:
     prepared = record.sides[side]
-    places = max(1, prepared.rows * record.sequence_length)
+    places = prepared.rows * record.sequence_length
     return SideCard(
         documents=counts.documents,
         bytes=counts.bytes,
         rows=prepared.rows,
         tokens=prepared.tokens,
         target_tokens=prepared.target_tokens,
-        fill=round(prepared.tokens / places, 4),
+        fill=round(prepared.tokens / places, 4) if places else 0.0,
         lengths=[[2**n, 2 ** (n + 1) - 1, counts.lengths[n]] for n in sorted(counts.lengths)],
         truncated=counts.truncated,
         skipped_windows=counts.skipped,
@@ -130,11 +131,17 @@ def card_html(card: DataCard) -> str:
         ),
         records=f"{card.records:,}",
         used=f"{sum(side.documents for side in card.sides.values()):,}",
-        tokenizer="trained on the training side" if card.trained_tokenizer else "the model's own",
-        length=f"{card.sequence_length:,}",
+        tokenizer=_tokenizer(card),
         fingerprint=html.escape(card.fingerprint),
         sections="\n".join(sections),
     )
+
+
+def _tokenizer(card: DataCard) -> str:
+    if not card.sequence_length:
+        return "none"
+    origin = "trained on the training side" if card.trained_tokenizer else "the model's own"
+    return f"{origin}</dd><dt>sequence length</dt><dd>{card.sequence_length:,} tokens"
 
 
 def _split_table(card: DataCard) -> str:
@@ -252,7 +259,7 @@ _PAGE = """<!doctype html>
 <dl><dt>source</dt><dd>{source}</dd><dt>task</dt><dd>{task}</dd>
 <dt>files left out</dt><dd>{left_out}</dd>
 <dt>records</dt><dd>{records} read, {used} used</dd>
-<dt>tokenizer</dt><dd>{tokenizer}</dd><dt>sequence length</dt><dd>{length} tokens</dd>
+<dt>tokenizer</dt><dd>{tokenizer}</dd>
 <dt>fingerprint</dt><dd><code>{fingerprint}</code></dd></dl>
 {sections}
 </body></html>

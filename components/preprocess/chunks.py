@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from steadytrain.components.preprocess.validate import STRICT_JSON, Defect
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_BYTES: Final = 1 << 20
 

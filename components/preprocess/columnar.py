@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from steadytrain.components.preprocess.chunks import CHUNK_BYTES, Chunk, Rows, Table
 from steadytrain.components.preprocess.local_files import open_regular
-from steadytrain.components.preprocess.validate import Defect
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.tasks.encoding.fields import Defect
 
 ROW_LIMIT: Final = 64 << 20
 """A larger row is rejected when it is read."""

@@ -33,9 +33,9 @@ from steadytrain.components.preprocess.chunks import (
 )
 from steadytrain.components.preprocess.columnar import COLUMNAR, require_distinct
 from steadytrain.components.preprocess.sources import SourceFile, Stream
-from steadytrain.components.preprocess.validate import STRICT_JSON, Defect
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_ROWS: Final = 4096
 LINE_LIMIT: Final = 64 << 20

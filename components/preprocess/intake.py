@@ -21,9 +21,11 @@ from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Ent
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
 from steadytrain.components.preprocess.split import SIDES, side_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
-from steadytrain.components.preprocess.validate import Checked, Defect, check
+from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.preprocess.words import Runs, ascii_runs
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.fields import Defect
 
 _COLUMNS_SHOWN = 50
 
@@ -34,6 +36,7 @@ class ReadRequest:
 
     chunk: Chunk
     data: DataConfig
+    encoder: Encoder
     parts: int
 
 
@@ -66,20 +69,20 @@ def take_in(job: ReadRequest) -> Taken:
             if isinstance(row, Defect):
                 raise row
             taken.columns.update(list(row)[:_COLUMNS_SHOWN])
-            good.append((check(row, job.data), source, line))
+            good.append((check(row, job.data, job.encoder), source, line))
         except Defect as defect:
             excerpt = "" if isinstance(row, Defect) else str(dict(row))[:EXCERPT_CHARACTERS]
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
     records = [record for record, _, _ in good]
     taken.labels = {_hash(record.label): record.label for record in records if record.label}
-    runs = ascii_runs(record.content for record in records)
+    runs = ascii_runs(record.content for record in records) if job.encoder.tokenizer else None
     taken.tally.count(records, runs)
     taken.batch = _batch(good, runs, job)
     return taken
 
 
 def _batch(
-    good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs], job: ReadRequest
+    good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs] | None, job: ReadRequest
 ) -> Batch:
     records = [record for record, _, _ in good]
     sides = [SIDES.index(side_of(one.identity, one.group, job.data)) for one in records]
@@ -116,7 +119,7 @@ def _batch(
             dtype=np.uint64,
         ),
     }
-    if job.data.near_duplicate_threshold is not None:
+    if job.data.near_duplicate_threshold is not None and runs is not None:
         signatures = sign([one.content for one in records], runs)
         arrays |= _banded(signatures, job.data.near_duplicate_threshold)
     return Batch(by_part, arrays, len(good), rows.take(pa.array(order, pa.int64())))

@@ -6,7 +6,6 @@ quarantine with a reason.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,21 +17,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
-from steadytrain.components.preprocess.encode import Coding, EncodedRecord, Tokens, encode
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
 from steadytrain.components.preprocess.split import ID_BYTES, SIDES
 from steadytrain.components.preprocess.spool import read_part
 from steadytrain.components.shared.records import Side
-
-WINDOWS: Final = pa.schema(
-    [
-        ("document", pa.string()),
-        ("input_ids", pa.list_(pa.int32())),
-        ("targets", pa.list_(pa.int8())),
-        ("label", pa.int32()),
-    ]
+from steadytrain.components.tasks.encoding.base import (
+    Content,
+    EncodedRecord,
+    EncodedRow,
+    Encoder,
+    RowEncoder,
+    TokenizerSettings,
 )
-"""A row is a window of a document, or a record to classify, whose `targets` is empty."""
+from steadytrain.components.tasks.encoding.fields import Defect
+
+DOCUMENT, TOKENS, TARGETS = "_document", "_tokens", "_targets"
+_FACTS: Final = [
+    pa.field(DOCUMENT, pa.string()),
+    pa.field(TOKENS, pa.int32()),
+    pa.field(TARGETS, pa.int32()),
+]
+"""Columns of a part's file before those of the encoder: the content hash, and two counts."""
 
 _TEXT_AT_ONCE: Final = 1 << 20
 _SAMPLES: Final = 3
@@ -42,14 +47,14 @@ _SAMPLES: Final = 3
 class PartJob:
     """A part to encode.
 
-    spool, output: folders. labels: the classes in order.
+    spool, output: folders.
     """
 
     part: Path
     spool: Path
     output: Path
-    coding: Coding
-    labels: tuple[str, ...]
+    encoder: Encoder
+    rows: RowEncoder
 
 
 @dataclass
@@ -75,7 +80,7 @@ class SideCounts:
         self.bytes += len(record["content"].encode())
         self.truncated += outcome.truncated
         self.skipped += outcome.skipped
-        self.lengths[outcome.tokens.bit_length() - 1] += 1
+        self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
         if record["label"] is not None:
             self.labels[record["label"]] += 1
         if len(self.samples) < _SAMPLES:
@@ -116,31 +121,20 @@ def prepare(job: PartJob) -> Prepared:
     for index, side in enumerate(SIDES):
         rows = kept.filter(pa.array(np.asarray(kept["side"]) == index))
         path = job.output / f"{side}-{result.name}.arrow"
-        with pa.ipc.new_file(str(path), WINDOWS) as writer:
+        with pa.ipc.new_file(str(path), _part_schema(job.encoder)) as writer:
             used = _encode_side(rows, result.sides[side], job, writer, result.quarantine)
         if side == "test":
             _write_test_records(used, job, result.name)
     return result
 
 
-def test_schema(task: str) -> pa.Schema:
-    """Return the columns of a task's raw test records."""
-    fields = {"id": pa.string(), "group": pa.string(), "slice": pa.string()}
-    own = "messages" if task == "supervised_finetuning" else "text"
-    labels = {"label": pa.string()} if task == "sequence_classification" else {}
-    return pa.schema({**fields, own: pa.large_string(), **labels})
-
-
-def training_texts(part: Path, spool: Path, task: str) -> Iterator[str]:
+def training_texts(part: Path, spool: Path, settings: TokenizerSettings) -> Iterator[str]:
     """Yield the kept texts of the training side, to train a tokenizer on."""
     table = read_part(part)
     codes = Findings.load(spool).codes[table["number"].to_numpy()]
     training = np.asarray(table["side"]) == SIDES.index("train")
     for content in table.filter(pa.array((codes == KEPT) & training))["content"]:
-        if task == "supervised_finetuning":
-            yield from (item["content"] for item in json.loads(content.as_py()))
-        else:
-            yield content.as_py()
+        yield from settings.texts(content.as_py())
 
 
 def _encode_side(
@@ -150,20 +144,24 @@ def _encode_side(
     writer: pa.RecordBatchFileWriter,
     quarantine: list[Entry],
 ) -> pa.Table:
-    """Write the windows of a side's records, and return the records that were used."""
+    """Write the rows of a side's records, and return the records that were used."""
     used = [rows.slice(0, 0)]
     for batch in _by_size(rows):
         records, good = batch.to_pylist(), []
-        outcomes = encode(records, job.coding)
+        outcomes = job.rows.encode([Content(item["content"], item["label"]) for item in records])
         for record, outcome in zip(records, outcomes, strict=True):
-            if isinstance(outcome, Entry):
-                quarantine.append(outcome)
+            if isinstance(outcome, Defect):
+                quarantine.append(entry_of(record, outcome.reason, outcome.detail))
             else:
                 counts.count(record, outcome)
-                good += [(record, window) for window in outcome.windows]
-        writer.write_batch(_window_batch(good, job.labels))
-        used.append(batch.filter(pa.array([not isinstance(item, Entry) for item in outcomes])))
+                good += [(record["id"].hex(), row) for row in outcome.rows]
+        writer.write_batch(_row_batch(good, _part_schema(job.encoder)))
+        used.append(batch.filter(pa.array([not isinstance(item, Defect) for item in outcomes])))
     return pa.concat_tables(used)
+
+
+def _part_schema(encoder: Encoder) -> pa.Schema:
+    return pa.schema([*_FACTS, *encoder.schema])
 
 
 def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
@@ -178,34 +176,36 @@ def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
         start = stop
 
 
-def _window_batch(
-    good: Sequence[tuple[dict[str, Any], Tokens]], labels: tuple[str, ...]
-) -> pa.RecordBatch:
-    classes = {label: index for index, label in enumerate(labels)}
+def _row_batch(good: Sequence[tuple[str, EncodedRow]], schema: pa.Schema) -> pa.RecordBatch:
+    facts: dict[str, list[Any]] = {
+        DOCUMENT: [document for document, _ in good],
+        TOKENS: [row.tokens for _, row in good],
+        TARGETS: [row.targets for _, row in good],
+    }
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([record["id"].hex() for record, _ in good], pa.string()),
-            pa.array([window.input_ids for _, window in good], pa.list_(pa.int32())),
-            pa.array([window.targets for _, window in good], pa.list_(pa.int8())),
-            pa.array([classes.get(record["label"]) for record, _ in good], pa.int32()),
+            pa.array(
+                facts[field.name]
+                if field.name in facts
+                else [row.values[field.name] for _, row in good],
+                field.type,
+            )
+            for field in schema
         ],
-        schema=WINDOWS,
+        schema=schema,
     )
 
 
 def _write_test_records(rows: pa.Table, job: PartJob, name: str) -> None:
-    schema = test_schema(job.coding.task)
     ids: list[Any] = rows["id"].to_pylist()
     columns = {
         "id": pa.array([one.hex() for one in ids], pa.string()),
         "group": rows["group"],
         "slice": rows["slice"],
-        "text": rows["content"],
-        "messages": rows["content"],
-        "label": rows["label"],
+        **job.encoder.test_columns(rows.select(["content", "label"])),
     }
-    table = pa.table([columns[column] for column in schema.names], schema=schema)
-    with pa.ipc.new_file(str(job.output / f"test-records-{name}.arrow"), schema) as writer:
+    table = pa.table(columns)
+    with pa.ipc.new_file(str(job.output / f"test-records-{name}.arrow"), table.schema) as writer:
         writer.write_table(table)
 
 

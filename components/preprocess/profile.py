@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.parallel import workers, worth_starting
-from steadytrain.components.preprocess.remembered import Remembered
-from steadytrain.components.preprocess.validate import Checked, Defect, check
+from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.preprocess.words import Runs, ascii_runs, is_word
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataProfile
+from steadytrain.components.shared.remembered import Remembered
+from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.registry import open_encoder
 
 LENGTHS: Final = 24
 """Number of bins. A record's bin is the binary logarithm of its UTF-8 bytes, rounded down.
@@ -53,15 +56,25 @@ class Tally:
         self.labels: Counts = np.zeros((2, LABELS), dtype=np.int64)
         self.words: Counts = np.zeros((2, WORDS), dtype=np.int64)
 
-    def count(self, records: Sequence[Checked], runs: Sequence[Runs]) -> None:
-        """Count checked records. `runs` are the `ascii_runs` of their contents."""
-        words: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        for record, own in zip(records, runs, strict=True):
+    def count(self, records: Sequence[Checked], runs: Sequence[Runs] | None) -> None:
+        """Count checked records.
+
+        Args:
+            runs: the `ascii_runs` of their contents; None if these are not text.
+        """
+        for record in records:
             half = record.identity[-1] & 1
             size = len(record.content.encode())
             self.lengths[half, min(size.bit_length() - 1, LENGTHS - 1)] += 1
             if record.label is not None:
                 self.labels[half, _bucket(record.label, LABELS)] += 1
+        if runs is not None:
+            self._count_words(records, runs)
+
+    def _count_words(self, records: Sequence[Checked], runs: Sequence[Runs]) -> None:
+        words: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        for record, own in zip(records, runs, strict=True):
+            half = record.identity[-1] & 1
             words[half].update(_WORD.findall(record.content) if own is None else own)
         for half, counter in enumerate(words):
             buckets = np.fromiter(map(_KNOWN.__getitem__, counter), np.int64, len(counter))
@@ -88,23 +101,24 @@ def profile_of(inputs: Inputs, data: DataConfig, scratch: Path) -> DataProfile:
     Args:
         scratch: folder for downloads, one file at a time.
     """
-    total = Tally()
-    jobs = ((chunk, data) for chunk in inputs.chunks(data, scratch))
+    total, encoder = Tally(), open_encoder(data)
+    jobs = ((chunk, data, encoder) for chunk in inputs.chunks(data, scratch))
     with workers(worth_starting(inputs.stored_bytes)) as pool:
         for tally in pool.map(_tally, jobs):
             total.add(tally)
     return total.profile()
 
 
-def _tally(job: tuple[Chunk, DataConfig]) -> Tally:
-    chunk, data = job
+def _tally(job: tuple[Chunk, DataConfig, Encoder]) -> Tally:
+    chunk, data, encoder = job
     good: list[Checked] = []
     for _, _, row in chunk.rows():
         if not isinstance(row, Defect):
             with contextlib.suppress(Defect):
-                good.append(check(row, data))
+                good.append(check(row, data, encoder))
     tally = Tally()
-    tally.count(good, ascii_runs(record.content for record in good))
+    runs = ascii_runs(record.content for record in good) if encoder.tokenizer else None
+    tally.count(good, runs)
     return tally
 
 

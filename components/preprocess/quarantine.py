@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.preprocess.validate import DEFECTS
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 EXCERPT_CHARACTERS: Final = 400
 

@@ -17,6 +17,7 @@ from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.validate import needed_columns
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.tasks.encoding.base import Encoder
 
 MAX_LABELS: Final = 100_000
 _EARLY: Final = 10_000
@@ -40,6 +41,7 @@ class Reading:
 def read_everything(
     inputs: Inputs,
     data: DataConfig,
+    encoder: Encoder,
     *,
     spool: Spool,
     quarantine: Quarantine,
@@ -56,7 +58,9 @@ def read_everything(
         DataError: there are no records, a column is missing, or too many records are bad.
     """
     reading, done = Reading(), 0
-    jobs = (ReadRequest(chunk, data, spool.parts) for chunk in inputs.chunks(data, scratch))
+    jobs = (
+        ReadRequest(chunk, data, encoder, spool.parts) for chunk in inputs.chunks(data, scratch)
+    )
     for taken in workers.map(take_in, jobs):
         spool.add(taken.batch)
         quarantine.add(taken.defects)
@@ -67,10 +71,10 @@ def read_everything(
         done += taken.bytes
         progress(done)
         if not spool.count and reading.records >= _EARLY:
-            _check_columns(reading, data)
+            _check_columns(reading, data, encoder)
         _check_labels(reading, data)
     spool.close()
-    _check(reading, data, spool, quarantine)
+    _check(reading, data, encoder, spool, quarantine)
     return reading
 
 
@@ -91,13 +95,15 @@ def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> Non
     )
 
 
-def _check(reading: Reading, data: DataConfig, spool: Spool, quarantine: Quarantine) -> None:
+def _check(
+    reading: Reading, data: DataConfig, encoder: Encoder, spool: Spool, quarantine: Quarantine
+) -> None:
     if not reading.records:
         raise DataError(
             f"data.source = {', '.join(data.source)}: there is no record in it",
             remedy="give a data set that is not empty",
         )
-    _check_columns(reading, data)
+    _check_columns(reading, data, encoder)
     check_defects(data, quarantine, reading.records)
     if not spool.count:
         raise DataError(
@@ -107,8 +113,8 @@ def _check(reading: Reading, data: DataConfig, spool: Spool, quarantine: Quarant
         )
 
 
-def _check_columns(reading: Reading, data: DataConfig) -> None:
-    alternatives = needed_columns(data)
+def _check_columns(reading: Reading, data: DataConfig, encoder: Encoder) -> None:
+    alternatives = needed_columns(data, encoder)
     missing = [
         [column for column in columns if not reading.columns[column]] for columns in alternatives
     ]
@@ -118,7 +124,7 @@ def _check_columns(reading: Reading, data: DataConfig) -> None:
         raise DataError(
             f"no record has the column {columns_text}; the existing columns are "
             f"{', '.join(sorted(reading.columns))}",
-            remedy="name the columns in data.columns",
+            remedy=f"name the columns in data.{'task_options' if data.task_options else 'columns'}",
         )
 
 

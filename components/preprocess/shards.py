@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.pack import best_fit
+from steadytrain.components.preprocess.prepare import DOCUMENT, TARGETS, TOKENS
 from steadytrain.components.shared.arrow_files import write_batch
 from steadytrain.components.shared.records import Side, SideRecord
 
@@ -26,7 +27,6 @@ _PACKED_COLUMNS: Final[dict[str, pa.DataType]] = {
     "lengths": pa.list_(pa.int32()),
 }
 PACKED: Final = pa.schema(_PACKED_COLUMNS)
-CLASSES: Final = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int32())])
 INDEX: Final = pa.schema(
     [
         pa.field("shard", pa.int32()),
@@ -40,61 +40,171 @@ INDEX: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class Window:
-    """A window of a document, as prepared."""
+class _Batch:
+    """Rows of a shard, and for each its tokens, its number of targets, and its content hashes."""
+
+    rows: pa.RecordBatch
+    tokens: NDArray[Any]
+    targets: NDArray[Any]
+    documents: list[list[str]]
+
+
+def write_packed(
+    side: Side, parts: Sequence[Path], folder: Path, *, capacity: int, documents: int
+) -> SideRecord:
+    """Pack windows into sequences, and write them as `write_rows` does.
+
+    Args:
+        capacity: tokens per sequence.
+    """
+    windows = (window for part in parts for window in _windows(part))
+    return _write(side, _sequences(best_fit(windows, capacity)), folder, PACKED, documents)
+
+
+def write_rows(
+    side: Side, parts: Sequence[Path], folder: Path, *, schema: pa.Schema, documents: int
+) -> SideRecord:
+    """Write <side>/shard-00000.arrow and so on, and <side>/index.arrow.
+
+    Args:
+        parts: files of rows, in the order of content hashes.
+        folder: the data folder.
+        schema: columns of the rows.
+        documents: number of records on this side.
+    """
+    return _write(side, _rows(parts, schema), folder, schema, documents)
+
+
+def _write(
+    side: Side, batches: Iterator[_Batch], folder: Path, schema: pa.Schema, documents: int
+) -> SideRecord:
+    (folder / side).mkdir(parents=True)
+    output = _Shards(folder, side, schema)
+    for batch in batches:
+        output.add(batch)
+    return output.close(documents)
+
+
+def _rows(parts: Sequence[Path], schema: pa.Schema) -> Iterator[_Batch]:
+    """Yield the rows of all parts, BATCH_ROWS at a time, or as soon as they have BATCH_TOKENS."""
+    pending: pa.Table | None = None
+    for table in _tables(parts):
+        pending = table if pending is None else pa.concat_tables([pending, table])
+        start = 0
+        for stop in _cuts(pending[TOKENS].to_numpy()):
+            yield _row_batch(pending.slice(start, stop - start), schema)
+            start = stop
+        # A copy, so that the memory of the rows before it can be freed.
+        pending = pending.slice(start).combine_chunks()
+    if pending is not None and pending.num_rows:
+        yield _row_batch(pending, schema)
+
+
+def _tables(parts: Sequence[Path]) -> Iterator[pa.Table]:
+    for part in parts:
+        with pa.memory_map(str(part)) as source:
+            reader = pa.ipc.open_file(source)
+            for number in range(reader.num_record_batches):
+                yield pa.Table.from_batches([reader.get_batch(number)])
+
+
+def _cuts(tokens: NDArray[Any]) -> Iterator[int]:
+    """Yield where each complete batch ends."""
+    totals, start = np.cumsum(tokens, dtype=np.int64), 0
+    while True:
+        before = int(totals[start - 1]) if start else 0
+        full = int(np.searchsorted(totals, before + BATCH_TOKENS)) + 1
+        stop = min(start + BATCH_ROWS, max(full, start + 1))
+        if stop > len(tokens):
+            return
+        yield stop
+        start = stop
+
+
+def _row_batch(table: pa.Table, schema: pa.Schema) -> _Batch:
+    # A copy, so that equal rows are stored as equal bytes, wherever they were cut out.
+    whole = table.take(pa.array(range(table.num_rows), pa.int64())).combine_chunks()
+    (rows,) = whole.select(schema.names).to_batches()
+    documents: list[Any] = whole[DOCUMENT].to_pylist()
+    return _Batch(
+        rows,
+        whole[TOKENS].to_numpy(),
+        whole[TARGETS].to_numpy(),
+        [[document] for document in documents],
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A window of a document, to be packed."""
 
     document: str
     input_ids: NDArray[np.int32]
     targets: NDArray[np.int8]
-    label: int | None
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
 
-def write_side(
-    side: Side, parts: Sequence[Path], folder: Path, *, task: str, capacity: int, documents: int
-) -> SideRecord:
-    """Write <side>/shard-00000.arrow and so on, and <side>/index.arrow.
-
-    Args:
-        parts: files of windows, in the order of content hashes.
-        folder: the data folder.
-        capacity: tokens per sequence.
-        documents: number of records on this side.
-    """
-    (folder / side).mkdir(parents=True)
-    classes = task == "sequence_classification"
-    output = _Shards(folder, side, CLASSES if classes else PACKED)
-    windows = (window for part in parts for window in _read(part))
-    sequences = ([window] for window in windows) if classes else best_fit(windows, capacity)
-    for sequence in sequences:
-        output.add(sequence)
-    return output.close(documents)
-
-
-def _read(part: Path) -> Iterator[Window]:
-    with pa.memory_map(str(part)) as source:
-        reader = pa.ipc.open_file(source)
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            documents: list[Any] = batch["document"].to_pylist()
-            labels: list[Any] = batch["label"].to_pylist()
-            ids, id_ends = _flat(batch["input_ids"])
-            targets, target_ends = _flat(batch["targets"])
-            for row, (document, label) in enumerate(zip(documents, labels, strict=True)):
-                yield Window(
-                    document,
-                    ids[id_ends[row] : id_ends[row + 1]],
-                    targets[target_ends[row] : target_ends[row + 1]],
-                    label,
-                )
+def _windows(part: Path) -> Iterator[_Window]:
+    for table in _tables([part]):
+        (batch,) = table.to_batches()
+        documents: list[Any] = batch[DOCUMENT].to_pylist()
+        ids, id_ends = _flat(batch["input_ids"])
+        targets, target_ends = _flat(batch["targets"])
+        for row, document in enumerate(documents):
+            yield _Window(
+                document,
+                ids[id_ends[row] : id_ends[row + 1]],
+                targets[target_ends[row] : target_ends[row + 1]],
+            )
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return a copy of a list column's values, and the offsets of each list."""
     offsets = column.offsets.to_numpy()
     return np.array(column.values.to_numpy()), np.array(offsets)
+
+
+def _sequences(sequences: Iterator[list[_Window]]) -> Iterator[_Batch]:
+    pending: list[list[_Window]] = []
+    tokens = 0
+    for sequence in sequences:
+        pending.append(sequence)
+        tokens += sum(map(len, sequence))
+        if len(pending) == BATCH_ROWS or tokens >= BATCH_TOKENS:
+            yield _packed_batch(pending)
+            pending, tokens = [], 0
+    if pending:
+        yield _packed_batch(pending)
+
+
+def _packed_batch(sequences: list[list[_Window]]) -> _Batch:
+    lengths = [[len(window) for window in one] for one in sequences]
+    tokens = list(map(sum, lengths))
+    ends = np.cumsum([0, *tokens], dtype=np.int32)
+    flat = [window for one in sequences for window in one]
+    ids = np.concatenate([window.input_ids for window in flat])
+    targets = np.concatenate([window.targets for window in flat])
+    rows = pa.RecordBatch.from_arrays(
+        [
+            _lists(ends, ids),
+            _lists(ends, targets),
+            pa.array(lengths, pa.list_(pa.int32())),
+        ],
+        schema=PACKED,
+    )
+    return _Batch(
+        rows,
+        np.array(tokens),
+        np.array([sum(int(window.targets.sum()) for window in one) for one in sequences]),
+        [[window.document for window in one] for one in sequences],
+    )
+
+
+def _lists(ends: Any, values: Any) -> pa.Array[Any]:
+    """Return an Arrow list column, without creating Python lists."""
+    return pa.ListArray.from_arrays(ends, values)
 
 
 class _Shards:
@@ -104,21 +214,21 @@ class _Shards:
         self.folder, self.side, self.schema = folder, side, schema
         self.names: list[str] = []
         self.rows = self.tokens = self.targets = 0
-        self._pending: list[list[Window]] = []
-        self._pending_tokens = self._row_in_shard = self._shard_bytes = 0
+        self._row_in_shard = self._shard_bytes = 0
         self._shard: pa.RecordBatchFileWriter | None = None
         self._index_name = f"{side}/index.arrow"
         self._index = pa.ipc.new_file(str(folder / self._index_name), INDEX)
 
-    def add(self, sequence: list[Window]) -> None:
-        self._pending.append(sequence)
-        self._pending_tokens += sum(map(len, sequence))
-        if len(self._pending) == BATCH_ROWS or self._pending_tokens >= BATCH_TOKENS:
-            self._flush()
+    def add(self, batch: _Batch) -> None:
+        if self._shard is None or self._shard_bytes >= SHARD_BYTES:
+            self._next_shard()
+        assert self._shard is not None
+        write_batch(self._shard, batch.rows)
+        self._shard_bytes += batch.rows.nbytes
+        self._write_index(batch)
 
     def close(self, documents: int) -> SideRecord:
         """Finish writing and return the record of this side."""
-        self._flush()
         if self._shard is not None:
             self._shard.close()
         self._index.close()
@@ -131,19 +241,6 @@ class _Shards:
             target_tokens=self.targets,
         )
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        if self._shard is None or self._shard_bytes >= SHARD_BYTES:
-            self._next_shard()
-        assert self._shard is not None
-        packed = self.schema == PACKED
-        batch = _packed_batch(self._pending) if packed else _class_batch(self._pending)
-        write_batch(self._shard, batch)
-        self._shard_bytes += batch.nbytes
-        self._write_index(packed)
-        self._pending, self._pending_tokens = [], 0
-
     def _next_shard(self) -> None:
         if self._shard is not None:
             self._shard.close()
@@ -152,62 +249,21 @@ class _Shards:
         self._shard = pa.ipc.new_file(str(self.folder / name), self.schema)
         self._row_in_shard = self._shard_bytes = 0
 
-    def _write_index(self, packed: bool) -> None:
-        tokens = [sum(map(len, sequence)) for sequence in self._pending]
-        # A record to classify is one target.
-        targets = [
-            sum(int(window.targets.sum()) for window in sequence) if packed else 1
-            for sequence in self._pending
-        ]
-        count = len(self._pending)
+    def _write_index(self, batch: _Batch) -> None:
+        count = batch.rows.num_rows
         self._index.write_batch(
             pa.RecordBatch.from_arrays(
                 [
                     pa.array([len(self.names) - 1] * count, pa.int32()),
                     pa.array(range(self._row_in_shard, self._row_in_shard + count), pa.int32()),
-                    pa.array(tokens, pa.int32()),
-                    pa.array(targets, pa.int32()),
-                    pa.array(
-                        [[window.document for window in one] for one in self._pending],
-                        pa.list_(pa.string()),
-                    ),
+                    pa.array(batch.tokens, pa.int32()),
+                    pa.array(batch.targets, pa.int32()),
+                    pa.array(batch.documents, pa.list_(pa.string())),
                 ],
                 schema=INDEX,
             )
         )
         self._row_in_shard += count
         self.rows += count
-        self.tokens += sum(tokens)
-        self.targets += sum(targets)
-
-
-def _packed_batch(sequences: list[list[Window]]) -> pa.RecordBatch:
-    lengths = [[len(window) for window in one] for one in sequences]
-    ends = np.cumsum([0, *map(sum, lengths)], dtype=np.int32)
-    flat = [window for one in sequences for window in one]
-    ids = np.concatenate([window.input_ids for window in flat])
-    targets = np.concatenate([window.targets for window in flat])
-    return pa.RecordBatch.from_arrays(
-        [
-            _lists(ends, ids),
-            _lists(ends, targets),
-            pa.array(lengths, pa.list_(pa.int32())),
-        ],
-        schema=PACKED,
-    )
-
-
-def _lists(ends: Any, values: Any) -> pa.Array[Any]:
-    """Return an Arrow list column, without creating Python lists."""
-    return pa.ListArray.from_arrays(ends, values)
-
-
-def _class_batch(sequences: list[list[Window]]) -> pa.RecordBatch:
-    flat = [window for one in sequences for window in one]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([window.input_ids for window in flat], pa.list_(pa.int32())),
-            pa.array([window.label for window in flat], pa.int32()),
-        ],
-        schema=CLASSES,
-    )
+        self.tokens += int(batch.tokens.sum())
+        self.targets += int(batch.targets.sum())

@@ -14,8 +14,8 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.remembered import Remembered
 from steadytrain.components.preprocess.words import Runs, ascii_runs
+from steadytrain.components.shared.remembered import Remembered
 
 PERMUTATIONS: Final = 128
 SHINGLE_WORDS: Final = 5

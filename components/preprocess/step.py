@@ -12,15 +12,16 @@ from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE
-from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage.local import copy_file
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.registry import open_encoder, task_code
 
 STEP = "preprocess"
-TASKS = ("causal_lm", "supervised_finetuning", "sequence_classification")
 
 
 def run(config: RunConfig) -> DataRecord:
@@ -45,14 +46,9 @@ def run(config: RunConfig) -> DataRecord:
 
 
 def _prepare(config: RunConfig, current: Stage) -> DataRecord:
-    if config.data.task not in TASKS:
-        raise BadInput(
-            f"data.task = {config.data.task!r}: the preprocess step supports only "
-            f"{', '.join(TASKS)}",
-            remedy="for a task of your own, prepare the data yourself: write its DataRecord to "
-            f"{current.workspace.record(STEP)} and start at the train step",
-        )
-    model, inputs = find_model(config), find_inputs(config.data)
+    encoder = open_encoder(config.data)
+    model = find_model(config) if encoder.tokenizer else None
+    inputs = find_inputs(config.data)
     store = ReuseStore(current.workspace, STEP, DataRecord)
     digest = inputs.digest()
     key = _key(config, model, inputs, digest)
@@ -60,30 +56,33 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     if found is not None:
         current.reused = True
         return found
-    record = _build(config, model, inputs, current)
+    record = _build(config, encoder, model, inputs, current)
     record = record.model_copy(update={"inputs_digest": digest})
     files = (path for path in Path(record.folder).rglob("*") if path.is_file())
     store.remember(key, record, sorted(files))
     return record
 
 
-def _key(config: RunConfig, model: Model, inputs: Inputs, digest: str) -> str:
+def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) -> str:
     return step_key(
         digest,
         config.data.model_dump(mode="json", exclude={"source"}),
-        model.tokenizer_digest() or config.model.vocab_size,
+        (model.tokenizer_digest() or config.model.vocab_size) if model else "",
         inputs.left_out,
+        task_code(config.data.task),
         code=DATA_CODE,
     )
 
 
-def _build(config: RunConfig, model: Model, inputs: Inputs, current: Stage) -> DataRecord:
+def _build(
+    config: RunConfig, encoder: Encoder, model: Model | None, inputs: Inputs, current: Stage
+) -> DataRecord:
     """Build the data in a scratch folder, and publish it when it is complete."""
     workspace = current.workspace
     workspace.quarantine.unlink(missing_ok=True)
     with _writing(workspace), scratch(workspace.prepared, workspace.run_id) as folder:
         try:
-            record = build(config, model, inputs, folder, current)
+            record = build(config, encoder, model, inputs, folder, current)
         except DataError as error:
             quarantine = folder / "data" / "quarantine.jsonl"
             if quarantine.is_file() and quarantine.stat().st_size:

@@ -21,7 +21,7 @@ from steadytrain.components.shared.registry.versions import (
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking import parent_run
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.registry import OpenTask
 
 CARD = "README.md"
 
@@ -78,11 +78,11 @@ def _log(
     """Log the model and its card to the run's MLflow run, and return the model's URI."""
     import mlflow
 
-    task, records = open_task(config, data), judged_records(config, data)
+    packager, records = OpenTask(config, data).packager, judged_records(config, data)
     with mlflow.start_run(run_id=parent_run(config, workspace)):
         mlflow.log_text(card, CARD)
         model = trained_model(train)
-        return task.log_model(model, name=config.name, records=records, metadata=tags)
+        return packager.log_model(model, name=config.name, records=records, metadata=tags)
 
 
 def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:

@@ -84,12 +84,23 @@ def code_digest(*folders: str) -> str:
     return value_digest([sources, os.environ.get(IMAGE_DIGEST_VARIABLE, "")])
 
 
-def users_code_digest(name: str) -> str:
-    """Return the digest of the user's module in `module:Class`; "" if there is no such module."""
-    module, separator, _ = name.partition(":")
-    try:
-        spec = importlib.util.find_spec(module) if separator else None
-    except (ImportError, ValueError):
-        # The code that imports the module reports the error.
-        return ""
-    return file_digest(Path(spec.origin)) if spec and spec.has_location and spec.origin else ""
+def users_code_digest(address: str) -> str:
+    """Return the digest of the package, or the single module, that `module:name` is in.
+
+    "" means that there is no such module.
+    """
+    module, separator, _ = address.partition(":")
+    parts = module.split(".") if separator else []
+    # Of a namespace package, only the part that `module` is in counts.
+    for count in range(1, len(parts) + 1):
+        try:
+            spec = importlib.util.find_spec(".".join(parts[:count]))
+        except (ImportError, ValueError):
+            # The code that imports the module reports the error.
+            return ""
+        if spec is not None and spec.has_location and spec.origin:
+            origin = Path(spec.origin)
+            files = origin.parent.rglob("*.py") if spec.submodule_search_locations else [origin]
+            named = {path.relative_to(origin.parent).as_posix(): path for path in files}
+            return value_digest({name: file_digest(path) for name, path in named.items()})
+    return ""

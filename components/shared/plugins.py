@@ -13,6 +13,8 @@ from steadytrain.components.shared.errors import BadInput
 
 METRICS = "steadytrain.metrics"
 """Objects with the methods of `evaluate.metric.Metric`."""
+TASKS = "steadytrain.tasks"
+"""Objects of `tasks.base.Task`."""
 SINKS = "steadytrain.sinks"
 """Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
 TRAINERS = "steadytrain.trainers"
@@ -50,6 +52,17 @@ def load(group: str, name: str) -> Any:
         ) from error
 
 
+def address(group: str, name: str) -> str:
+    """Return the `module:object` that a name refers to, without importing it; "" if unknown."""
+    return next((point.value for point in entry_points(group=group, name=name)), "")
+
+
+def is_ours(group: str, name: str) -> bool:
+    """Return whether a name is steadytrain's own, and no other package provides it too."""
+    points = entry_points(group=group, name=name)
+    return bool(points) and all(map(_is_ours, points))
+
+
 def check(group: str, wanted: Iterable[str]) -> None:
     """Reject names that no installed package provides.
 
@@ -72,8 +85,12 @@ def added(group: str) -> list[str]:
     return sorted(
         f"{point.name} = {point.value} of {_owner(point)}"
         for point in entry_points(group=group)
-        if point.dist is None or point.dist.name != _OURS
+        if not _is_ours(point)
     )
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == _OURS
 
 
 def _owner(point: EntryPoint) -> str:

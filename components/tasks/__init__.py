@@ -1,1 +1,1 @@
-"""Everything that depends on the kind of task. Imported only where torch runs."""
+"""Everything that depends on the kind of task. Only encoding and the registry run without torch."""

@@ -1,20 +1,25 @@
-"""The task interface: everything that depends on the kind of task.
+"""The interface of a task: everything that depends on the kind of task.
 
-The training loop, the gate and the registry know nothing else about a task. They see no tokenizer
-and no text. To use your own task, set `data.task` to `module:Class`.
+A task has four parts, and each step opens only those that it needs. Preprocessing opens the encoder
+(`encoding/base.py`), training the training part and the packager, evaluation the scorer and the
+packager, and registration the packager. The training loop, the gate and the registry know nothing
+else about a task. They see no tokenizer and no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import DataConfig, RunConfig
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.encoding.base import Encoder
 
 if TYPE_CHECKING:
     # A step whose work is already done also imports tasks, but it never needs torch.
@@ -40,20 +45,17 @@ class LossSum:
     total: torch.Tensor
 
 
-class Task(Protocol):
-    """One kind of task. The constructor takes `(config, data)`.
+class TrainingTask(Protocol):
+    """What trains: the model, its batches, its loss, and its validation metrics.
 
     metric: the validation metric that selects the best model, for example "loss".
     greater_is_better: whether a higher metric is better.
     padded: the column whose lists are padded to the longest in the micro-batch. Rows of similar
-        length are then batched together. Optional in a user-defined task; empty means that nothing
-        is padded.
+        length are then batched together. Optional; empty means that nothing is padded.
     """
 
     metric: str
     greater_is_better: bool
-
-    def __init__(self, config: RunConfig, data: DataRecord) -> None: ...
 
     def build_model(self) -> torch.nn.Module:
         """Return the model to train: loaded, or from scratch (initialized from torch's global RNG).
@@ -66,7 +68,7 @@ class Task(Protocol):
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         """Prepare the model, adapters included, for `loss` before it is distributed over ranks.
 
-        Optional in a user-defined task.
+        Optional.
 
         Returns:
             One sentence for each thing that is slower than it could be, with the reason.
@@ -99,24 +101,36 @@ class Task(Protocol):
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Compute the metrics of the full validation side from the accumulated sums."""
 
-    def export(self, model: torch.nn.Module, folder: Path) -> None:
-        """Write the model as a plain folder for `load_exported` and the model's own library."""
 
-    def load_exported(self, folder: Path) -> Components:
-        """Load an exported folder for evaluation."""
+class Scorer(Protocol):
+    """What scores a loaded model on the raw records of the test side."""
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
-        """Score each raw record of the test side.
+        """Score each record.
+
+        Args:
+            records: `id`, `group`, `slice`, and the columns of `Encoder.test_columns`.
 
         Returns:
             One row per record, in order: `id` (string), `group`, `slice` (string or null), `loss`
             (float64, nats, summed over the record's targets), `targets` (int64), `bytes` (int64,
             UTF-8 bytes of the scored text; 0 if there is no text). Classification adds `label`,
-            `prediction` (int64) and `probabilities` (list<float32>, classes).
+            `prediction` (int64) and `probabilities` (list<float32>, classes). Metrics get any
+            other column of numbers too.
         """
 
     def baselines(self, records: pa.Table) -> dict[str, float]:
         """Return a trivial model's metrics on the records, by name (such as the unigram loss)."""
+
+
+class Packager(Protocol):
+    """What writes a trained model, loads it, and logs it to MLflow."""
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        """Write the model as a plain folder for `load_exported` and the model's own library."""
+
+    def load_exported(self, folder: Path) -> Components:
+        """Load an exported folder for evaluation."""
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
@@ -129,3 +143,38 @@ class Task(Protocol):
 
     def load_logged(self, model_uri: str) -> Components:
         """Load a logged or registered model for evaluation."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of task, as four functions that open its parts.
+
+    A package adds it with an entry point in the group `steadytrain.tasks`. Preprocessing imports it
+    where there is no torch, so the parts that need torch are named by `late`.
+    """
+
+    encoder: Callable[[DataConfig], Encoder]
+    training: Callable[[RunConfig, DataRecord], TrainingTask]
+    scorer: Callable[[RunConfig, DataRecord], Scorer]
+    packager: Callable[[RunConfig, DataRecord], Packager]
+
+
+def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:
+    """Return a function that imports `module:name` when it is called, and calls that.
+
+    It raises BadInput if that cannot be imported.
+    """
+    module, _, name = address.partition(":")
+
+    def opened(config: RunConfig, data: DataRecord) -> Any:
+        try:
+            part = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            # The package may raise anything while it is imported.
+            raise BadInput(
+                f"data.task = {config.data.task!r}: {address} cannot be imported: {error}",
+                remedy="install what it needs, or fix the package that the task comes from",
+            ) from error
+        return part(config, data)
+
+    return opened

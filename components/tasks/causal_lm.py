@@ -1,24 +1,23 @@
 """Causal language models, trained on packed documents.
 
-Supervised fine-tuning is the same task. Only the choice of target tokens differs, and preprocessing
-has already made it.
+Supervised fine-tuning trains in the same way. Only the choice of target tokens differs, and
+preprocessing has already made it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import pyarrow as pa
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
 from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.packing import (
     IGNORED,
     collate_apart,
@@ -26,12 +25,13 @@ from steadytrain.components.tasks.packing import (
     collate_rows,
     keeps_documents_apart,
 )
-from steadytrain.components.tasks.text import TextTask
+from steadytrain.components.tasks.text import TextTraining
 
 
-class CausalLanguageModel(TextTask):
+class CausalLanguageModel(TextTraining):
     """Predict each target token from the tokens before it in its document."""
 
+    task = "causal_lm"
     auto = "AutoModelForCausalLM"
     packed = True
     by_document = False
@@ -73,33 +73,12 @@ class CausalLanguageModel(TextTask):
         loss = sums["loss"] / max(sums["weight"], 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
-    def score(self, components: Components, records: pa.Table) -> pa.Table:
-        from steadytrain.components.tasks.scoring.language import score_language
 
-        return score_language(
-            components,
-            records,
-            batch_size=self.config.evaluation.batch_size,
-            max_length=self.data.sequence_length,
-        )
+class LanguageModelPackager(TransformersPackager):
+    """Packages a causal language model."""
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        from steadytrain.components.tasks.scoring.language import language_baselines
-
-        return language_baselines(self.data, records)
-
-    def log_model(
-        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
-    ) -> str:
-        from steadytrain.components.tasks.scoring.logged import log_transformers_model
-
-        return log_transformers_model(
-            self.load_exported(folder),
-            name=name,
-            records=records,
-            metadata=metadata,
-            task="text-generation",
-        )
+    training = CausalLanguageModel
+    pipeline = "text-generation"
 
 
 def next_token_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:

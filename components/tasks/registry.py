@@ -1,36 +1,96 @@
-"""Find the task that a configuration names."""
+"""Find the task that a configuration names, and open its parts."""
 
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import DataConfig, RunConfig
+from steadytrain.components.shared.digest import users_code_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Task
-
-_TASKS = "steadytrain.components.tasks"
-BUILT_IN = {
-    "causal_lm": f"{_TASKS}.causal_lm:CausalLanguageModel",
-    "supervised_finetuning": f"{_TASKS}.causal_lm:CausalLanguageModel",
-    "sequence_classification": f"{_TASKS}.sequence_classification:SequenceClassification",
-}
+from steadytrain.components.tasks.base import Packager, Scorer, Task, TrainingTask
+from steadytrain.components.tasks.encoding.base import Encoder
 
 
-def open_task(config: RunConfig, data: DataRecord) -> Task:
-    """Return the task of a run.
+def load_task(name: str) -> Task:
+    """Return the task that `data.task` names.
+
+    Args:
+        name: an entry point's name; or `module:name` of a Task, or of a class that trains for the
+            built-in task in its attribute `task`, whose other parts are used with it.
 
     Raises:
-        BadInput: the task that `data.task` names cannot be imported.
+        BadInput: it cannot be imported, or it is not a task.
     """
-    name = config.data.task
-    module, _, kind = BUILT_IN.get(name, name).partition(":")
+    found = _imported(name) if ":" in name else plugins.load(plugins.TASKS, name)
+    if isinstance(found, Task):
+        return found
+    base = getattr(found, "task", "")
+    if isinstance(found, type) and base in plugins.names(plugins.TASKS):
+        return replace(load_task(base), training=found)
+    raise BadInput(
+        f"data.task = {name!r} is not a task but {found!r}",
+        remedy=f"name a steadytrain.components.tasks.base.Task, {_known()}",
+    )
+
+
+def open_encoder(data: DataConfig) -> Encoder:
+    """Return the encoder of the configured task.
+
+    Raises:
+        BadInput: the task cannot be imported, or does not take these settings.
+    """
+    return load_task(data.task).encoder(data)
+
+
+@dataclass(frozen=True)
+class OpenTask:
+    """The parts of a run's task. Each is opened on first use, because most of them import torch.
+
+    Raises:
+        BadInput: the task, or the part that is opened, cannot be imported.
+    """
+
+    config: RunConfig
+    data: DataRecord
+
+    @cached_property
+    def training(self) -> TrainingTask:
+        return self._task.training(self.config, self.data)
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        return self._task.scorer(self.config, self.data)
+
+    @cached_property
+    def packager(self) -> Packager:
+        return self._task.packager(self.config, self.data)
+
+    @cached_property
+    def _task(self) -> Task:
+        return load_task(self.config.data.task)
+
+
+def task_code(name: str) -> str:
+    """Return the digest of the code of another package's task; "" for a built-in task."""
+    ours = plugins.is_ours(plugins.TASKS, name)
+    return "" if ours else users_code_digest(plugins.address(plugins.TASKS, name) or name)
+
+
+def _imported(name: str) -> object:
+    module, _, item = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), kind)
-    except (ImportError, AttributeError, ValueError) as error:
+        return getattr(importlib.import_module(module), item)
+    except Exception as error:
+        # The user's module may raise anything while it is imported.
         raise BadInput(
             f"data.task = {name!r} cannot be used: {error}",
-            remedy=f"one of {', '.join(BUILT_IN)}, or module:Class of a task that can be imported",
+            remedy=f"use {_known()}, or module:NAME of a task that can be imported",
         ) from error
-    return cast(Task, found(config, data))
+
+
+def _known() -> str:
+    return f"one of {', '.join(plugins.names(plugins.TASKS))}"

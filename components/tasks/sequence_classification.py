@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.text import TextTask
+from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.text import TextTraining
 
 
-class SequenceClassification(TextTask):
+class SequenceClassification(TextTraining):
     """Predict the label of each row: `input_ids` (int32) and `label` (index of the class)."""
 
+    task = "sequence_classification"
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
 
@@ -59,34 +59,12 @@ class SequenceClassification(TextTask):
         rows = max(sums["weight"], 1)
         return {"loss": sums["loss"] / rows, "accuracy": sums["correct"] / rows}
 
-    def score(self, components: Components, records: pa.Table) -> pa.Table:
-        from steadytrain.components.tasks.scoring.classification import score_classification
 
-        return score_classification(
-            components,
-            records,
-            labels=self.data.labels,
-            batch_size=self.config.evaluation.batch_size,
-            max_length=self.data.sequence_length,
-        )
+class ClassifierPackager(TransformersPackager):
+    """Packages a classifier of texts."""
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        from steadytrain.components.tasks.scoring.classification import classification_baselines
-
-        return classification_baselines(self.data, records)
-
-    def log_model(
-        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
-    ) -> str:
-        from steadytrain.components.tasks.scoring.logged import log_transformers_model
-
-        return log_transformers_model(
-            self.load_exported(folder),
-            name=name,
-            records=records,
-            metadata=metadata,
-            task="text-classification",
-        )
+    training = SequenceClassification
+    pipeline = "text-classification"
 
 
 def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:

@@ -1,32 +1,30 @@
-"""What the text tasks share: a tokenizer, and a Transformers model to export."""
+"""What training for text tasks shares: a tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from steadytrain.components.shared.base_model import check_base, note_base
-from steadytrain.components.shared.config import AdapterConfig, RunConfig
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
-from steadytrain.components.tasks.base import Components, Row
+from steadytrain.components.tasks.base import Row
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.saving import never_wrapped
-
-_ADAPTERS = "adapter_config.json"
-"""PEFT's file name. It is next to adapters that were exported without their base model."""
 
 
-class TextTask:
-    """A text task with a Transformers model."""
+class TextTraining:
+    """Training of a Transformers model on rows of tokens.
 
+    task: the built-in task whose other parts go with it. So a subclass is enough for `data.task`.
+    auto: Transformers' class that loads the model.
+    """
+
+    task: str
+    auto: str
     metric = "loss"
     greater_is_better = False
-    auto = ""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.data = config, data
@@ -53,56 +51,3 @@ class TextTask:
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         del model
         return ()
-
-    def export(self, model: torch.nn.Module, folder: Path) -> None:
-        with never_wrapped():
-            model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
-        self.tokenizer.save_pretrained(folder)
-        if (folder / _ADAPTERS).is_file():
-            note_base(folder, self.config)
-
-    def load_exported(self, folder: Path) -> Components:
-        """Load the full model, with adapters merged into it, and the tokenizer.
-
-        Raises:
-            BadInput: the adapters were trained on a different base model than the configured one.
-        """
-        # An absolute path is not a repository name, so MLflow looks for no model card on a hub.
-        place = folder.absolute()
-        if (place / _ADAPTERS).is_file():
-            from peft import PeftModel
-
-            check_base(place, self.config)
-            base = type(self)(_plain(self.config), self.data).build_model()
-            adapted = PeftModel.from_pretrained(base, place)
-            model = adapted.merge_and_unload()
-        else:
-            model = self._load_model(place)
-        return {"model": model, "tokenizer": load_tokenizer(place)}
-
-    def load_logged(self, model_uri: str) -> Components:
-        from steadytrain.components.tasks.scoring.logged import fetched_model
-
-        with fetched_model(model_uri) as (model, tokenizer):
-            return {"model": self._load_model(model), "tokenizer": load_tokenizer(tokenizer)}
-
-    def _load_model(self, folder: Path) -> torch.nn.Module:
-        """Load the full model of a folder. Its code runs only if it is the pinned base's code."""
-        import transformers
-
-        code = may_run_code(folder, self.config)
-        try:
-            model: torch.nn.Module = getattr(transformers, self.auto).from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=code
-            )
-        except (ValueError, OSError) as error:
-            if has_code(folder) and not code:
-                raise needs_code(folder) from error
-            raise
-        return model
-
-
-def _plain(config: RunConfig) -> RunConfig:
-    """Return the configuration without adapters, so that the base loads unquantized in float32."""
-    model = config.model.model_copy(update={"adapter": AdapterConfig()})
-    return config.model_copy(update={"model": model})

@@ -12,7 +12,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import TRAINING_CODE, users_code_digest, weights_digest
+from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
 from steadytrain.components.shared.errors import Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
@@ -21,6 +21,7 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import task_code
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
@@ -130,7 +131,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
             for section in sections
         ),
-        users_code_digest(config.data.task),
+        task_code(config.data.task),
         base_content(config),
         code=TRAINING_CODE,
     )

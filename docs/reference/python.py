@@ -15,7 +15,17 @@ API: Final = {
     "steadytrain.components.register.step": ("run",),
     "steadytrain.components.report.step": ("run",),
     "steadytrain.pipelines.server.submission": ("submit",),
-    "steadytrain.components.tasks.base": ("Task",),
+    "steadytrain.components.tasks.base": ("Task", "TrainingTask", "Scorer", "Packager", "late"),
+    "steadytrain.components.tasks.encoding.base": (
+        "Encoder",
+        "RowEncoder",
+        "Content",
+        "EncodedRecord",
+        "EncodedRow",
+        "TokenizerSettings",
+        "Fitted",
+    ),
+    "steadytrain.components.tasks.encoding.fields": ("Defect",),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",

@@ -26,6 +26,7 @@ import pytest
 
 from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 from support import preparing_ours, preparing_peer
@@ -44,7 +45,7 @@ PEERS = ["words", *(["spacy"] if importlib.util.find_spec("spacy") else [])]
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = itertools.islice(source_texts(), SAMPLE)
-    train_tokenizer(texts, folder, vocab_size=WORDS, task="causal_lm")
+    train_tokenizer(texts, folder, PlainTextEncoder.tokenizer, vocab_size=WORDS)
     return folder
 
 

@@ -27,7 +27,7 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPORT_SECONDS", "0")
     data = write_data(tmp_path / "data", language_rows(40), language_rows(8, seed=1))
 
-    def make(run, task="support.faults:SlowExport"):
+    def make(run, task="support.faults:SLOW_EXPORT"):
         return Bench.make(
             tmp_path / "output",
             data.model_copy(update={"task": task}),

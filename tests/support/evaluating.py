@@ -14,6 +14,8 @@ from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.records import DataRecord, SideRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import Task, late
+from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 
 LABELS = ["circle", "square", "triangle"]
 
@@ -79,6 +81,14 @@ class Shapes:
         return self.load_exported(Path(folder) / "artifacts")
 
 
+SHAPES = Task(
+    encoder=PlainTextEncoder,
+    training=late("support.evaluating:NotTrained"),
+    scorer=Shapes,
+    packager=Shapes,
+)
+
+
 def make_config(output: Path, run: str, **sections: Any) -> RunConfig:
     """Return the config of a run with the shapes task."""
     return from_mapping(
@@ -86,7 +96,7 @@ def make_config(output: Path, run: str, **sections: Any) -> RunConfig:
             "name": "shapes",
             "run": run,
             "output": str(output),
-            "data": {"source": ["shapes"], "task": "support.evaluating:Shapes"},
+            "data": {"source": ["shapes"], "task": "support.evaluating:SHAPES"},
             "model": {"config": {"model_type": "none"}},
             "evaluation": {"bootstrap_samples": 200},
         }

@@ -15,6 +15,7 @@ import resource
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.built_in import CAUSAL_LM
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel, LanguageModelPackager
 
 
 class Faulty(CausalLanguageModel):
@@ -41,15 +43,19 @@ class Faulty(CausalLanguageModel):
 
 
 class SlowExport(CausalLanguageModel):
-    """Exports for EXPORT_SECONDS; limits collectives to COLLECTIVE_SECONDS.
-
-    The first attempt to create the file FAULT_FILE kills its own process during the export.
-    """
+    """Limits collectives to COLLECTIVE_SECONDS."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         limit = timedelta(seconds=float(os.environ["COLLECTIVE_SECONDS"]))
         distributed_c10d._set_pg_timeout(limit)
         return super().loss(model, batch)
+
+
+class SlowPackager(LanguageModelPackager):
+    """Exports for EXPORT_SECONDS.
+
+    The first attempt to create the file FAULT_FILE kills its own process during the export.
+    """
 
     def export(self, model: torch.nn.Module, target: Path) -> None:
         end = time.monotonic() + float(os.environ["EXPORT_SECONDS"])
@@ -60,6 +66,9 @@ class SlowExport(CausalLanguageModel):
                 Path(file).touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
         super().export(model, target)
+
+
+SLOW_EXPORT = replace(CAUSAL_LM, training=SlowExport, packager=SlowPackager)
 
 
 class NotANumber(Faulty):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.evaluating import Shapes
+from support.evaluating import SHAPES, Shapes
 
 CANARY = "c4n4ryV4lue"
 ENVIRONMENT = {
@@ -45,3 +46,6 @@ class Leaking(Shapes):
         except KeyError as error:
             values = " ".join(ENVIRONMENT.values())
             raise RuntimeError(f"{TEXT}\n{values}\n{dict(os.environ)}") from error
+
+
+LEAKING = replace(SHAPES, packager=Leaking)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from steadytrain.components.shared import plugins
@@ -13,6 +14,18 @@ from steadytrain.components.shared.errors import BadInput
 
 Seconds = Annotated[float, Field(le=1e9)]
 """At most 31 years. The longest wait that the system supports is several hundred years."""
+
+
+def _plain(content: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"is not plain JSON: {error}") from None
+    return content
+
+
+PlainJson = Annotated[dict[str, Any], AfterValidator(_plain)]
+"""Settings that somebody else defines."""
 
 
 class Section(BaseModel):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import PlainJson, Section, at_odds, check_plugins
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
 
@@ -44,7 +45,13 @@ class DataConfig(Section):
     task: str = Field(
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, "
-        "sequence_classification, or module:Class for your own task.",
+        "sequence_classification, the name of an installed package's task, or module:NAME for "
+        "your own task.",
+    )
+    task_options: PlainJson = Field(
+        {},
+        description="Settings of the task itself, such as the columns that a package's task "
+        "reads. The built-in tasks have none.",
     )
     source: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
         ...,
@@ -93,6 +100,24 @@ class DataConfig(Section):
     split_salt: str = Field(
         "steadytrain", description="Salt of the split. A different salt gives a different split."
     )
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str) -> str:
+        if task != cls.model_fields["task"].default and ":" not in task:
+            check_plugins(plugins.TASKS, [task], otherwise=", or give module:NAME")
+        return task
+
+    @model_validator(mode="after")
+    def _built_in_tasks_have_no_options(self) -> DataConfig:
+        if self.task_options and plugins.is_ours(plugins.TASKS, self.task):
+            raise at_odds(
+                "data.task_options",
+                self.task_options,
+                f"{self.task} has no options",
+                "leave it out",
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_to_train_on(self) -> DataConfig:

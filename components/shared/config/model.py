@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
+from steadytrain.components.shared.config.base import PlainJson, Section, at_odds, check_plugins
 
 
 class AdapterConfig(Section):
@@ -105,7 +104,7 @@ class ModelConfig(Section):
         description="Allow Python code that comes with the base model to run. Only code pinned by "
         "`revision` runs.",
     )
-    config: dict[str, Any] = Field(
+    config: PlainJson = Field(
         default={},
         description="Transformers configuration for training from scratch, including model_type.",
     )
@@ -126,15 +125,6 @@ class ModelConfig(Section):
         if framework != cls.model_fields["framework"].default:
             check_plugins(plugins.TRAINERS, [framework])
         return framework
-
-    @field_validator("config")
-    @classmethod
-    def _plain(cls, config: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(config, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"is not plain JSON: {error}") from None
-        return config
 
     @model_validator(mode="after")
     def _has_a_start(self) -> ModelConfig:

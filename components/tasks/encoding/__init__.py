@@ -1,1 +1,1 @@
-"""Turn text and chats into tokens, for data preparation and for models."""
+"""Turn records into rows: an encoder for each task, and tokens of texts and chats."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
@@ -22,6 +23,25 @@ from steadytrain.components.tasks.scoring.table import (
 )
 
 _RECORDS_AT_ONCE = 2048
+
+
+class ClassificationScorer:
+    """Scores a classifier of texts."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        return score_classification(
+            components,
+            records,
+            labels=self.data.labels,
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+        )
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        return classification_baselines(self.data, records)
 
 
 def score_classification(
@@ -42,7 +62,7 @@ def score_classification(
         max_length: maximum tokens per text; longer texts are truncated.
 
     Returns:
-        The columns of `Task.score`. `bytes` is 0, because no text is predicted.
+        The columns of `Scorer.score`. `bytes` is 0, because no text is predicted.
     """
     model, tokenizer = components["model"], components["tokenizer"]
     model.eval()

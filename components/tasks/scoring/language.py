@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.tokens import (
@@ -40,6 +41,24 @@ from steadytrain.components.tasks.scoring.table import (
 _RECORDS_AT_ONCE = 512  # encoded and sorted by length together; limits memory
 
 
+class LanguageScorer:
+    """Scores a language model, in windows of the run's sequence length."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        return score_language(
+            components,
+            records,
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+        )
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        return language_baselines(self.data, records)
+
+
 def score_language(
     components: Components, records: pa.Table, *, batch_size: int, max_length: int
 ) -> pa.Table:
@@ -56,7 +75,7 @@ def score_language(
         max_length: tokens per window.
 
     Returns:
-        The columns of `Task.score`, without the classification columns.
+        The columns of `Scorer.score`, without the classification columns.
     """
     model, tokenizer = components["model"], components["tokenizer"]
     model.eval()

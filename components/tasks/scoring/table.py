@@ -1,4 +1,4 @@
-"""The table of scores that `Task.score` documents, and helpers to read and batch records."""
+"""The table of scores that `Scorer.score` documents, and helpers to read and batch records."""
 
 from __future__ import annotations
 

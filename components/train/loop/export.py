@@ -10,11 +10,14 @@ import torch
 
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.storage.local import sync_file, sync_folder
-from steadytrain.components.tasks.base import Task
+from steadytrain.components.tasks.base import Packager
 
 
 def export_model(
-    task: Task, module: torch.nn.Module, target: Path, fence: Callable[[], None] = lambda: None
+    packager: Packager,
+    module: torch.nn.Module,
+    target: Path,
+    fence: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the model to `target`, completely or not at all, replacing an older one.
 
@@ -30,7 +33,7 @@ def export_model(
         for leftover in (partial, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
-        task.export(module, partial)
+        packager.export(module, partial)
         _sync(partial)
         fence()
         if target.exists():
@@ -47,7 +50,7 @@ def export_model(
         ) from error
 
 
-def merged(task: Task, module: torch.nn.Module, target: Path) -> torch.nn.Module:
+def merged(packager: Packager, module: torch.nn.Module, target: Path) -> torch.nn.Module:
     """Return a model with its adapters merged into the base model's original weights.
 
     Go through a folder next to `target`, because the base model may be quantized in memory.
@@ -56,8 +59,8 @@ def merged(task: Task, module: torch.nn.Module, target: Path) -> torch.nn.Module
         StorageError: the adapters could not be written.
     """
     beside = target.with_name(f".adapters-{target.name}")
-    export_model(task, module, beside)
-    whole: torch.nn.Module = task.load_exported(beside)["model"]
+    export_model(packager, module, beside)
+    whole: torch.nn.Module = packager.load_exported(beside)["model"]
     shutil.rmtree(beside)
     return whole
 

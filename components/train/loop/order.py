@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.tasks.base import Task
+from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.train.loop.data import Rows
 
 GROUPED_BATCHES = 50
 """Global batches per pool, as in Transformers: little padding, but batches still differ a lot."""
 
 
-def order_of(rows: Rows, task: Task, *, seed: int, batch: int) -> RowOrder:
+def order_of(rows: Rows, task: TrainingTask, *, seed: int, batch: int) -> RowOrder:
     """Return the order for a task.
 
     Args:

@@ -20,9 +20,9 @@ from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.sizing.device import refuse_what_needs_cuda
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.base import Task
+from steadytrain.components.tasks.base import Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import parameter_count
-from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
@@ -48,7 +48,8 @@ class Parts:
     config: RunConfig
     micro_batch_size: int
     accelerator: Accelerator
-    task: Task
+    task: TrainingTask
+    packager: Packager
     strategy: Strategy
     parameters: int
     recipe: Sequence[Decision]
@@ -110,7 +111,8 @@ def set_up(
     accelerator = make_accelerator(config, offload=offload)
     if training.full_determinism:
         make_deterministic()
-    task = open_task(config, data)
+    opened = OpenTask(config, data)
+    task = opened.training
     rows = _rows(data, "train")
     order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
     module = build_module(config, task)
@@ -132,6 +134,7 @@ def set_up(
         micro_batch_size=micro_batch_size,
         accelerator=accelerator,
         task=task,
+        packager=opened.packager,
         strategy=applied,
         parameters=parameters,
         recipe=recipe,
@@ -146,7 +149,7 @@ def set_up(
     )
 
 
-def build_module(config: RunConfig, task: Task) -> torch.nn.Module:
+def build_module(config: RunConfig, task: TrainingTask) -> torch.nn.Module:
     """Build the model to train in host memory, identical on all ranks.
 
     Raises:

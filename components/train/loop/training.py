@@ -229,10 +229,10 @@ class Training:
             self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
             chosen = self._last()
             module = self._whole(chosen)
-        adapter, task = self.parts.config.model.adapter, self.parts.task
+        adapter, packager = self.parts.config.model.adapter, self.parts.packager
         if adapter.freezes and adapter.merge:
-            module = merged(task, module, target)
-        export_model(task, module, target, self.store.fence)
+            module = merged(packager, module, target)
+        export_model(packager, module, target, self.store.fence)
         return chosen
 
     def _whole(self, chosen: Chosen) -> torch.nn.Module:

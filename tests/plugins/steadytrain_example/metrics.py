@@ -1,4 +1,4 @@
-"""One metric that sums over tokens, and one that needs complete samples."""
+"""Metrics that sum over tokens or errors, and one that needs complete samples."""
 
 import math
 
@@ -13,4 +13,11 @@ BITS_PER_TOKEN = MeanMetric(
 MEDIAN_LOSS = SampleMetric(
     greater_is_better=False,
     of=lambda scores: float(np.median(scores.loss[scores.targets > 0])),
+)
+RMSE = MeanMetric(
+    greater_is_better=False,
+    parts=lambda scores: (
+        (np.square(scores.columns["error"]), scores.targets) if "error" in scores.columns else None
+    ),
+    finish=np.sqrt,
 )

@@ -13,9 +13,11 @@ import yaml
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.sizing.hardware import priced
+from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.pipelines.server.declared import ScheduleFile
 
 from support.manifests import build
+from support.plugins import SOURCE, install_example
 from support.snippets import README, ROOT, blocks
 
 CHAT = "supervised_finetuning"
@@ -61,8 +63,14 @@ def check_configuration(content, folder):
     from_mapping(content if whole else merged(load("chat").model_dump(mode="json"), content))
 
 
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    return install_example(tmp_path_factory.mktemp("example"))
+
+
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_yaml_is_taken(block, tmp_path):
+def test_yaml_is_taken(block, tmp_path, example, monkeypatch):
+    monkeypatch.syspath_prepend(example)
     content = yaml.safe_load(block.text)
     if "schedules" in content:
         check_schedules(content, tmp_path)
@@ -90,11 +98,18 @@ def test_entry_points_are_of_the_groups_that_the_product_reads(block):
         assert entries.keys() <= example[group].keys()
 
 
+@pytest.mark.parametrize("name", ["regression.py", "regression_model.py"])
+def test_the_task_of_the_documentation_is_the_one_that_other_tests_run(name):
+    code = (SOURCE / "steadytrain_example" / name).read_text()
+    named = code.replace("steadytrain_example", "my_package")
+    assert [block for block in blocks("python") if block.text == named]
+
+
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
 def test_each_line_of_json_is_a_record_of_a_chat(block):
     data = load("chat", {"data.task": CHAT}).data
     for line in block.text.splitlines():
-        assert check(json.loads(line), data).content
+        assert check(json.loads(line), data, open_encoder(data)).content
 
 
 def is_light(node):
@@ -112,7 +127,7 @@ def test_python_runs_up_to_the_work(block, tmp_path, monkeypatch):
     tree = ast.parse(block.text)
     light = ast.Module([node for node in tree.body if is_light(node)], type_ignores=[])
     names = {"__name__": "snippet"}
-    exec(compile(light, str(block), "exec"), names)
+    exec(compile(light, str(block), "exec", dont_inherit=True), names)
     made = {
         node.id
         for node in ast.walk(tree)

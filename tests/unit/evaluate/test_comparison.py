@@ -40,6 +40,7 @@ class Known:
 
     def __init__(self, scores):
         self.scores = scores
+        self.scorer = self.packager = self
 
     def load_logged(self, model_uri):
         assert model_uri == "models:/shapes/7"
@@ -71,7 +72,7 @@ def decide(tmp_path):
         )
         known = Known(theirs)
         records = pa.table({"id": range(COUNT)})
-        candidate = Candidate(config, data, lambda: known, "mine", evaluation, records, mine)
+        candidate = Candidate(config, data, known, "mine", evaluation, records, mine)
         champion = Version("7", comparable_tags(config, data) | tags, "models:/shapes/7")
         told = []
         decision = candidate.against(None if first else champion, told.append)

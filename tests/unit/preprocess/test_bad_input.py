@@ -214,11 +214,11 @@ def test_an_empty_side(tmp_path: Path, configure: Any) -> None:
     assert "side of the split is empty: there are 2 usable records" in error.message
 
 
-def test_a_task_of_ones_own(tmp_path: Path, configure: Any) -> None:
+def test_a_task_that_cannot_be_imported(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
     error = refused(configure(path, task="mine:Task"))
-    assert "mine:Task" in error.message
-    assert "prepare the data yourself" in error.remedy
+    assert "data.task = 'mine:Task' cannot be used: No module named 'mine'" in error.message
+    assert "a task that can be imported" in error.remedy
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 
 from steadytrain.components.preprocess.tokenizer import train_tokenizer
-from steadytrain.components.preprocess.validate import NAME_BYTES, Defect, check
+from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared import bounded
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.tasks.encoding import tokens as encoding
+from steadytrain.components.tasks.encoding.fields import NAME_BYTES, Defect
+from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
+from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(["hello world a b c"] * 5, folder, vocab_size=300, task="causal_lm")
+    train_tokenizer(["hello world a b c"] * 5, folder, PlainTextEncoder.tokenizer, vocab_size=300)
     return load_tokenizer(folder)
 
 
@@ -138,11 +141,12 @@ def test_a_name_of_three_megabytes_is_a_defect(column: str) -> None:
         task="sequence_classification",
         columns={"label": "label", "group": "group", "slice": "slice"},
     )
+    encoder = LabeledTextEncoder(data)
     row = {"text": "a", "label": "b", "group": "c", "slice": "d"}
-    check(row | {column: "é" * (NAME_BYTES // 2)}, data)
+    check(row | {column: "é" * (NAME_BYTES // 2)}, data, encoder)
     for large in ("a" * 3_000_000, "é" * (NAME_BYTES // 2 + 1)):
         with pytest.raises(Defect, match="too_long"):
-            check(row | {column: large}, data)
+            check(row | {column: large}, data, encoder)
 
 
 def test_many_small_records_make_many_chunks(tmp_path: Path) -> None:

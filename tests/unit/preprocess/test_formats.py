@@ -15,9 +15,9 @@ import zstandard
 from steadytrain.components.preprocess import formats
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.sources import find_files
-from steadytrain.components.preprocess.validate import Defect
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.tasks.encoding.fields import Defect
 
 ROWS = [
     {"text": f'record {number}, quoted "so"\nand é 字', "label": str(number)}

@@ -18,9 +18,9 @@ from steadytrain.components.preprocess.columnar import COLUMNAR, tables
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.sources import find_files
-from steadytrain.components.preprocess.validate import Defect
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.train.loop.data import Rows
 
 from support.apart import counting, crash

@@ -18,12 +18,14 @@ from steadytrain.components.preprocess.signatures import sign
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.split import content_id, side_of
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.preprocess.validate import Defect, check
+from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.registry import open_encoder
 
 from support.data import quarantined, read_table, sentence, texts, write_jsonl
 
@@ -60,7 +62,7 @@ def test_file_whose_name_is_not_valid_utf8_is_read(tmp_path: Path, configure: An
 def test_messages_nested_without_end_are_a_defect() -> None:
     data = DataConfig(source=["x"], task="supervised_finetuning")
     with pytest.raises(Defect, match="bad_messages"):
-        check({"messages": "[" * 100_000}, data)
+        check({"messages": "[" * 100_000}, data, open_encoder(data))
 
 
 @pytest.mark.parametrize("pattern", ["[z-a]", "[!]", "a[!]x"])
@@ -99,7 +101,7 @@ def test_a_message_with_two_contents_is_a_defect(tmp_path: Path) -> None:
     (row,) = rows(tmp_path / "a.jsonl", tmp_path)
     for one in (row, {"messages": messages}):
         with pytest.raises(Defect, match="bad_messages"):
-            check(one, data)
+            check(one, data, open_encoder(data))
 
 
 def test_duplicate_column_is_an_error(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, trainers
 from tokenizers import pre_tokenizers as split
 
-from steadytrain.components.preprocess import pieces, remembered
-from steadytrain.components.preprocess.pieces import PieceEncoder
+from steadytrain.components.shared import remembered
+from steadytrain.components.tasks.encoding import pieces
+from steadytrain.components.tasks.encoding.pieces import PieceEncoder
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

@@ -358,3 +358,12 @@ def test_all_cores_give_the_same(
     monkeypatch.setattr("steadytrain.components.preprocess.parallel.SMALL_BYTES", 0)
     together = run(configure(path, run_name="two", recovery={"reuse_ttl_seconds": 0}))
     assert alone.fingerprint == together.fingerprint
+
+
+def test_a_subclass_of_a_built_in_task_has_the_same_data(tmp_path, configure):
+    source = write_jsonl(tmp_path / "texts.jsonl", texts(60))
+    named, own = (
+        run(configure(source, task=task)) for task in ("causal_lm", "support.faults:Slow")
+    )
+    assert own.task == "support.faults:Slow"
+    assert own.fingerprint == named.fingerprint

@@ -7,11 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rensa import RMinHash
 
-from steadytrain.components.preprocess import profile, remembered, signatures
+from steadytrain.components.preprocess import profile, signatures
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, sign
 from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.preprocess.words import ascii_runs
+from steadytrain.components.shared import remembered
 
 ASCII = "".join(map(chr, range(128)))
 TEXTS = st.lists(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.model_source import package_folder
+from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.tokens import (
     Encoded,
     encode_chat,
@@ -39,7 +40,7 @@ CHATML = (
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
     sample = ["hello world assistant user a b c héllo be brief <|im_start|>\n"] * 5
-    train_tokenizer(sample, folder, vocab_size=330, task="causal_lm")
+    train_tokenizer(sample, folder, PlainTextEncoder.tokenizer, vocab_size=330)
     return load_tokenizer(folder)
 
 

@@ -13,7 +13,7 @@ from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, Stopped
 from steadytrain.components.shared.foreign import foreign
-from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.registry import OpenTask
 
 from support.canary import change
 from support.tiny import make_language_model, make_tokenizer
@@ -48,7 +48,7 @@ def look(saved, tmp_path):
         )
         data = write_data(tmp_path / "data", language_rows(4), [], sequence_length=32)
         shutil.copytree(saved, tmp_path / "data" / "tokenizer", dirs_exist_ok=True)
-        for attempt in (lambda: find_model(config), open_task(config, data).build_model):
+        for attempt in (lambda: find_model(config), OpenTask(config, data).training.build_model):
             try:
                 attempt()
             except BadInput as error:
@@ -138,7 +138,7 @@ def test_the_same_holds_of_a_model_from_scratch(tmp_path, given):
     data = write_data(tmp_path / "data", language_rows(4), [], sequence_length=32)
     config = from_mapping({"name": "small", "data": {"source": ["x"]}, "model": model})
     with pytest.raises(BadInput, match=r"model\.config|vocabulary"):
-        open_task(config, data).build_model()
+        OpenTask(config, data).training.build_model()
 
 
 class PanicException(BaseException):

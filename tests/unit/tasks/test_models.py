@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.splits import splits_of
 
 from support.training import (
@@ -42,7 +42,7 @@ ROBERTA = {
 def language(tmp_path):
     def make(*, sequence_length=48, **model):
         data = write_data(tmp_path / "data", language_rows(4), [], sequence_length=sequence_length)
-        return open_task(Bench.make(tmp_path, data, model=model).config, data)
+        return OpenTask(Bench.make(tmp_path, data, model=model).config, data)
 
     return make
 
@@ -59,7 +59,7 @@ def classes(tmp_path):
             labels=["a", "b", "c"],
             sequence_length=sequence_length,
         )
-        return open_task(Bench.make(tmp_path, data, model=model).config, data)
+        return OpenTask(Bench.make(tmp_path, data, model=model).config, data)
 
     return make
 
@@ -74,7 +74,7 @@ def save_base(folder, config=LLAMA, auto=AutoModelForCausalLM, tokenizer=True, *
 
 
 def test_from_scratch_vocabulary_and_special_tokens_are_filled_in(language):
-    model = language(config=GPT2).build_model()
+    model = language(config=GPT2).training.build_model()
 
     assert model.config.vocab_size == VOCABULARY
     assert (model.config.eos_token_id, model.config.pad_token_id) == (0, 1)
@@ -86,7 +86,7 @@ def test_from_scratch_is_decided_by_the_seed(language):
     built = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        built.append(task.build_model().lm_head.weight)
+        built.append(task.training.build_model().lm_head.weight)
 
     assert torch.equal(built[0], built[1])
     assert not torch.equal(built[0], built[2])
@@ -96,7 +96,7 @@ def test_a_base_is_loaded_in_float32(language, tmp_path):
     saved = save_base(tmp_path / "base").to(torch.bfloat16)
     saved.save_pretrained(tmp_path / "base")
 
-    model = language(base=str(tmp_path / "base")).build_model()
+    model = language(base=str(tmp_path / "base")).training.build_model()
 
     assert {item.dtype for item in model.parameters()} == {torch.float32}
     assert torch.equal(model.lm_head.weight, saved.lm_head.weight.float())
@@ -107,24 +107,24 @@ def test_model_records_the_splits_of_its_ancestors(language, tmp_path):
     task = language(base=str(tmp_path / "base"))
     ours = sorted(["other", task.data.split_digest])
 
-    model = task.build_model()
-    task.export(model, tmp_path / "exported")
+    model = task.training.build_model()
+    task.packager.export(model, tmp_path / "exported")
 
     assert splits_of(model) == ours
-    assert splits_of(task.load_exported(tmp_path / "exported")["model"]) == ours
-    assert splits_of(language(config=LLAMA).build_model()) == [task.data.split_digest]
+    assert splits_of(task.packager.load_exported(tmp_path / "exported")["model"]) == ours
+    assert splits_of(language(config=LLAMA).training.build_model()) == [task.data.split_digest]
 
 
 def test_splits_that_nobody_can_read_are_refused(language, tmp_path):
     save_base(tmp_path / "base", steadytrain_splits={"a": 1})
     with pytest.raises(BadInput, match="steadytrain_splits"):
-        language(base=str(tmp_path / "base")).build_model()
+        language(base=str(tmp_path / "base")).training.build_model()
 
 
 def test_a_base_with_another_head_gets_a_new_one(classes, tmp_path):
     save_base(tmp_path / "base", ROBERTA, AutoModelForMaskedLM)
 
-    model = classes(base=str(tmp_path / "base")).build_model()
+    model = classes(base=str(tmp_path / "base")).training.build_model()
 
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert model.config.num_labels == 3
@@ -206,7 +206,7 @@ def test_a_base_that_does_not_fit_is_refused(language, tmp_path, damage, message
     damage(tmp_path / "base")
 
     with pytest.raises(BadInput, match=message) as error:
-        language(base=str(tmp_path / "base")).build_model()
+        language(base=str(tmp_path / "base")).training.build_model()
 
     assert error.value.remedy
 
@@ -232,7 +232,7 @@ def other_shape(folder):
 def test_below_a_new_head_all_must_fit(classes, tmp_path, damage, message):
     damage(tmp_path / "base")
     with pytest.raises(BadInput, match=message):
-        classes(base=str(tmp_path / "base")).build_model()
+        classes(base=str(tmp_path / "base")).training.build_model()
 
 
 def test_what_older_versions_saved_beside_the_weights_is_let_through(language, tmp_path):
@@ -244,7 +244,7 @@ def test_what_older_versions_saved_beside_the_weights_is_let_through(language, t
             {f"transformer.h.0.attn.{name}": mask.clone() for name in ("bias", "masked_bias")}
         ),
     )
-    assert language(base=str(tmp_path / "base")).build_model()
+    assert language(base=str(tmp_path / "base")).training.build_model()
 
 
 @pytest.mark.parametrize(
@@ -260,15 +260,15 @@ def test_what_older_versions_saved_beside_the_weights_is_let_through(language, t
 )
 def test_a_configuration_that_does_not_fit_is_refused(language, config, message):
     with pytest.raises(BadInput, match=message) as error:
-        language(config=config).build_model()
+        language(config=config).training.build_model()
 
     assert error.value.remedy
 
 
 def test_roberta_takes_fewer_tokens_than_it_has_positions(classes):
     """Its positions start after the padding index."""
-    model = classes(config=ROBERTA).build_model()
+    model = classes(config=ROBERTA).training.build_model()
     model(input_ids=torch.full((1, 32), 5))
 
     with pytest.raises(BadInput, match="at most 32 tokens"):
-        classes(config=ROBERTA, sequence_length=33).build_model()
+        classes(config=ROBERTA, sequence_length=33).training.build_model()

@@ -11,7 +11,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.remote_code import code_digest
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.registry import open_task
+from steadytrain.components.tasks.registry import OpenTask
 
 from support.canary import change, make_canary
 from support.tiny import make_tokenizer
@@ -62,7 +62,7 @@ def build(tmp_path):
             sequence_length=32,
             tokenizer="tokenizer",
         )
-        return open_task(config, data)
+        return OpenTask(config, data)
 
     return make
 
@@ -72,8 +72,8 @@ def test_by_default_a_model_that_needs_code_is_refused(tmp_path, canary, configu
     config = configure(folder)
     for attempt in (
         lambda: find_model(config),
-        lambda: build(config).build_model(),
-        lambda: build(config).load_exported(folder),
+        lambda: build(config).training.build_model(),
+        lambda: build(config).packager.load_exported(folder),
     ):
         with pytest.raises(BadInput, match=r"model\.trust_remote_code is false") as caught:
             attempt()
@@ -88,8 +88,8 @@ def test_a_model_that_can_do_without_its_code_is_loaded_without(tmp_path, canary
     folder = make_canary(tmp_path / "model", canary, model_type="llama")
     config = configure(folder)
     find_model(config)
-    assert type(build(config).build_model()) is LlamaForCausalLM
-    assert type(build(config).load_exported(folder)["model"]) is LlamaForCausalLM
+    assert type(build(config).training.build_model()) is LlamaForCausalLM
+    assert type(build(config).packager.load_exported(folder)["model"]) is LlamaForCausalLM
     assert not canary.exists()
 
 
@@ -106,12 +106,12 @@ def test_code_that_is_pinned_runs_and_goes_along_with_the_export(
     find_model(config)
     assert not canary.exists()
     task = build(config)
-    model = task.build_model()
+    model = task.training.build_model()
     assert type(model).__name__ == "CanaryForCausalLM"
     assert canary.exists()
 
-    task.export(model, tmp_path / "export")
-    loaded = task.load_exported(tmp_path / "export")["model"]
+    task.packager.export(model, tmp_path / "export")
+    loaded = task.packager.load_exported(tmp_path / "export")["model"]
     assert type(loaded).__name__ == "CanaryForCausalLM"
 
 
@@ -120,7 +120,7 @@ def test_pinned_code_that_has_changed_does_not_run(tmp_path, canary, configure, 
     config = configure(folder, trust_remote_code=True, revision=code_digest(folder))
     with (folder / "modeling_canary.py").open("a") as code:
         code.write("# another version\n")
-    for attempt in (lambda: find_model(config), lambda: build(config).build_model()):
+    for attempt in (lambda: find_model(config), lambda: build(config).training.build_model()):
         with pytest.raises(BadInput, match=r"model\.revision = 'sha256:.*must pin the code"):
             attempt()
     assert not canary.exists()
@@ -131,7 +131,7 @@ def test_pinned_code_pins_no_other_code(tmp_path, canary, configure, build):
     config = configure(base, trust_remote_code=True, revision=code_digest(base))
     other = make_canary(tmp_path / "other", canary)
     with pytest.raises(BadInput, match=r"modeling_canary\.py is not part of the code"):
-        build(config).load_exported(other)
+        build(config).packager.load_exported(other)
     assert not canary.exists()
 
 
@@ -142,7 +142,7 @@ def test_code_of_another_place_is_never_pinned(tmp_path, canary, configure, buil
     folder = make_canary(tmp_path / "model", canary)
     change(folder / "config.json", auto_map={"AutoConfig": reference})
     config = configure(folder, trust_remote_code=True, revision=code_digest(folder))
-    for attempt in (lambda: find_model(config), lambda: build(config).build_model()):
+    for attempt in (lambda: find_model(config), lambda: build(config).training.build_model()):
         with pytest.raises(BadInput, match="auto_map refers to"):
             attempt()
 

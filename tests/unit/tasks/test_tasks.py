@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
-from steadytrain.components.tasks.registry import BUILT_IN, open_task
+from steadytrain.components.tasks.registry import OpenTask
 
 from support.training import (
     CLASSES,
@@ -43,7 +44,7 @@ def task_of(tmp_path, name, model, **training):
         labels=["a", "b", "c"] if classes else [],
     )
     bench = Bench.make(tmp_path, data, model={"config": model}, training=training)
-    return open_task(bench.config, data)
+    return OpenTask(bench.config, data)
 
 
 CASES = [
@@ -58,34 +59,34 @@ CASES = [
 @pytest.mark.parametrize(("name", "model"), CASES)
 def test_loss_and_validation_add_up_over_micro_batches(tmp_path, name, model):
     task = task_of(tmp_path, name, model)
-    built = task.build_model().eval()
+    built = task.training.build_model().eval()
     rows = class_rows(6) if name == "sequence_classification" else language_rows(6)
-    whole, parts = task.collate(rows), [task.collate([row]) for row in rows]
+    whole, parts = task.training.collate(rows), [task.training.collate([row]) for row in rows]
 
     with torch.no_grad():
-        total = task.loss(built, whole).total
-        summed = sum(task.loss(built, part).total for part in parts)
-        sums = task.validate(built, whole)
+        total = task.training.loss(built, whole).total
+        summed = sum(task.training.loss(built, part).total for part in parts)
+        sums = task.training.validate(built, whole)
 
     torch.testing.assert_close(total, summed, rtol=1e-4, atol=1e-4)
-    assert task.weight(whole) == sum(map(task.weight, parts)) == sums["weight"]
+    assert task.training.weight(whole) == sum(map(task.training.weight, parts)) == sums["weight"]
     assert sums["loss"] == pytest.approx(total.item())
-    assert task.validation_metrics(sums)[task.metric] == pytest.approx(
-        total.item() / task.weight(whole)
+    assert task.training.validation_metrics(sums)[task.training.metric] == pytest.approx(
+        total.item() / task.training.weight(whole)
     )
 
 
 @pytest.mark.parametrize(("name", "model"), CASES)
 def test_an_exported_model_loads_back_equal(tmp_path, name, model):
     task = task_of(tmp_path, name, model)
-    built = task.build_model().eval()
-    task.export(built, tmp_path / "model")
+    built = task.training.build_model().eval()
+    task.packager.export(built, tmp_path / "model")
 
-    loaded = task.load_exported(tmp_path / "model")
+    loaded = task.packager.load_exported(tmp_path / "model")
 
     for key, value in built.state_dict().items():
         assert torch.equal(value, loaded["model"].state_dict()[key])
-    assert loaded["tokenizer"].get_vocab() == task.tokenizer.get_vocab()
+    assert loaded["tokenizer"].get_vocab() == task.training.tokenizer.get_vocab()
 
 
 WAYS = {
@@ -99,48 +100,48 @@ WAYS = {
 @pytest.mark.parametrize(("model", "training", "why"), WAYS.values(), ids=WAYS)
 def test_documents_are_packed_if_attention_supports_them(tmp_path, model, training, why):
     task, rows = task_of(tmp_path, "causal_lm", model, **training), language_rows(6)
-    built = task.build_model().eval()
-    before = task.validate(built, task.collate(rows))
-    remarks = task.ready(built)
-    batch = task.collate(rows)
+    built = task.training.build_model().eval()
+    before = task.training.validate(built, task.training.collate(rows))
+    remarks = task.training.ready(built)
+    batch = task.training.collate(rows)
     assert ("lengths" in batch) == (not why)
     assert remarks == (
         [f"attention also computes padding and pairs across documents: {why}"] if why else []
     )
-    assert task.validate(built, batch) == pytest.approx(before, rel=1e-6)
+    assert task.training.validate(built, batch) == pytest.approx(before, rel=1e-6)
 
 
 def test_cost_counts_tokens(tmp_path):
     task = task_of(tmp_path, "causal_lm", LLAMA)
     row = language_rows(1)[0]
 
-    assert task.cost(row) == sum(row["lengths"])
+    assert task.training.cost(row) == sum(row["lengths"])
 
 
 def test_language_metrics_survive_a_hopeless_model(tmp_path):
     task = task_of(tmp_path, "causal_lm", LLAMA)
 
-    metrics = task.validation_metrics({"loss": 1e6, "weight": 2})
+    metrics = task.training.validation_metrics({"loss": 1e6, "weight": 2})
 
     assert metrics["loss"] == 5e5
     assert math.isfinite(metrics["perplexity"])
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
 def test_built_in_tasks_open(tmp_path, name):
-    assert task_of(tmp_path, name, GPT2).metric == "loss"
+    assert task_of(tmp_path, name, GPT2).training.metric == "loss"
 
 
 def test_a_task_of_a_users_own_is_opened_by_its_address(tmp_path):
     address = "steadytrain.components.tasks.causal_lm:CausalLanguageModel"
 
-    assert isinstance(task_of(tmp_path, address, LLAMA), CausalLanguageModel)
+    assert isinstance(task_of(tmp_path, address, LLAMA).training, CausalLanguageModel)
 
 
-@pytest.mark.parametrize("name", ["causal_ml", "no.such.module:Task", "json:Task", ":"])
-def test_an_unknown_task_is_refused_by_name(tmp_path, name):
+@pytest.mark.parametrize("name", ["no.such.module:Task", "json:Task", ":"])
+def test_a_task_that_cannot_be_opened_is_refused_by_name(tmp_path, name):
     with pytest.raises(BadInput, match=r"data\.task") as error:
-        task_of(tmp_path, name, LLAMA)
+        assert task_of(tmp_path, name, LLAMA).training
 
     assert "causal_lm" in error.value.remedy
 
@@ -165,19 +166,21 @@ def test_a_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, 
 
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     task, records = task_of(tmp_path, name, model), records_of(name)
-    task.export(task.build_model(), tmp_path / "model")
+    task.packager.export(task.training.build_model(), tmp_path / "model")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_experiment(
         experiment_id=mlflow.create_experiment("tasks", str(tmp_path / "artifacts"))
     )
     with mlflow.start_run():
-        uri = task.log_model(tmp_path / "model", name="model", records=records, metadata={"a": "b"})
+        uri = task.packager.log_model(
+            tmp_path / "model", name="model", records=records, metadata={"a": "b"}
+        )
 
-    exported = task.score(task.load_exported(tmp_path / "model"), records)
-    logged = task.score(task.load_logged(uri), records)
+    exported = task.scorer.score(task.packager.load_exported(tmp_path / "model"), records)
+    logged = task.scorer.score(task.packager.load_logged(uri), records)
 
     assert exported["id"].to_pylist() == records["id"].to_pylist()
     assert exported["loss"].to_pylist() == pytest.approx(logged["loss"].to_pylist(), rel=1e-5)
-    trivial = task.baselines(records)
+    trivial = task.scorer.baselines(records)
     assert trivial
     assert all(math.isfinite(value) for value in trivial.values())

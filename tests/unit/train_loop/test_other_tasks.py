@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.base import LossSum
+from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.train.attempt import RankError
 
 from support.training import CLASSES, Bench, class_rows, events_of, write_data
@@ -44,7 +46,7 @@ class SmallConvolution(torch.nn.Module):
 
 
 class ImageClassification:
-    """A user-defined task."""
+    """Trains and packages a user-defined task."""
 
     metric = "accuracy"
     greater_is_better = True
@@ -95,10 +97,16 @@ class ImageClassification:
 
 
 class Leaving(ImageClassification):
-    """A task whose code exits the program."""
+    """Code that exits the program."""
 
     def collate(self, rows):
         sys.exit(0)
+
+
+IMAGES = replace(
+    SEQUENCE_CLASSIFICATION, training=ImageClassification, packager=ImageClassification
+)
+LEAVING = replace(IMAGES, training=Leaving)
 
 
 @pytest.fixture
@@ -118,7 +126,7 @@ def test_images_are_classified_by_the_same_loop(tmp_path, digits):
         tmp_path / "data",
         digits[:1400],
         digits[1400:],
-        task=f"{__name__}:ImageClassification",
+        task=f"{__name__}:IMAGES",
         schema=DIGITS,
         labels=list("0123456789"),
         tokenizer=False,
@@ -185,7 +193,7 @@ def test_texts_are_classified(tmp_path):
 
 def test_a_task_that_ends_its_rank_is_reported(tmp_path, digits):
     """It would look like a rank that ended normally and wrote no result."""
-    task = f"{Path(__file__).stem}:Leaving"
+    task = f"{Path(__file__).stem}:LEAVING"
     data = write_data(
         tmp_path / "data",
         digits[:64],

@@ -15,8 +15,8 @@ from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.digest import BASE_FILE, weights_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
-from steadytrain.components.tasks.sequence_classification import SequenceClassification
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel, LanguageModelPackager
+from steadytrain.components.tasks.sequence_classification import ClassifierPackager
 from steadytrain.components.train.loop.export import export_model
 
 from support.training import CLASSES, Bench, class_rows, language_rows, write_data
@@ -86,7 +86,7 @@ def test_adapters_leave_alone_and_merged_ones_whole(adapted):
 
 def test_for_judging_adapters_are_added_to_the_base(adapted, data):
     bench = adapted[False]
-    loaded = CausalLanguageModel(bench.config, data).load_exported(bench.workspace.model)
+    loaded = LanguageModelPackager(bench.config, data).load_exported(bench.workspace.model)
     merged = AutoModelForCausalLM.from_pretrained(adapted[True].workspace.model)
     assert torch.allclose(logits(loaded["model"]), logits(merged), atol=1e-5)
     assert type(loaded["model"]).__name__ == "LlamaForCausalLM"
@@ -106,7 +106,7 @@ def test_adapters_are_not_added_to_another_base(adapted, base, data, tmp_path):
     model = bench.config.model.model_copy(update={"base": str(other)})
     config = bench.config.model_copy(update={"model": model})
     with pytest.raises(BadInput, match="its files have changed since the adapters"):
-        CausalLanguageModel(config, data).load_exported(bench.workspace.model)
+        LanguageModelPackager(config, data).load_exported(bench.workspace.model)
     note = json.loads((bench.workspace.model / BASE_FILE).read_text())
     assert note["address"] == base
     forged = shutil.copytree(bench.workspace.model, tmp_path / "forged")
@@ -135,7 +135,7 @@ def test_a_classifiers_new_head_is_trained_whole(tmp_path, base):
         labels=labels,
     )
     bench = trained(tmp_path, data, "classes", {"base": base, "adapter": ADAPTER})
-    loaded = SequenceClassification(bench.config, data).load_exported(bench.workspace.model)
+    loaded = ClassifierPackager(bench.config, data).load_exported(bench.workspace.model)
     plain = AutoModelForSequenceClassification.from_pretrained(
         bench.workspace.model, num_labels=3, pad_token_id=1
     )
@@ -180,18 +180,18 @@ def test_where_it_computes_in_16_bits_the_frozen_base_has_no_more(tmp_path, data
     module = bench.train_here().parts.module
     kinds = {item.requires_grad: item.dtype for item in module.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
-    loaded = CausalLanguageModel(bench.config, data).load_exported(bench.workspace.model)["model"]
+    loaded = LanguageModelPackager(bench.config, data).load_exported(bench.workspace.model)["model"]
     assert {item.dtype for item in loaded.parameters()} == {torch.float32}
 
 
 @pytest.fixture
 def quantized(data, base):
-    """A 4-bit model with adapters, and its task. A CPU allows only the parts of such a run."""
+    """A 4-bit model with adapters, and its packager. A CPU allows only the parts of such a run."""
     content = {"name": "q", "data": {"source": ["x"]}, "training": {"bf16": True}}
     model = {"base": base, "adapter": {**ADAPTER, "kind": "qlora"}}
     config = from_mapping({**content, "model": model})
-    task = CausalLanguageModel(config, data)
-    return attach(task.build_model(), config.model.adapter), task
+    module = CausalLanguageModel(config, data).build_model()
+    return attach(module, config.model.adapter), LanguageModelPackager(config, data)
 
 
 def test_a_base_in_4_bits_stays_and_its_adapters_learn(quantized):
@@ -210,9 +210,9 @@ def test_a_base_in_4_bits_stays_and_its_adapters_learn(quantized):
 
 
 def test_its_adapters_are_judged_beside_the_base_as_it_was(quantized, tmp_path, base):
-    model, task = quantized
-    export_model(task, model, tmp_path / "model")
-    loaded = task.load_exported(tmp_path / "model")["model"]
+    model, packager = quantized
+    export_model(packager, model, tmp_path / "model")
+    loaded = packager.load_exported(tmp_path / "model")["model"]
     plain = AutoModelForCausalLM.from_pretrained(base)
     # Untrained adapters add nothing.
     assert torch.equal(logits(loaded), logits(plain))

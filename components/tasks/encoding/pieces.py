@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.remembered import Remembered
+from steadytrain.components.shared.remembered import Remembered
 
 _GPT2: Final = r"'(?:[stmd]|re|ve|ll)| ?(?:[a-zA-Z]+|[0-9]+|[^\sa-zA-Z0-9]+)|\s+(?!\S)|\s+"
 """ByteLevel's own expression for ASCII, shortened."""

@@ -1,0 +1,146 @@
+"""The interface of an encoder: how a task's records are read, checked, and turned into rows.
+
+Preprocessing knows nothing else about a task. It runs in an image without torch, so neither an
+encoder nor the module that it comes from may import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from steadytrain.components.tasks.encoding.fields import Defect
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a task uses of a record.
+
+    text: everything that the model learns from, as text, such as JSON. It is the record's identity:
+        records with the same text are duplicates, and it decides the side of the split.
+    label: the class; None if the task has no classes.
+    """
+
+    text: str
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRow:
+    """A row to train on.
+
+    values: by column of `Encoder.schema`.
+    tokens: tokens in it, or other units of work.
+    targets: number of its targets: what the loss is divided by.
+    """
+
+    values: Mapping[str, Any]
+    tokens: int
+    targets: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """The rows of a record.
+
+    tokens: in the whole record, at least 1.
+    skipped: windows of it with nothing to predict.
+    truncated: whether its end is left out.
+    """
+
+    tokens: int
+    rows: list[EncodedRow]
+    skipped: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """How a tokenizer is made for records that are text.
+
+    texts: returns the texts in `Content.text`, to train a tokenizer on.
+    special: special tokens of a trained tokenizer, next to those for the end and for padding.
+    adds_ends: whether a trained tokenizer adds the end token before and after each text.
+    chat_template: for tokenizers without one; "" for none.
+    """
+
+    texts: Callable[[str], Iterable[str]]
+    special: tuple[str, ...] = ()
+    adds_ends: bool = False
+    chat_template: str = ""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What preprocessing knows about the data as a whole before it encodes the first record.
+
+    tokenizer: folder of the tokenizer; None if the task has none.
+    labels: classes, in the order of their indices; empty if the task has none.
+    trained: the labels that occur on the training side.
+    scratch: folder for files that the row encoder needs.
+    """
+
+    tokenizer: Path | None
+    labels: tuple[str, ...]
+    trained: frozenset[str]
+    scratch: Path
+
+
+class RowEncoder(Protocol):
+    """Encodes records. It is sent to worker processes, so it can be pickled."""
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        """Return the rows of each record, or why it cannot be used, in order."""
+
+
+class Encoder(Protocol):
+    """How the records of a task become rows. It is sent to worker processes, so it can be pickled.
+
+    schema: columns of the rows.
+    packed: whether several rows are packed into a sequence of `data.sequence_length` tokens. The
+        columns are then `input_ids` and `targets`, and a sequence also has `lengths`.
+    labeled: whether each record has a class. The labels are then counted, and duplicates with
+        different labels are set aside.
+    tokenizer: how to make the tokenizer. None means that records are not text: there is no
+        tokenizer, and neither near duplicates nor words are looked at.
+    """
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def packed(self) -> bool: ...
+
+    @property
+    def labeled(self) -> bool: ...
+
+    @property
+    def tokenizer(self) -> TokenizerSettings | None: ...
+
+    def columns(self) -> Sequence[Sequence[str]]:
+        """Return alternative lists of columns. The data must have all columns of one of them."""
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        """Return what the task uses of a row.
+
+        Raises:
+            Defect: the first problem with the row.
+        """
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        """Return the columns of test records that `Scorer.score` reads, as typed Arrow arrays.
+
+        Args:
+            records: `content` (`Content.text`) and `label`; may be empty.
+        """
+
+    def row_encoder(self, fitted: Fitted) -> RowEncoder:
+        """Return what encodes the records of this data.
+
+        Raises:
+            BadInput: the tokenizer cannot be used.
+        """

@@ -1,0 +1,137 @@
+"""Encode conversations as windows of tokens, of which the assistant's are predicted."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.base import (
+    Content,
+    EncodedRecord,
+    Fitted,
+    TokenizerSettings,
+)
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect, text_of
+from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
+from steadytrain.components.tasks.encoding.tokens import (
+    DEFAULT_CHAT_TEMPLATE,
+    encode_chat,
+    load_tokenizer,
+    windows,
+)
+
+_ROLES: Final = ("system", "user", "assistant", "tool")
+
+
+def _messages(content: str) -> Sequence[str]:
+    return [item["content"] for item in json.loads(content)]
+
+
+@dataclass(frozen=True)
+class ChatEncoder:
+    """Records with a conversation, or with a prompt and its completion."""
+
+    data: DataConfig
+
+    schema = WINDOWS
+    packed = True
+    labeled = False
+    tokenizer = TokenizerSettings(
+        _messages,
+        special=tuple(f"<|{role}|>" for role in _ROLES),
+        chat_template=DEFAULT_CHAT_TEMPLATE,
+    )
+
+    def columns(self) -> Sequence[Sequence[str]]:
+        columns = self.data.columns
+        return [[columns.messages], [columns.prompt, columns.completion]]
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        """Return the messages as canonical JSON."""
+        columns = self.data.columns
+        value = row.get(columns.messages)
+        if value is None and (columns.prompt in row or columns.completion in row):
+            messages = [
+                {"role": "user", "content": text_of(row, columns.prompt)},
+                {"role": "assistant", "content": text_of(row, columns.completion)},
+            ]
+        else:
+            messages = [_message(item) for item in _turns(value, columns.messages)]
+            if not any(item["role"] == "assistant" for item in messages):
+                raise Defect("bad_messages", "the assistant says nothing")
+        return Content(json.dumps(messages, ensure_ascii=False, separators=(",", ":")))
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        return {"messages": records["content"]}
+
+    def row_encoder(self, fitted: Fitted) -> ChatRows:
+        assert fitted.tokenizer is not None
+        return ChatRows(fitted.tokenizer, self.data.sequence_length)
+
+
+@dataclass(frozen=True)
+class ChatRows:
+    """Encodes conversations with the tokenizer in a folder."""
+
+    tokenizer: Path
+    sequence_length: int
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        return [self._encode(record) for record in records]
+
+    def _encode(self, record: Content) -> EncodedRecord | Defect:
+        try:
+            encoded = encode_chat(_tokenizer(self.tokenizer), json.loads(record.text))
+        except BadInput as error:
+            return Defect("refused_by_template", error.message)
+        found = windows(encoded, self.sequence_length)
+        useful = [
+            window_row(np.array(window.input_ids, np.int32), np.array(window.targets, np.int8))
+            for window in found
+            if any(window.targets)
+        ]
+        if not useful:
+            return Defect("refused_by_template", "it leaves nothing to predict")
+        return EncodedRecord(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Any:
+    return load_tokenizer(folder)
+
+
+def _turns(value: Any, column: str) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = STRICT_JSON.decode(value)
+        except (ValueError, RecursionError) as error:
+            raise Defect("bad_messages", f"{column} is text that is not JSON") from error
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not isinstance(value, list):
+        raise Defect("wrong_type", f"{column} is {type(value).__name__}, not a list")
+    if not value:
+        raise Defect("empty_field", f"{column} is empty")
+    return value
+
+
+def _message(item: Any) -> dict[str, str]:
+    if not isinstance(item, Mapping) or not {"role", "content"} <= item.keys():
+        raise Defect("bad_messages", "a message is not a mapping with role and content")
+    role, content = item["role"], item["content"]
+    if role not in _ROLES:
+        raise Defect("bad_messages", f"role {str(role)[:40]!r} is none of {', '.join(_ROLES)}")
+    if not isinstance(content, str):
+        raise Defect("wrong_type", f"content is {type(content).__name__}, not text")
+    if role == "assistant" and not content.strip():
+        raise Defect("bad_messages", "the assistant says nothing")
+    return {"role": role, "content": content}

@@ -1,0 +1,92 @@
+"""Read the fields of a record, and name what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+DEFECTS: Final = {
+    "bad_encoding": "is not valid UTF-8",
+    "bad_format": "cannot be read in the format of its file",
+    "wrong_type": "a field holds something else than it should",
+    "missing_field": "a field is absent or null",
+    "empty_field": "a field holds nothing but white space",
+    "bad_messages": "messages are not a chat in which the assistant says something",
+    "unknown_label": "the label is not among data.labels",
+    "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
+    "refused_by_template": "the tokenizer's chat template refuses it",
+    "label_unseen_in_training": "held out, with a label that training never saw",
+}
+"""By reason: what is wrong with a record."""
+NAME_BYTES: Final = 1024
+"""Limit for a label, group or slice, because reports show it and it is held in memory."""
+
+
+class Defect(Exception):
+    """Why a record cannot be used. `reason` is a key of DEFECTS."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        if reason not in DEFECTS:
+            raise ValueError(f"{reason!r} is not a reason; use one of {', '.join(DEFECTS)}")
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+def _with_each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Defect:
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    return Defect("bad_format", f"the field {twice[:80]!r} stands twice")
+
+
+STRICT_JSON: Final = json.JSONDecoder(object_pairs_hook=_with_each_field_once)
+"""Decodes an object with a duplicate field to a Defect. Python would use the last value."""
+
+
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    """Return the text in a column.
+
+    Raises:
+        Defect: it is absent, not text, or only white space.
+    """
+    value = row.get(column)
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not isinstance(value, str):
+        raise Defect("wrong_type", f"{column} is {type(value).__name__}, not text")
+    if not value.strip():
+        raise Defect("empty_field", f"{column} is empty")
+    return value
+
+
+def name_of(row: Mapping[str, Any], column: str) -> str | None:
+    """Return a name (a label, group or slice) from text or a whole number; None if it is null.
+
+    Raises:
+        Defect: it is something else, or too long.
+    """
+    value = row.get(column)
+    if value is None:
+        return None
+    if not isinstance(value, str | int):
+        detail = f"{column} is {type(value).__name__}, not text or a whole number"
+        raise Defect("wrong_type", detail)
+    name = str(value)
+    if len(name) > NAME_BYTES or utf8_size(name) > NAME_BYTES:
+        raise Defect("too_long", f"{column} has more than {NAME_BYTES} bytes")
+    return name
+
+
+def utf8_size(text: str) -> int:
+    """Return the size in bytes.
+
+    Raises:
+        Defect: the text holds code points that UTF-8 does not have.
+    """
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise Defect("bad_encoding", "holds bytes or code points that are not UTF-8") from error

@@ -1,0 +1,110 @@
+"""Encode texts with a class, one row each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.tasks.encoding.base import (
+    Content,
+    EncodedRecord,
+    EncodedRow,
+    Fitted,
+    TokenizerSettings,
+)
+from steadytrain.components.tasks.encoding.fields import Defect, name_of, text_of
+from steadytrain.components.tasks.encoding.plain_text import whole_text
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+
+
+@dataclass(frozen=True)
+class LabeledTextEncoder:
+    """Records with a text and its class."""
+
+    data: DataConfig
+
+    schema = pa.schema({"input_ids": pa.list_(pa.int32()), "label": pa.int32()})
+    packed = False
+    labeled = True
+    # A classifier reads the first or the last token, so a trained tokenizer adds both.
+    tokenizer = TokenizerSettings(whole_text, adds_ends=True)
+
+    def columns(self) -> Sequence[Sequence[str]]:
+        return [[self.data.columns.text, self.data.columns.label]]
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        return Content(text_of(row, self.data.columns.text), self._label(row))
+
+    def _label(self, row: Mapping[str, Any]) -> str:
+        column = self.data.columns.label
+        label = name_of(row, column)
+        if label is None:
+            raise Defect("missing_field", f"{column} is absent or null")
+        if not label.strip():
+            raise Defect("empty_field", f"{column} is empty")
+        if self.data.labels is not None and label not in self.data.labels:
+            raise Defect("unknown_label", f"{column} is {label[:80]!r}")
+        return label
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        return {"text": records["content"], "label": records["label"]}
+
+    def row_encoder(self, fitted: Fitted) -> LabeledTextRows:
+        assert fitted.tokenizer is not None
+        indices = {label: index for index, label in enumerate(fitted.labels)}
+        trained = {label: indices[label] for label in fitted.labels if label in fitted.trained}
+        return LabeledTextRows(fitted.tokenizer, self.data.sequence_length, trained)
+
+
+@dataclass(frozen=True)
+class LabeledTextRows:
+    """Encodes texts with the tokenizer in a folder.
+
+    indices: of the labels on the training side.
+    """
+
+    tokenizer: Path
+    sequence_length: int
+    indices: Mapping[str, int]
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        tokenizer = _tokenizer(self.tokenizer)
+        encoded = tokenizer(
+            [record.text for record in records],
+            truncation=True,
+            max_length=self.sequence_length,
+            return_overflowing_tokens=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        pieces: dict[int, list[list[int]]] = {}
+        owners = encoded["overflow_to_sample_mapping"]
+        for owner, ids in zip(owners, encoded["input_ids"], strict=True):
+            pieces.setdefault(owner, []).append(ids)
+        special = tokenizer.num_special_tokens_to_add()
+        return [
+            self._record(str(record.label), pieces[index], special)
+            for index, record in enumerate(records)
+        ]
+
+    def _record(self, label: str, pieces: list[list[int]], special: int) -> EncodedRecord | Defect:
+        if label not in self.indices:
+            return Defect("label_unseen_in_training", f"label {label[:80]!r}")
+        values = {"input_ids": np.array(pieces[0], np.int32), "label": self.indices[label]}
+        return EncodedRecord(
+            special + sum(len(ids) - special for ids in pieces),
+            [EncodedRow(values, len(pieces[0]), targets=1)],
+            truncated=len(pieces) > 1,
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Any:
+    return load_tokenizer(folder)

@@ -1,0 +1,186 @@
+"""A task of another package, whose records are numbers, goes through the whole DAG."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+import yaml
+
+from steadytrain.components.shared.digest import weights_digest
+from steadytrain.components.shared.records import (
+    DataRecord,
+    EvaluationRecord,
+    GateRecord,
+    RegistrationRecord,
+)
+
+from support.command import Command, wait_for
+from support.plugins import install_example
+
+FEATURES = ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6"]
+BAD = [{**dict.fromkeys(FEATURES, 0.0), "progression": "high"}, {"age": 1.0}]
+CONFIG = {
+    "name": "diabetes",
+    "data": {
+        "task": "regression",
+        "source": ["diabetes.jsonl"],
+        "task_options": {"features": FEATURES, "target": "progression"},
+        "test_share": 0.25,
+        "validation_share": 0.15,
+    },
+    "model": {"config": {"model_type": "perceptron", "hidden": 16}},
+    "training": {
+        "max_steps": 1500,
+        "global_batch_size": 32,
+        "learning_rate": 0.003,
+        "eval_steps": 300,
+        "save_steps": 100,
+        "logging_steps": 100,
+    },
+    "evaluation": {"bootstrap_samples": 200},
+    "gate": {"metric": "rmse", "floors": {"rmse": 70.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    return {"PYTHONPATH": str(install_example(tmp_path_factory.mktemp("example")))}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Scikit-learn's diabetes data and two bad records as JSON Lines, and the configuration."""
+    from sklearn.datasets import load_diabetes
+
+    folder = tmp_path_factory.mktemp("diabetes")
+    features, target = load_diabetes(return_X_y=True, scaled=False)
+    rows = [
+        {**dict(zip(FEATURES, map(float, values), strict=True)), "progression": float(goal)}
+        for values, goal in zip(features, target, strict=True)
+    ]
+    lines = map(json.dumps, [*rows, *BAD])
+    (folder / "diabetes.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "diabetes.yaml").write_text(yaml.safe_dump(CONFIG))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder, installed):
+    """An undisturbed run."""
+    done = Command(folder / "undisturbed").run("diabetes.yaml", **installed)
+    assert done.code == 0, done.out + done.err
+    return done
+
+
+def record(done, name, kind):
+    (run,) = done.runs
+    return kind.load(run / "records" / f"{name}.json")
+
+
+def test_records_of_numbers_are_checked_split_and_prepared(finished):
+    data = record(finished, "preprocess", DataRecord)
+    assert sum(side.documents for side in data.sides.values()) == 442
+    assert data.sides["train"].target_tokens == data.sides["train"].rows > 200
+    assert (data.tokenizer, data.sequence_length, data.labels) == ("", 0, [])
+    told = [json.loads(line) for line in data.path("quarantine.jsonl").read_text().splitlines()]
+    assert [(one["reason"], one["detail"]) for one in told] == [
+        ("wrong_type", "progression is 'high', not a finite number"),
+        ("missing_field", "sex is absent or null"),
+    ]
+    card = json.loads(data.path("card.json").read_text())
+    assert card["task"] == "regression"
+    # No near duplicates are looked for, and no words are counted.
+    assert card["duplicates"]["near_duplicate"] == 0
+    assert not any(map(sum, data.profile.words))
+    assert "<dt>tokenizer</dt><dd>none</dd>" in data.path("card.html").read_text()
+
+
+def test_the_gate_decides_by_the_metric_of_the_package(finished):
+    evaluation = record(finished, "evaluate", EvaluationRecord)
+    decision = record(finished, "gate", GateRecord)
+    rmse = evaluation.metrics["rmse"]
+    assert rmse.low < rmse.value < rmse.high
+    # Always predicting the mean is the baseline.
+    assert rmse.value < 0.9 * evaluation.baselines["rmse"]
+    assert decision.metric == "rmse"
+    assert decision.candidate == rmse.value
+    assert decision.promoted
+    assert "rmse" in finished.out
+
+
+def test_the_registered_model_loads_back_and_predicts(folder, finished, installed):
+    version = record(finished, "promote", RegistrationRecord)
+    assert version.champion
+    first = json.loads((folder / "diabetes.jsonl").read_text().partition("\n")[0])
+    features = [first[name] for name in FEATURES]
+    code = (
+        "import mlflow\n"
+        f"mlflow.set_tracking_uri('sqlite:///{finished.output}/mlflow.db')\n"
+        f"model = mlflow.pyfunc.load_model('models:/diabetes/{version.version}')\n"
+        f"print(*model.predict({[features]}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=Command(finished.output).environment(**installed),
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(first["progression"], abs=150)
+
+
+def kill_all(mark):
+    """Send SIGKILL to all processes with the mark in their environment."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("STEADYTRAIN_TEST") == mark:
+                process.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_weights_and_meets_its_champion(
+    folder, finished, installed
+):
+    steadytrain = Command(folder / "killed")
+    line = steadytrain.line("run", "diabetes.yaml", "--output", steadytrain.output)
+    process = subprocess.Popen(
+        line,
+        cwd=folder,
+        env=steadytrain.environment(STEADYTRAIN_TEST=str(steadytrain.output), **installed),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: list(steadytrain.output.glob("runs/*/checkpoints/step-*")), 600)
+    kill_all(str(steadytrain.output))
+    process.wait()
+    assert not list(steadytrain.output.glob("runs/*/model/model.safetensors"))
+
+    done = steadytrain.run("diabetes.yaml", **installed)
+
+    assert done.code == 0, done.out + done.err
+    weights = [weights_digest(one.runs[0] / "model") for one in (finished, done)]
+    assert weights[0] == weights[1]
+
+    second = steadytrain.run("diabetes.yaml", "training.learning_rate=0.0003", **installed)
+    assert second.code == 0, second.out + second.err
+    assert "rmse" in second.out
+    assert "against" in second.out
+
+
+def test_a_task_tells_which_options_it_needs(folder, installed):
+    options = "data.task_options={features: [age]}"
+    refused = Command(folder / "refused").run("diabetes.yaml", options, **installed)
+    assert refused.code == 1
+    assert "a regression needs features and a target" in refused.err + refused.out
+
+
+def test_without_the_package_the_task_is_unknown(folder):
+    refused = Command(folder / "refused").run("diabetes.yaml")
+    assert refused.code == 2
+    assert "no installed package has regression in steadytrain.tasks" in refused.err
+    assert "causal_lm" in refused.err

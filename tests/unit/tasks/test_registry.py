@@ -1,0 +1,115 @@
+"""Tasks are found by their entry points or their addresses."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
+from steadytrain.components.tasks.encoding.chat import ChatEncoder
+from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
+from steadytrain.components.tasks.registry import OpenTask, load_task, open_encoder, task_code
+
+from support.training import Bench, class_rows, write_data
+
+MINE = """
+from dataclasses import replace
+from steadytrain.components.tasks.base import late
+from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
+
+LATE = replace(SEQUENCE_CLASSIFICATION, training=late("no_such_module:Training"))
+
+
+class Subclass:
+    task = "sequence_classification"
+
+
+class Nothing:
+    pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The file of a module `mine_NAME` with tasks, on the Python path."""
+    module = f"mine_{abs(hash(tmp_path))}"
+    file = tmp_path / f"{module}.py"
+    file.write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return file
+
+
+def test_each_name_has_its_encoder():
+    assert isinstance(open_encoder(DataConfig(source=["x"])).columns(), list)
+    chat = DataConfig(source=["x"], task="supervised_finetuning")
+    assert isinstance(open_encoder(chat), ChatEncoder)
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
+def test_an_encoder_can_be_sent_to_another_process(name):
+    encoder = open_encoder(DataConfig(source=["x"], task=name))
+    assert pickle.loads(pickle.dumps(encoder)) == encoder
+
+
+def test_a_class_that_trains_takes_the_other_parts_from_a_built_in_task(mine):
+    task = load_task(f"{mine.stem}:Subclass")
+    assert task.training.__name__ == "Subclass"
+    assert task.encoder is LabeledTextEncoder
+    assert task.packager is SEQUENCE_CLASSIFICATION.packager
+
+
+@pytest.mark.parametrize("name", ["Nothing", "MINE", "no_such_name"])
+def test_what_is_no_task_is_refused(mine, name):
+    with pytest.raises(BadInput, match=rf"data\.task = '{mine.stem}:{name}'") as error:
+        load_task(f"{mine.stem}:{name}")
+    assert "causal_lm" in error.value.remedy
+
+
+def test_a_module_that_fails_is_refused(mine):
+    mine.write_text("1 / 0")
+    with pytest.raises(BadInput, match="division by zero"):
+        load_task(f"{mine.stem}:Subclass")
+
+
+def test_a_part_is_imported_when_it_is_opened(mine, tmp_path):
+    data = write_data(
+        tmp_path / "data", class_rows(2), [], task=f"{mine.stem}:LATE", labels=["a", "b", "c"],
+        schema=LabeledTextEncoder.schema,
+    )  # fmt: skip
+    task = OpenTask(Bench.make(tmp_path, data).config, data)
+    assert task.scorer
+    with pytest.raises(BadInput, match="no_such_module:Training cannot be imported"):
+        assert task.training
+
+
+def test_results_depend_on_the_code_of_a_task_of_ones_own(mine):
+    before = task_code(f"{mine.stem}:LATE")
+    mine.write_text(f"{MINE}\n# another version\n")
+    assert before != task_code(f"{mine.stem}:LATE") != ""
+    assert task_code("causal_lm") == ""
+
+
+def test_results_depend_on_the_whole_package(tmp_path, monkeypatch):
+    package = tmp_path / f"packed_{abs(hash(tmp_path))}"
+    package.mkdir()
+    for name in ("__init__", "task", "training"):
+        (package / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    before = task_code(f"{package.name}.task:TASK")
+    (package / "training.py").write_text("RATE = 2\n")
+    assert before != task_code(f"{package.name}.task:TASK")
+
+
+def test_an_unknown_name_is_refused_with_the_configuration(tmp_path):
+    with pytest.raises(ConfigError, match=r"no installed package has causal_ml") as error:
+        Bench.make(tmp_path, write_data(tmp_path / "data", [], [], task="causal_ml"))
+    assert "causal_lm" in str(error.value)
+
+
+def test_built_in_tasks_have_no_options():
+    with pytest.raises(ValueError, match="causal_lm has no options"):
+        DataConfig(source=["x"], task_options={"features": ["a"]})
