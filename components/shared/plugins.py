@@ -13,6 +13,8 @@ from steadytrain.components.shared.errors import BadInput
 
 METRICS = "steadytrain.metrics"
 """Objects with the methods of `evaluate.metric.Metric`."""
+ORDERS = "steadytrain.orders"
+"""Functions that take (rows, seed, lengths, batch) and return a `train.loop.order.Order`."""
 SINKS = "steadytrain.sinks"
 """Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
 TRAINERS = "steadytrain.trainers"

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Seconds, Section, at_odds
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import Seconds, Section, at_odds, check_plugins
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
 
@@ -82,6 +83,11 @@ class TrainingConfig(Section):
     seed: int = Field(
         42, ge=0, description="Seed for new weights, dropout and the order of samples."
     )
+    order: str = Field(
+        "seeded",
+        description="Which rows make up each global batch. seeded: a new permutation in each "
+        "epoch; or a name that an installed package adds.",
+    )
     full_determinism: bool = Field(
         False, description="Use deterministic kernels only, which is slower."
     )
@@ -133,6 +139,14 @@ class TrainingConfig(Section):
         if value == 0:
             raise ValueError("give a positive number, or -1 to go by epochs")
         return value
+
+    @field_validator("order")
+    @classmethod
+    def _known_order(cls, order: str) -> str:
+        # Skip the default: listing all installed packages takes 50 ms.
+        if order != cls.model_fields["order"].default:
+            check_plugins(plugins.ORDERS, [order])
+        return order
 
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
