@@ -16,6 +16,11 @@ API: Final = {
     "steadytrain.components.report.step": ("run",),
     "steadytrain.pipelines.server.submission": ("submit",),
     "steadytrain.components.tasks.base": ("Task",),
+    "steadytrain.components.train.loop.training_component": (
+        "TrainingComponent",
+        "TrainingContext",
+        "Update",
+    ),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",

@@ -8,14 +8,18 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import Seconds, Section, at_odds, check_plugins
+from steadytrain.components.shared.errors import BadInput
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
+
+
+ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 class TrainingConfig(Section):
@@ -88,6 +92,12 @@ class TrainingConfig(Section):
         description="Which rows make up each global batch. seeded: a new permutation in each "
         "epoch; or a name that an installed package adds.",
     )
+    # A checkpoint's file names contain these names.
+    components: dict[ComponentName, dict[str, Any]] = Field(
+        default={},
+        description="Training components that installed packages add, such as averaging or "
+        "monitors: the options of each by its name.",
+    )
     full_determinism: bool = Field(
         False, description="Use deterministic kernels only, which is slower."
     )
@@ -147,6 +157,26 @@ class TrainingConfig(Section):
         if order != cls.model_fields["order"].default:
             check_plugins(plugins.ORDERS, [order])
         return order
+
+    @field_validator("components")
+    @classmethod
+    def _known_components(cls, components: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if components:
+            check_plugins(plugins.COMPONENTS, components)
+        exporting = []
+        for name, options in components.items():
+            try:
+                component = plugins.create(plugins.COMPONENTS, name, options)
+            except BadInput as error:
+                raise at_odds(
+                    f"training.components.{name}", options, error.message, error.remedy
+                ) from None
+            exporting += [name] if getattr(component, "exports", "") else []
+        if len(exporting) > 1:
+            raise ValueError(
+                f"{' and '.join(exporting)} all replace the exported weights; configure one of them"
+            )
+        return components
 
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
