@@ -8,6 +8,7 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -143,6 +144,12 @@ class TrainingConfig(Section):
         "stopping's patience.",
     )
 
+    @cached_property
+    def weight_copies(self) -> int:
+        """Number of tensors that components keep for each trained weight, of its size."""
+        created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
+        return sum(component.weight_copies for component in created)
+
     @field_validator("max_steps")
     @classmethod
     def _some_steps(cls, value: int) -> int:
@@ -171,7 +178,7 @@ class TrainingConfig(Section):
                 raise at_odds(
                     f"training.components.{name}", options, error.message, error.remedy
                 ) from None
-            exporting += [name] if getattr(component, "exports", "") else []
+            exporting += [name] if component.exports else []
         if len(exporting) > 1:
             raise ValueError(
                 f"{' and '.join(exporting)} all replace the exported weights; configure one of them"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class TrainingContext:
     """What a component can use on its rank.
 
-    weights: this rank's part of each trained weight, by name. They always have the current values.
-        Do not change them.
+    weights: this rank's part of each trained weight, by name. What the mapping returns has the
+        current values: look a weight up each time, and do not change it.
     folder: the run's folder. Only rank 0 may write there.
     """
 
@@ -56,9 +56,11 @@ class TrainingComponent:
 
     exports: name of the tensors, as in `tensors`, that replace the weights in validation and in the
         exported model; "" if the component replaces none.
+    weight_copies: number of tensors for each trained weight in `tensors`, for the memory in plans.
     """
 
     exports: ClassVar[str] = ""
+    weight_copies: ClassVar[int] = 0
 
     def begin(self, context: TrainingContext) -> None:
         """Create the state, right before the first step or before the state is restored."""

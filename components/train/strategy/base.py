@@ -101,10 +101,11 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> Mapping[str, torch.Tensor]:
         """Return this rank's part of each trained weight, by name, without gradients.
 
-        The tensors always have the current values. Parts that are not the full weight may be flat.
+        What the mapping returns now has the current values; do not keep the tensors themselves.
+        Parts that are not the full weight may be flat.
         """
 
     @abstractmethod

@@ -95,8 +95,8 @@ class FullySharded(Strategy):
             )
         restore_groups(self.optimizer, settings)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {name: _local(shard) for name, shard in self._shards.items()}
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return _LocalParts(self._shards)
 
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
         held = ((name, item, self._shards[name]) for name, item in tensors.items() if item.numel())
@@ -133,6 +133,25 @@ class FullySharded(Strategy):
             for parameter in group["params"]:
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+
+
+class _LocalParts(Mapping[str, torch.Tensor]):
+    """Looks local tensors up at each access.
+
+    FSDP may replace them in the first forward pass, for example to move them to pinned memory.
+    """
+
+    def __init__(self, shards: Mapping[str, DTensor]) -> None:
+        self._shards = shards
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return _local(self._shards[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
 
 
 def shard(module: Any, mesh: DeviceMesh, *, bf16: bool, offload: bool = False) -> None:

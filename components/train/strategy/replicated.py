@@ -107,7 +107,7 @@ class Replicated(Strategy):
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> Mapping[str, torch.Tensor]:
         named = self.module.named_parameters()
         return {name: item.detach() for name, item in named if item.requires_grad}
 

@@ -112,7 +112,7 @@ class Zero(Strategy):
         spread_weights(self._zero, shards, self.stage)
         restore_groups(self.optimizer, settings)
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> Mapping[str, torch.Tensor]:
         return {shard.name: shard.of(shard.flat) for shard in self._shards()}
 
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:

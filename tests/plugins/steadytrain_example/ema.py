@@ -15,6 +15,7 @@ class Ema(TrainingComponent):
     """
 
     exports = "average"
+    weight_copies = 1
 
     def __init__(self, *, decay: float = 0.999) -> None:
         if not 0 < decay < 1:

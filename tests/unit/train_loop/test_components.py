@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.memory.states import states
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError, StorageError
 from steadytrain.components.train import step
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.errors import ComponentFailed
+from steadytrain.components.train.loop.memory import least_memory
 from steadytrain.components.train.loop.validation import validate
 
 from support.plugins import install_example, write_plugin
-from support.training import exported, result_of, weights_digest
+from support.training import LLAMA, VOCABULARY, exported, result_of, weights_digest
 
 EACH_STEP = {"save_steps": 1, "save_total_limit": 9, "eval_steps": 2}
 BOTH = {"ema": {"decay": 0.5}, "grad_norms": {}}
@@ -261,6 +265,30 @@ def test_run_has_another_identity_with_other_components_or_another_order(example
     assert len({from_mapping(content).run_id for content in contents}) == len(contents)
     one, other = dict(BOTH), dict(reversed(BOTH.items()))
     assert from_mapping(configured(one)).run_id == from_mapping(configured(other)).run_id
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 1), ("fsdp", 4), ("zero2", 4)])
+def test_plans_count_what_components_keep(example, strategy, ranks):
+    shape = shape_of({**LLAMA, "vocab_size": VOCABULARY})
+    plain, averaged = (from_mapping(configured(found)).training for found in ({}, BOTH))
+    before, after = (
+        states(
+            shape,
+            Setting(length=48, strategy=strategy, ranks=4, weight_copies=training.weight_copies),
+        )
+        for training in (plain, averaged)
+    )
+    assert after.optimizer - before.optimizer == 4 * shape.parameters // ranks
+
+
+def test_memory_of_an_average_is_what_the_formula_says(make_bench, example):
+    plain, averaged = (
+        make_bench(name, training={"max_steps": 1, "components": found}).train_here()
+        for name, found in (("plain", {}), ("averaged", {"ema": {}}))
+    )
+    stored = averaged.store.path(1).tensors("component-ema").values()
+    held = sum(tensor.numel() * tensor.element_size() for tensor in stored)
+    assert least_memory(averaged.parts) - least_memory(plain.parts) == held
 
 
 def test_changed_code_of_a_component_trains_again(make_bench, add):
