@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.train.checkpoint import Checkpoint
 
 from support import strategies
@@ -57,6 +59,11 @@ def exported(folder):
 def stored(folder, part, step=STEPS):
     checkpoint = Checkpoint.at(folder / f"runs/tiny/checkpoints/step-{step:08d}")
     return checkpoint.tensors(part)
+
+
+def scores(folder):
+    events = read_events(folder / "runs/tiny/events")
+    return [event.metrics["loss"] for event in events if isinstance(event, Validated)]
 
 
 def flat(tensors):
@@ -109,6 +116,16 @@ def test_average_is_exported_in_place_of_the_weights(root, name):
     for weight, tensor in model.items():
         assert tensor.equal(average[f"{weight}/average"]), weight
         assert not tensor.equal(weights[weight]), weight
+
+
+@each
+def test_scores_are_those_of_the_average(root, name):
+    found, expected, plain = (
+        scores(root / case / "whole") for case in (name, "ddp", f"plain-{name}")
+    )
+    assert len(found) == STEPS // MIDDLE
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert all(abs(one - other) > 0.02 for one, other in zip(found, plain, strict=True))
 
 
 @each
