@@ -27,6 +27,7 @@ class Setting:
     accumulates: whether gradients accumulate over more than one micro-batch.
     strategy: resolved: never "auto".
     cuda: whether on a GPU, whose kernels keep less.
+    weight_copies: tensors in 32 bits that training components keep for each trained weight.
     """
 
     length: int
@@ -41,6 +42,7 @@ class Setting:
     adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009  immutable
     optim: str = "adamw_torch"
     cuda: bool = True
+    weight_copies: int = 0
 
     @property
     def tokens(self) -> int:

@@ -102,6 +102,9 @@ def states(shape: Shape, setting: Setting) -> States:
     ranks = setting.ranks
     optimizer = moments // ranks if setting.shards_optimizer else moments
     own_gradients = gradients // ranks if setting.shards_gradients else gradients
+    # What training components keep is sharded and offloaded like the optimizer's state.
+    copies = FP32 * trained * setting.weight_copies
+    optimizer += copies // ranks if setting.shards_optimizer else copies
     bucket = 0
     if setting.deepspeed:
         bucket = gradients * bucket_values(trained) // max(trained, 1)

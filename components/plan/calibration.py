@@ -224,5 +224,11 @@ def row_lengths(config: RunConfig, count: int) -> list[int]:
         return [config.data.sequence_length] * count
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
     task, training = OpenTask(config, data).training, config.training
-    order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
+    order = order_of(
+        rows,
+        task,
+        name=training.order,
+        seed=training.seed,
+        batch=training.global_batch_size,
+    )
     return [len(rows[index]["input_ids"]) for index in order.take(0, count)]

@@ -1,7 +1,8 @@
 """Peak memory of a rank, from a step on fake tensors: the real operators, but no numbers.
 
-Fakes can't run DeepSpeed, 4-bit weights, 8-bit optimizers, offloading or CUDA kernels. Those run
-as the closest setting that fakes support, and the formula's difference between the two is added.
+Fakes can't run DeepSpeed, 4-bit weights, 8-bit optimizers, offloading or CUDA kernels, and no
+training components run. All run as the closest setting that fakes support, and the formula's
+difference between the two is added.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         adapter=setting.adapter.model_copy(update={"kind": kind, "frozen_embeddings": "device"}),
         optim="adamw_torch",
         cuda=False,
+        weight_copies=0,
     )
 
 

@@ -5,7 +5,8 @@ steadytrain's own entries use the same groups (pyproject.toml), so there is only
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -15,8 +16,13 @@ METRICS = "steadytrain.metrics"
 """Objects with the methods of `evaluate.metric.Metric`."""
 TASKS = "steadytrain.tasks"
 """Objects of `tasks.base.Task`."""
+ORDERS = "steadytrain.orders"
+"""Functions that take (rows, seed, lengths, batch) and return a `train.loop.order.Order`."""
 SINKS = "steadytrain.sinks"
 """Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
+COMPONENTS = "steadytrain.training_components"
+"""Functions that take options as keyword arguments and return a
+`train.loop.training_component.TrainingComponent`."""
 TRAINERS = "steadytrain.trainers"
 """Functions with the signature of `train.step.Trainer`."""
 _OURS = "steadytrain"
@@ -27,11 +33,11 @@ def names(group: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=group)})
 
 
-def load(group: str, name: str) -> Any:
-    """Import and return the object that a name refers to.
+def find(group: str, name: str) -> EntryPoint:
+    """Return the entry point that a name refers to, without importing anything.
 
     Raises:
-        BadInput: if no package provides the name, several do, or it cannot be imported.
+        BadInput: if no package provides the name, or several do.
     """
     points = {point.value: point for point in entry_points(group=group, name=name)}
     if not points:
@@ -43,6 +49,16 @@ def load(group: str, name: str) -> Any:
             remedy="uninstall all but one of them",
         )
     (point,) = points.values()
+    return point
+
+
+def load(group: str, name: str) -> Any:
+    """Import and return the object that a name refers to.
+
+    Raises:
+        BadInput: as for `find`, or if the object cannot be imported.
+    """
+    point = find(group, name)
     try:
         return point.load()
     except Exception as error:
@@ -61,6 +77,22 @@ def is_ours(group: str, name: str) -> bool:
     """Return whether a name is steadytrain's own, and no other package provides it too."""
     points = entry_points(group=group, name=name)
     return bool(points) and all(map(_is_ours, points))
+
+
+def create(group: str, name: str, options: Mapping[str, Any]) -> Any:
+    """Import the function that a name refers to and call it with options as keyword arguments.
+
+    Raises:
+        BadInput: as for `load`, or if the function rejects the options.
+    """
+    function = load(group, name)
+    try:
+        return function(**options)
+    except Exception as error:
+        raise BadInput(
+            f"{name!r} in {group} rejects its options: {error}",
+            remedy=f"its options are {inspect.signature(function)}",
+        ) from error
 
 
 def check(group: str, wanted: Iterable[str]) -> None:
@@ -82,15 +114,16 @@ def _unknown(group: str, missing: Iterable[str]) -> BadInput:
 
 def added(group: str) -> list[str]:
     """Return a line for each entry of other packages, with its version: results depend on them."""
-    return sorted(
-        f"{point.name} = {point.value} of {_owner(point)}"
-        for point in entry_points(group=group)
-        if not _is_ours(point)
-    )
+    return sorted(described(point) for point in entry_points(group=group) if not _is_ours(point))
 
 
 def _is_ours(point: EntryPoint) -> bool:
     return point.dist is not None and point.dist.name == _OURS
+
+
+def described(point: EntryPoint) -> str:
+    """Return an entry in one line, with the version of its package."""
+    return f"{point.name} = {point.value} of {_owner(point)}"
 
 
 def _owner(point: EntryPoint) -> str:

@@ -186,6 +186,7 @@ def at(
         ),
         optim=option.optim,
         cuda=job.machine.gpu.cuda,
+        weight_copies=config.training.weight_copies,
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node

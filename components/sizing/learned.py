@@ -51,6 +51,7 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         "device": _kind(device),
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
         "optimizer": training.optim,
+        "weight_copies": training.weight_copies,
         "strategy": config.compute.strategy,
         "offload": config.compute.offload,
         "world_size": world_size,

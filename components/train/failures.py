@@ -98,6 +98,7 @@ _KINDS = {
     "Unreachable": FailureClass.NETWORK,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,
+    "ComponentFailed": FailureClass.USER_BUG,
     "ConfigError": FailureClass.USER_BUG,
 }
 

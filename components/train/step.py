@@ -10,9 +10,9 @@ from typing import Protocol, cast
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
+from steadytrain.components.shared.digest import TRAINING_CODE, users_code_digest, weights_digest
 from steadytrain.components.shared.errors import Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
@@ -132,9 +132,17 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             for section in sections
         ),
         task_code(config.data.task),
+        _plugins_used(config.training),
         base_content(config),
         code=TRAINING_CODE,
     )
+
+
+def _plugins_used(training: TrainingConfig) -> list[list[str]]:
+    """Return the versions and the code of the plugins that determine the weights."""
+    points = [plugins.find(plugins.ORDERS, training.order)]
+    points += [plugins.find(plugins.COMPONENTS, name) for name in sorted(training.components)]
+    return [[plugins.described(point), users_code_digest(point.value)] for point in points]
 
 
 @contextlib.contextmanager

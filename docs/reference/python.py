@@ -26,6 +26,11 @@ API: Final = {
         "Fitted",
     ),
     "steadytrain.components.tasks.encoding.fields": ("Defect",),
+    "steadytrain.components.train.loop.training_component": (
+        "TrainingComponent",
+        "TrainingContext",
+        "Update",
+    ),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",

@@ -23,3 +23,17 @@ def install_example(folder: Path) -> Path:
         check=True,
     )
     return target
+
+
+def write_plugin(folder: Path, group: str, name: str, text: str) -> Path:
+    """Write an installed package with one entry, `Plugin` of a module with the given text.
+
+    Return the folder to add to the Python path.
+    """
+    package = f"{name}_package"
+    info = folder / f"{package}-2.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {package}\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {package}:Plugin\n")
+    (folder / f"{package}.py").write_text(text)
+    return folder

@@ -8,13 +8,19 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Seconds, Section, at_odds
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import Seconds, Section, at_odds, check_plugins
+from steadytrain.components.shared.errors import BadInput
 
 Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
+
+
+ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 class TrainingConfig(Section):
@@ -82,6 +88,17 @@ class TrainingConfig(Section):
     seed: int = Field(
         42, ge=0, description="Seed for new weights, dropout and the order of samples."
     )
+    order: str = Field(
+        "seeded",
+        description="Which rows make up each global batch. seeded: a new permutation in each "
+        "epoch; or a name that an installed package adds.",
+    )
+    # A checkpoint's file names contain these names.
+    components: dict[ComponentName, dict[str, Any]] = Field(
+        default={},
+        description="Training components that installed packages add, such as averaging or "
+        "monitors: the options of each by its name.",
+    )
     full_determinism: bool = Field(
         False, description="Use deterministic kernels only, which is slower."
     )
@@ -127,12 +144,46 @@ class TrainingConfig(Section):
         "stopping's patience.",
     )
 
+    @cached_property
+    def weight_copies(self) -> int:
+        """Number of tensors that components keep for each trained weight, of its size."""
+        created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
+        return sum(component.weight_copies for component in created)
+
     @field_validator("max_steps")
     @classmethod
     def _some_steps(cls, value: int) -> int:
         if value == 0:
             raise ValueError("give a positive number, or -1 to train by epochs")
         return value
+
+    @field_validator("order")
+    @classmethod
+    def _known_order(cls, order: str) -> str:
+        # Skip the default: listing all installed packages takes 50 ms.
+        if order != cls.model_fields["order"].default:
+            check_plugins(plugins.ORDERS, [order])
+        return order
+
+    @field_validator("components")
+    @classmethod
+    def _known_components(cls, components: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if components:
+            check_plugins(plugins.COMPONENTS, components)
+        exporting = []
+        for name, options in components.items():
+            try:
+                component = plugins.create(plugins.COMPONENTS, name, options)
+            except BadInput as error:
+                raise at_odds(
+                    f"training.components.{name}", options, error.message, error.remedy
+                ) from None
+            exporting += [name] if component.exports else []
+        if len(exporting) > 1:
+            raise ValueError(
+                f"{' and '.join(exporting)} all replace the exported weights; configure one of them"
+            )
+        return components
 
     @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:

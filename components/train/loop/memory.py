@@ -36,5 +36,6 @@ def least_memory(parts: Parts) -> int:
         adapter=parts.config.model.adapter,
         optim=parts.config.training.optim,
         cuda=parts.accelerator.device.type == "cuda",
+        weight_copies=parts.config.training.weight_copies,
     )
     return peak_memory(shape, setting).total

@@ -1,20 +1,25 @@
 """The training order: which rows make up a global batch.
 
-The order is an endless stream of seeded permutations of all rows. Step s uses the rows that start
-at position s * global batch. So the step alone determines the position, no epoch's tail is dropped,
-and neither micro-batch nor world size changes which rows make up a global batch.
+An order is an endless stream of rows. Step s uses the rows that start at position s * global batch.
+So the step alone determines the position, and neither micro-batch nor world size changes which rows
+make up a global batch.
 
-If rows are padded to the longest one, the rows of a global batch have similar lengths. Within each
+The default order is a stream of seeded permutations of all rows: no epoch's tail is dropped. If
+rows are padded to the longest one, the rows of a global batch have similar lengths. Within each
 pool of GROUPED_BATCHES global batches of the permutation, rows are sorted by length, as in
 Transformers' `group_by_length`, and then the batches are shuffled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol, cast
+
 import numpy as np
 import numpy.typing as npt
 
-from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.train.loop.data import Rows
 
@@ -22,15 +27,72 @@ GROUPED_BATCHES = 50
 """Global batches per pool, as in Transformers: little padding, but batches still differ a lot."""
 
 
-def order_of(rows: Rows, task: TrainingTask, *, seed: int, batch: int) -> RowOrder:
+class Order(Protocol):
+    """An endless stream of rows that depends only on what the order was created from."""
+
+    def take(self, position: int, count: int) -> Sequence[int]:
+        """Return the indices of `count` rows of the stream, starting at `position`.
+
+        The result must not depend on earlier calls: a resumed run starts at any position.
+        """
+
+
+class OrderType(Protocol):
+    """What an entry point in `steadytrain.orders` refers to: it creates an order."""
+
+    def __call__(
+        self, rows: int, seed: int, lengths: npt.NDArray[np.int32] | None, batch: int
+    ) -> Order:
+        """Create the order.
+
+        Args:
+            rows: number of rows, at least 1.
+            lengths: tokens of each row; None if the task packs rows instead of padding them.
+            batch: rows in a global batch.
+        """
+
+
+def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int) -> Order:
     """Return the order for a task.
 
     Args:
+        name: of the order, as in `training.order`.
         batch: rows in a global batch.
+
+    Raises:
+        DataError: there are no rows.
+        BadInput: no installed package provides the order.
     """
+    if not len(rows):
+        raise DataError(
+            "the training side has no rows", remedy="give more data, or smaller held-out shares"
+        )
     # A user-defined task may not have this attribute.
     column = getattr(task, "padded", "")
-    return RowOrder(len(rows), seed, rows.lengths(column) if column else None, batch)
+    create = cast(OrderType, plugins.load(plugins.ORDERS, name))
+    lengths = rows.lengths(column) if column else None
+    return _Checked(create(len(rows), seed, lengths, batch), name, len(rows))
+
+
+class _Checked:
+    """Names the order if it returns too few or too many rows, or rows that do not exist."""
+
+    def __init__(self, order: Order, name: str, rows: int) -> None:
+        self.order, self.name, self.rows = order, name, rows
+
+    def take(self, position: int, count: int) -> Sequence[int]:
+        found = self.order.take(position, count)
+        if len(found) != count:
+            raise self._wrong(position, count, f"{len(found)} rows")
+        if not 0 <= min(found) <= max(found) < self.rows:
+            raise self._wrong(position, count, f"rows {min(found)} to {max(found)}")
+        return found
+
+    def _wrong(self, position: int, count: int, returned: str) -> BadInput:
+        return BadInput(
+            f"training.order = {self.name!r}: take({position}, {count}) returned {returned}",
+            remedy=f"return {count} indices from 0 to {self.rows - 1}, or choose another order",
+        )
 
 
 class RowOrder:
@@ -48,10 +110,6 @@ class RowOrder:
         lengths: npt.NDArray[np.int32] | None = None,
         batch: int = 1,
     ) -> None:
-        if rows < 1:
-            raise DataError(
-                "the training side has no rows", remedy="give more data, or smaller held-out shares"
-            )
         self.rows, self.seed, self.lengths, self.batch = rows, seed, lengths, batch
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
 

@@ -28,7 +28,7 @@ from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
-from steadytrain.components.train.loop.order import RowOrder, order_of
+from steadytrain.components.train.loop.order import Order, order_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
@@ -56,7 +56,7 @@ class Parts:
     scheduler: LRScheduler
     train: Rows
     validation: Rows
-    order: RowOrder
+    order: Order
     steps: int
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
@@ -114,7 +114,13 @@ def set_up(
     opened = OpenTask(config, data)
     task = opened.training
     rows = _rows(data, "train")
-    order = order_of(rows, task, seed=training.seed, batch=training.global_batch_size)
+    order = order_of(
+        rows,
+        task,
+        name=training.order,
+        seed=training.seed,
+        batch=training.global_batch_size,
+    )
     module = build_module(config, task)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
     parameters = parameter_count(module)

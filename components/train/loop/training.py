@@ -23,6 +23,7 @@ from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.state import restore_model
 from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.batches import RankBatches
+from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.prefetch import Prefetch
@@ -32,6 +33,7 @@ from steadytrain.components.train.loop.seeds import random_state, restore_random
 from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, agree, take_step
+from steadytrain.components.train.loop.training_component import Update
 from steadytrain.components.train.loop.validation import best_by, validate
 from steadytrain.components.train.strategy.replicated import Replicated
 
@@ -70,6 +72,7 @@ class Training:
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
+        self.components = Components(parts)
         self.saver = Saver(
             store,
             rank=parts.rank,
@@ -142,8 +145,13 @@ class Training:
             self.reporter.diverged(error)
             raise
         progress.step += 1
+        mean = result.loss / agreed.weight
+        if not result.overflow:
+            self.components.after_update(
+                Update(progress.step, mean, result.grad_norm, result.learning_rate)
+            )
         keep = parts.config.recovery.spike_window
-        progress.note_loss(result.loss / agreed.weight, keep=keep)
+        progress.note_loss(mean, keep=keep)
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
         seconds = own.waited + time.monotonic() - began
@@ -169,7 +177,10 @@ class Training:
         parts, progress = self.parts, self.progress
         if not len(parts.validation):
             return False
-        metrics = validate(parts)
+        self.components.before_validation()
+        with self.components.replaced_weights():
+            metrics = validate(parts)
+        self.components.after_validation(metrics)
         score = metrics[self.metric]
         better = progress.note(
             score, parts.config.training, greater_is_better=self.greater_is_better
@@ -193,11 +204,12 @@ class Training:
     def _state(self) -> State:
         parts = self.parts
         return State(
-            parts=parts.strategy.pieces(),
+            parts={**parts.strategy.pieces(), **self.components.pieces()},
             shared={
                 "progress": self.progress.as_state(),
                 **parts.strategy.settings(),
                 "scheduler": parts.scheduler.state_dict(),
+                "components": self.components.state(),
             },
             own=random_state(),
         )
@@ -207,8 +219,11 @@ class Training:
 
         Raises:
             CheckpointDamaged: the checkpoint differs from what was written, or is of another model.
+            BadInput: the checkpoint has the state of other training components.
         """
         parts, state = self.parts, checkpoint.state()
+        # Checkpoints of earlier versions have no components.
+        self.components.restore(checkpoint, state.get("components", {}))
         parts.strategy.restore(checkpoint, state)
         parts.scheduler.load_state_dict(state["scheduler"])
         self.progress = Progress(**state["progress"])
@@ -236,11 +251,21 @@ class Training:
         return chosen
 
     def _whole(self, chosen: Chosen) -> torch.nn.Module:
-        """Return a complete model with the weights of a step, in this rank's memory.
+        """Return the complete model to export for a step, in this rank's memory.
 
         Raises:
             CheckpointDamaged: the weights must come from a checkpoint, and it is damaged.
         """
+        replaced = self.components.exported(self.store, chosen.step)
+        module = self._with_weights_of(chosen)
+        with torch.no_grad():
+            for name, weight in module.named_parameters():
+                if name in replaced:
+                    # Tensors from DeepSpeed's flat shards have lost their shape.
+                    weight.copy_(replaced[name].view(weight.shape))
+        return module
+
+    def _with_weights_of(self, chosen: Chosen) -> torch.nn.Module:
         parts = self.parts
         if isinstance(parts.strategy, Replicated):
             if chosen.step != self.progress.step:

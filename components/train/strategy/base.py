@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
@@ -14,6 +14,7 @@ from steadytrain.components.train.strategy.waiting import Waits
 
 if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import Checkpoint
+    from steadytrain.components.train.checkpoint.region import Region
     from steadytrain.components.train.checkpoint.snapshot import Piece
 
 
@@ -98,6 +99,49 @@ class Strategy(ABC):
         Raises:
             CheckpointDamaged: the checkpoint differs from what was written, or is of another model.
         """
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return this rank's part of each trained weight, by name, without gradients.
+
+        What the mapping returns now has the current values; do not keep the tensors themselves.
+        Parts that are not the full weight may be flat.
+        """
+
+    @abstractmethod
+    def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
+        """Return what this rank saves of tensors with the names and shapes of `weights`.
+
+        Args:
+            suffix: appended to the name of the weight.
+        """
+
+    @abstractmethod
+    def weight_regions(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> dict[str, Region]:
+        """Return the regions of such tensors, to restore them from a checkpoint."""
+
+    @contextlib.contextmanager
+    def exchanged(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Exchange weights with tensors of their names and shapes, and back at the end."""
+        self._exchange(tensors)
+        try:
+            yield
+        finally:
+            self._exchange(tensors)
+
+    @torch.no_grad()
+    def _exchange(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        weights = self.weights()
+        for name, tensor in tensors.items():
+            # One at a time, so that the memory for a copy is that of the largest weight.
+            held = weights[name].clone()
+            weights[name].copy_(tensor)
+            tensor.copy_(held)
+        self._spread()
+
+    @abstractmethod
+    def _spread(self) -> None:
+        """Make forward passes use the changed `weights`."""
 
 
 def restore_groups(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:

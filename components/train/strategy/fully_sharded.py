@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -54,6 +55,12 @@ class FullySharded(Strategy):
         mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
         shard(module, mesh, bf16=bf16, offload=offload)
         self.module = self.model = module
+        # While its layer is gathered, the module has the full weight in place of this part.
+        self._shards = {
+            name: item
+            for name, item in module.named_parameters()
+            if item.requires_grad and isinstance(item, DTensor)
+        }
         self.optimizer = make_optimizer(module)
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -88,6 +95,28 @@ class FullySharded(Strategy):
             )
         restore_groups(self.optimizer, settings)
 
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return _LocalParts(self._shards)
+
+    def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
+        held = ((name, item, self._shards[name]) for name, item in tensors.items() if item.numel())
+        return [
+            Piece(f"{name}{suffix}", item, list(_place(shard)), list(shard.shape))
+            for name, item, shard in held
+        ]
+
+    def weight_regions(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> dict[str, Region]:
+        return {
+            f"{name}{suffix}": _region_of(item, self._shards[name])
+            for name, item in tensors.items()
+        }
+
+    def _spread(self) -> None:
+        # What was gathered for the last forward pass is stale.
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
     def _own(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
         """Yield this rank's pieces. Rank 0 keeps tensors that are identical on all ranks."""
         for name, tensor in tensors.items():
@@ -104,6 +133,25 @@ class FullySharded(Strategy):
             for parameter in group["params"]:
                 moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
                 self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+
+
+class _LocalParts(Mapping[str, torch.Tensor]):
+    """Looks local tensors up at each access.
+
+    FSDP may replace them in the first forward pass, for example to move them to pinned memory.
+    """
+
+    def __init__(self, shards: Mapping[str, DTensor]) -> None:
+        self._shards = shards
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return _local(self._shards[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
 
 
 def shard(module: Any, mesh: DeviceMesh, *, bf16: bool, offload: bool = False) -> None:
@@ -143,10 +191,13 @@ def _regions(tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:
 
 
 def _region(tensor: torch.Tensor) -> Region:
-    if not isinstance(tensor, DTensor):
-        return whole(tensor)
+    return _region_of(_local(tensor), tensor) if isinstance(tensor, DTensor) else whole(tensor)
+
+
+def _region_of(local: torch.Tensor, tensor: DTensor) -> Region:
+    """Return the region of a local tensor that is sharded like `tensor`."""
     row = tensor.numel() // max(1, tensor.shape[0])
-    return Region(_local(tensor).view(-1), _place(tensor)[0] * row, tensor.numel())
+    return Region(local.view(-1), _place(tensor)[0] * row, tensor.numel())
 
 
 def _local(tensor: DTensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch.autograd import Variable
 
 from steadytrain.components.train.checkpoint import Checkpoint
+from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
@@ -105,6 +106,20 @@ class Replicated(Strategy):
         restore_optimizer(self.module, self.optimizer, tensors, settings["groups"])
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        named = self.module.named_parameters()
+        return {name: item.detach() for name, item in named if item.requires_grad}
+
+    def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        return cut({f"{name}{suffix}": item for name, item in tensors.items()}, rank, world)
+
+    def weight_regions(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> dict[str, Region]:
+        return {f"{name}{suffix}": whole(item) for name, item in tensors.items()}
+
+    def _spread(self) -> None:
+        """Do nothing: forward passes use these tensors."""
 
 
 def learns_in_buffers(module: torch.nn.Module) -> bool:

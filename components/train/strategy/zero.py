@@ -96,14 +96,14 @@ class Zero(Strategy):
         return math.nan if norm is None else float(norm)
 
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
-        shards = list(shards_of(self._zero, self.module, self.stage))
+        shards = self._shards()
         alike = self._alike() if self.accelerator.process_index == 0 else {}
         model = [shard.piece(shard.name, shard.flat) for shard in shards]
         model += [whole_piece(name, tensor) for name, tensor in alike.items()]
         return {"model": model, "optimizer": list(self._optimizer_pieces(shards))}
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-        shards = list(shards_of(self._zero, self.module, self.stage))
+        shards = self._shards()
         weights = {shard.name: shard.region(shard.flat) for shard in shards}
         alike = {name: whole(tensor) for name, tensor in self._alike().items()}
         checkpoint.copy_into("model", {**weights, **alike})
@@ -111,6 +111,28 @@ class Zero(Strategy):
             checkpoint.copy_into("optimizer", self._moments(shards))
         spread_weights(self._zero, shards, self.stage)
         restore_groups(self.optimizer, settings)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return {shard.name: shard.of(shard.flat) for shard in self._shards()}
+
+    def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
+        held = ((tensors[shard.name], shard) for shard in self._shards() if shard.name in tensors)
+        return [
+            Piece(f"{shard.name}{suffix}", item, [shard.start], [shard.size])
+            for item, shard in held
+        ]
+
+    def weight_regions(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> dict[str, Region]:
+        held = ((tensors[shard.name], shard) for shard in self._shards() if shard.name in tensors)
+        return {
+            f"{shard.name}{suffix}": Region(item, shard.start, shard.size) for item, shard in held
+        }
+
+    def _spread(self) -> None:
+        spread_weights(self._zero, self._shards(), self.stage)
+
+    def _shards(self) -> list[Shard]:
+        return list(shards_of(self._zero, self.module, self.stage))
 
     def _alike(self) -> dict[str, torch.Tensor]:
         """Return what every rank has in full: weights that are not trained, and buffers."""

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from steadytrain.components.preprocess.validate import check
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.sizing.hardware import priced
 from steadytrain.components.tasks.registry import open_encoder
@@ -85,15 +86,12 @@ def test_yaml_is_taken(block, tmp_path, example, monkeypatch):
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_entry_points_are_of_the_groups_that_the_product_reads(block):
     """And those of tests/plugins, which other tests install."""
-    given, example, ours = (
+    given, example = (
         tomllib.loads(text)["project"]["entry-points"]
-        for text in (
-            block.text,
-            (ROOT / "tests" / "plugins" / "pyproject.toml").read_text(),
-            (ROOT / "pyproject.toml").read_text(),
-        )
+        for text in (block.text, (ROOT / "tests" / "plugins" / "pyproject.toml").read_text())
     )
-    assert set(given) <= set(ours)
+    groups = {value for name, value in vars(plugins).items() if name.isupper() and name[0] != "_"}
+    assert set(given) <= groups
     for group, entries in given.items():
         assert entries.keys() <= example[group].keys()
 
@@ -135,6 +133,13 @@ def test_python_runs_up_to_the_work(block, tmp_path, monkeypatch):
     }
     used = {node.func.id for node in ast.walk(tree) if is_call_of_a_name(node)}
     assert used <= set(names) | made | set(dir(builtins))
+
+
+@pytest.mark.parametrize("module", ["ema", "orders"])
+def test_examples_are_those_that_other_tests_install_and_train_with(module):
+    source = (ROOT / "tests" / "plugins" / "steadytrain_example" / f"{module}.py").read_text()
+    code = source.partition('"""\n\n')[2]
+    assert code in [block.text for block in blocks("python")]
 
 
 def is_call_of_a_name(node):

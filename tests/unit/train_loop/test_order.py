@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events.types import TrainingStep
-from steadytrain.components.train.loop.order import GROUPED_BATCHES, RowOrder
+from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.order import GROUPED_BATCHES, RowOrder, order_of
 
+from support.plugins import write_plugin
 from support.training import CLASSES, Bench, class_rows, events_of, write_data
 
 
@@ -38,7 +41,44 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
 
 def test_an_empty_training_side_is_refused():
     with pytest.raises(DataError, match="training side has no rows"):
-        RowOrder(0, 1)
+        order_of(Rows([]), None, name="seeded", seed=1, batch=4)
+
+
+WRONG = """
+class Plugin:
+    def __init__(self, rows, seed, lengths, batch):
+        self.rows = rows
+
+    def take(self, position, count):
+        return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "message"),
+    [
+        ("too_few", "[0] * (count - 1)", r"take\(4, 4\) returned 3 rows"),
+        ("too_far", "[self.rows] * count", r"take\(4, 4\) returned rows 40 to 40"),
+        ("negative", "[-1] + [0] * (count - 1)", r"take\(4, 4\) returned rows -1 to 0"),
+    ],
+)
+def test_order_that_returns_other_rows_than_asked_is_named(
+    make_bench, tmp_path, monkeypatch, name, returned, message
+):
+    text = WRONG.replace("{}", f"{returned} if position else list(range(count))")
+    monkeypatch.syspath_prepend(write_plugin(tmp_path / "site", plugins.ORDERS, name, text))
+    bench = make_bench(training={"order": name})
+
+    with pytest.raises(BadInput, match=f"training.order = '{name}': {message}") as caught:
+        bench.train_here()
+
+    assert "return 4 indices from 0 to 39" in caught.value.remedy
+
+
+def test_unknown_order_is_refused_with_the_known_ones(make_bench):
+    with pytest.raises(ConfigError, match="no installed package has shuffled") as caught:
+        make_bench(training={"order": "shuffled"})
+    assert "use one of seeded" in str(caught.value)
 
 
 def padding(order, lengths, batch, batches):

@@ -1,0 +1,200 @@
+"""The training components of a run: creates them, calls them, and saves and restores their state.
+
+A checkpoint stores the tensors of component X as the part "component-X", and its other state in
+the shared JSON under "components". Both must match the configuration when the run resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
+from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.errors import ComponentFailed
+from steadytrain.components.train.failures import FailureClass, class_of_text
+from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.training_component import (
+    TrainingComponent,
+    TrainingContext,
+    Update,
+)
+
+_OUT_OF_MEMORY: Final = (FailureClass.GPU_OOM, FailureClass.HOST_OOM)
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Components:
+    """The configured components on this rank. They are called in the order of their names.
+
+    Raises:
+        BadInput: no installed package provides a component, or it rejects its options.
+        ComponentFailed: a component raised an exception. All methods raise this.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._strategy = parts.strategy
+        self._by_name: dict[str, TrainingComponent] = {
+            name: plugins.create(plugins.COMPONENTS, name, options)
+            for name, options in sorted(parts.config.training.components.items())
+        }
+        if not self._by_name:
+            return
+        weights = self._strategy.weights()
+        folder = Workspace.of(parts.config).folder
+        context = TrainingContext(weights, parts.rank, parts.world_size, folder)
+        self._each("begin", lambda component: component.begin(context))
+        for name, component in self._by_name.items():
+            with _naming(name, "tensors"):
+                _check(component, weights)
+
+    def after_update(self, update: Update) -> None:
+        self._each("after_update", lambda component: component.after_update(update))
+
+    def before_validation(self) -> None:
+        self._each("before_validation", lambda component: component.before_validation())
+
+    def after_validation(self, metrics: Mapping[str, float]) -> None:
+        self._each("after_validation", lambda component: component.after_validation(metrics))
+
+    def replaced_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has the weights that are exported."""
+        if (exporting := self._exporting) is None:
+            return contextlib.nullcontext()
+        name, key = exporting
+        return self._strategy.exchanged(self._tensors(name)[key])
+
+    def exported(self, store: CheckpointStore, step: int) -> Tensors:
+        """Return the complete weights, by name, that replace the model's in the export of a step.
+
+        Raises:
+            CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
+        """
+        if (exporting := self._exporting) is None:
+            return {}
+        name, key = exporting
+        stored = store.load(step, _part(name)).items()
+        return {
+            full.removesuffix(f"/{key}"): tensor
+            for full, tensor in stored
+            if full.endswith(f"/{key}")
+        }
+
+    def pieces(self) -> dict[str, Sequence[Piece]]:
+        """Return what this rank saves of the tensors, by part of the checkpoint."""
+        found = {
+            _part(name): [
+                piece
+                for key, tensors in self._tensors(name).items()
+                for piece in self._strategy.weight_pieces(tensors, f"/{key}")
+            ]
+            for name in self._by_name
+        }
+        return {part: pieces for part, pieces in found.items() if pieces}
+
+    def state(self) -> dict[str, Any]:
+        """Return the rest of the state, by component, as plain JSON data."""
+        return {
+            name: {"tensors": sorted(self._tensors(name)), "state": self._plain(name)}
+            for name in self._by_name
+        }
+
+    def restore(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        """Restore all components.
+
+        Args:
+            state: what `state` returned then.
+
+        Raises:
+            BadInput: the checkpoint has the state of other components.
+            CheckpointDamaged: the checkpoint differs from what was written.
+        """
+        own = {name: sorted(self._tensors(name)) for name in self._by_name}
+        stored = {name: item["tensors"] for name, item in state.items()}
+        if own != stored:
+            raise BadInput(
+                f"checkpoint {checkpoint} has the state of the training components "
+                f"{_described(stored)}, and the configuration has {_described(own)}",
+                remedy="use the training.components and the package versions that the run was "
+                "started with, or give the run another name",
+            )
+        for name in self._by_name:
+            regions = {
+                full: region
+                for key, tensors in self._tensors(name).items()
+                for full, region in self._strategy.weight_regions(tensors, f"/{key}").items()
+            }
+            if regions:
+                checkpoint.copy_into(_part(name), regions)
+            with _naming(name, "load_state_dict"):
+                self._by_name[name].load_state_dict(state[name]["state"])
+
+    @property
+    def _exporting(self) -> tuple[str, str] | None:
+        """The component whose tensors are exported, and their name; None if there is none."""
+        found = ((name, item.exports) for name, item in self._by_name.items() if item.exports)
+        return next(found, None)
+
+    def _each(self, hook: str, call: Callable[[TrainingComponent], None]) -> None:
+        for name, component in self._by_name.items():
+            with _naming(name, hook):
+                call(component)
+
+    def _tensors(self, name: str) -> Mapping[str, Tensors]:
+        with _naming(name, "tensors"):
+            return self._by_name[name].tensors()
+
+    def _plain(self, name: str) -> Mapping[str, Any]:
+        with _naming(name, "state_dict"):
+            state = self._by_name[name].state_dict()
+            json.dumps(state)
+            return state
+
+
+def _part(name: str) -> str:
+    return f"component-{name}"
+
+
+def _check(component: TrainingComponent, weights: Tensors) -> None:
+    """Reject tensors that cannot be saved like weights, before the first step."""
+    found = component.tensors()
+    if component.exports and component.exports not in found:
+        raise ValueError(f"exports = {component.exports!r}, but tensors() has {list(found)}")
+    for key, tensors in found.items():
+        for name, tensor in tensors.items():
+            if name not in weights:
+                raise ValueError(f"{key!r} has {name!r}, which is not the name of a trained weight")
+            shape, expected = list(tensor.shape), list(weights[name].shape)
+            if shape != expected or not tensor.is_contiguous():
+                raise ValueError(
+                    f"{key!r} of {name} has shape {shape}; it must have {expected} and be "
+                    "contiguous"
+                )
+
+
+def _described(found: Mapping[str, Sequence[str]]) -> str:
+    told = (f"{name} ({', '.join(keys)})" if keys else name for name, keys in found.items())
+    return "; ".join(told) or "none"
+
+
+@contextlib.contextmanager
+def _naming(name: str, hook: str) -> Iterator[None]:
+    """Name the component in an exception that it raises.
+
+    Running out of memory keeps its class, because the run can continue with smaller micro-batches.
+    """
+    try:
+        yield
+    except SteadytrainError:
+        raise
+    except Exception as error:
+        if class_of_text(f"{type(error).__name__}: {error}") in _OUT_OF_MEMORY:
+            raise
+        raise ComponentFailed(name, hook, error) from error
