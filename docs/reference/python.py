@@ -14,6 +14,7 @@ API: Final = {
     "steadytrain.components.evaluate.step": ("run",),
     "steadytrain.components.register.step": ("run",),
     "steadytrain.components.report.step": ("run",),
+    "steadytrain.pipelines.in_process": ("run", "RunResult"),
     "steadytrain.pipelines.server.submission": ("submit",),
     "steadytrain.components.tasks.base": ("Task",),
     "steadytrain.components.shared.errors": (
@@ -26,6 +27,7 @@ API: Final = {
         "TrackingError",
         "ServerError",
         "TrainingFailed",
+        "Pruned",
     ),
 }
 """By module: what a program may use."""
@@ -36,7 +38,8 @@ def page() -> str:
     intro = (
         "# Python API\n\n"
         "Importing these modules does not import torch; only training and scoring do. "
-        "`steadytrain.pipelines.submit` is `steadytrain.pipelines.server.submission.submit`. "
+        "`steadytrain.pipelines.submit` is `steadytrain.pipelines.server.submission.submit`, and "
+        "`steadytrain.pipelines.run` is `steadytrain.pipelines.in_process.run`. "
         "Every error that the product raises on purpose is a `SteadytrainError` with a message, "
         "a `remedy` and an `exit_code`.\n"
     )
