@@ -143,9 +143,16 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             for section in sections
         ),
         users_code_digest(config.data.task),
+        *_foreign_trainer(config),
         base_content(config),
         rooms=TRAINING_CODE,
     )
+
+
+def _foreign_trainer(config: RunConfig) -> list[str]:
+    """Return which package's trainer trains, and its version; empty for a built-in trainer."""
+    own = f"{config.model.framework} = "
+    return [line for line in plugins.added(plugins.TRAINERS) if line.startswith(own)]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from typing import Any, Final
 API: Final = {
     "steadytrain.components.shared.config": ("load", "from_mapping", "preset_names"),
     "steadytrain.components.preprocess.step": ("run",),
-    "steadytrain.components.train.step": ("run", "run_stage"),
+    "steadytrain.components.train.step": ("run", "run_stage", "Trainer"),
+    "steadytrain.components.train.framework": ("Learner", "Learned", "LearnerTrainer"),
     "steadytrain.components.evaluate.step": ("run",),
     "steadytrain.components.register.step": ("run",),
     "steadytrain.components.report.step": ("run",),

@@ -64,7 +64,8 @@ def test_the_search_of_the_documentation(tmp_path, monkeypatch):
     exec(block.text, names)
     output, told = tmp_path / "output", []
     # Long enough to notice the request before the last step.
-    sets = (*TINY_LM, "training.max_steps=100", "training.eval_steps=10", f"output={output}")
+    times = ("training.max_steps=40", "training.eval_steps=10", "training.save_steps=40")
+    sets = (*TINY_LM, *times, f"output={output}")
 
     def noted(config, **how):
         told.append((config, run(config, **how)))
@@ -81,7 +82,7 @@ def test_the_search_of_the_documentation(tmp_path, monkeypatch):
     assert "was pruned in train" in page.read_text()
 
     continued = run(worse)
-    assert (continued.outcome, continued.step) == ("finished", 100)
+    assert (continued.outcome, continued.step) == ("finished", 40)
     assert continued.train.attempts == 2
     assert not continued.gate.promoted
     assert not continued.registration.champion
