@@ -11,6 +11,8 @@ DOCKER_FLAGS ?=
 # A base image other than the Dockerfile's, by digest. ALLOW_UNPINNED_BASE=1 also allows a tag.
 BASE ?=
 ALLOW_UNPINNED_BASE ?=
+# Tells the images with the example package from the product's. Nothing is pushed there.
+PLUGIN_REGISTRY ?= plugins.test
 
 export OMP_NUM_THREADS ?= 2
 # Fetch nothing from a model hub at run time.
@@ -18,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 # Without bytecode, hundreds of processes each compile torch and kfp again and take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test cluster lint docs images bench soak package lock setup clean
+.PHONY: demo test cluster lint docs images plugins bench soak package lock setup clean
 
 demo: setup ## Train, evaluate and register a real model on real data, on this machine.
 	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
@@ -38,7 +40,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/prose.py
-	$(BIN)/hadolint docker/Dockerfile
+	$(BIN)/hadolint docker/Dockerfile tests/plugins/Dockerfile
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
 
@@ -56,6 +58,16 @@ images: ## Build the two container images, with the names that the pipeline uses
 	    --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" \
 	    --tag $(if $(STEADYTRAIN_REGISTRY),$(STEADYTRAIN_REGISTRY)/)steadytrain/$$target:$(VERSION) \
 	    . || exit 1; \
+	done
+
+plugins: setup ## Add the example package of tests/plugins to both images, for tests/cluster.
+	rm -rf build/plugins && mkdir -p build/plugins && cp -R tests/plugins build/plugins/sources
+	$(BIN)/python -m pip install --quiet --no-index --no-deps --no-build-isolation \
+	  --target build/plugins/site build/plugins/sources
+	for target in step train; do \
+	  $(DOCKER) build $(DOCKER_FLAGS) --file tests/plugins/Dockerfile \
+	    --build-arg BASE=steadytrain/$$target:$(VERSION) \
+	    --tag $(PLUGIN_REGISTRY)/steadytrain/$$target:$(VERSION) build/plugins || exit 1; \
 	done
 
 package: setup ## Test the wheel in a fresh environment, outside the checkout.

@@ -3,13 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steadytrain.pipelines.in_process import run
     from steadytrain.pipelines.server.submission import submit
 
-__all__ = ["submit"]
+__all__ = ["run", "submit"]
 
 
 def __getattr__(name: str) -> Any:
     # Imported late, because every invocation of the command imports this package.
+    if name == "run":
+        from steadytrain.pipelines.in_process import run
+
+        return run
     if name == "submit":
         from steadytrain.pipelines.server.submission import submit
 

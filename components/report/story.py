@@ -26,7 +26,7 @@ StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
 RunState = Literal["finished", "failed", "stopped", "unfinished", "resubmitted", "empty"]
 
 FIRST_STEP, REPORT_STEP = "begin", "report"
-_ON_REQUEST = {"Stopped", "KeyboardInterrupt"}
+_ON_REQUEST = {"Stopped", "KeyboardInterrupt", "Pruned"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def outcome(facts: Facts) -> RunSummary:
         message = f"It was resubmitted as Kubeflow Pipelines run {again.kfp_run}."
         return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {message}")
     if last.state == "stopped":
-        return RunSummary("stopped", f"{name} was stopped in {last.stage}{_at_step(facts)}.")
+        how = "pruned" if last.failure and last.failure.error == "Pruned" else "stopped"
+        return RunSummary("stopped", f"{name} was {how} in {last.stage}{_at_step(facts)}.")
     if last.state == "unfinished":
         return RunSummary(
             "unfinished",

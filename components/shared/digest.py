@@ -37,8 +37,12 @@ def stream_digest(handle: BinaryIO) -> str:
 
 
 def weights_digest(model: Path) -> str:
-    """Return the digest of an exported model's weights, including the note about its base model."""
-    found = (path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern))
+    """Return the digest of an exported model's weights, including the note about its base model.
+
+    If no file is known to hold weights, because another framework wrote them, all files count.
+    """
+    found = [path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern)]
+    found = found or [path for path in model.rglob("*") if path.is_file()]
     return value_digest({path.relative_to(model).as_posix(): file_digest(path) for path in found})
 
 

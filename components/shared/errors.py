@@ -115,6 +115,21 @@ class TrainingFailed(SteadytrainError):
         self.failure_class = failure_class
 
 
+class Pruned(SteadytrainError):
+    """The validation callback ended training. The run has a checkpoint and can be continued.
+
+    Attributes:
+        step: optimizer steps done; the checkpoint is of this step.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"training was pruned at step {step}",
+            remedy="start the run again: it continues from that step",
+        )
+        self.step = step
+
+
 class Stopped(SystemExit):
     """The process was asked to stop. The run has not failed and can be resumed.
 

@@ -10,10 +10,10 @@ from typing import Protocol, cast
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
-from steadytrain.components.shared.config import RunConfig, TrainingConfig
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import TRAINING_CODE, users_code_digest, weights_digest
-from steadytrain.components.shared.errors import Stopped, TrainingFailed
+from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -70,10 +70,22 @@ def run(
     return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
 
 
-def run_stage(config: RunConfig, data: DataRecord | None = None) -> TrainRecord:
+def run_stage(
+    config: RunConfig,
+    data: DataRecord | None = None,
+    *,
+    on_validation: OnValidation | None = None,
+) -> TrainRecord:
     """Run the pipeline step. Reuse an earlier run's model if the inputs are unchanged.
 
+    Args:
+        data: prepared data. None means the output of this run's preprocess step.
+        on_validation: called with each validation; returning False prunes the run. A reused model
+            is not validated again.
+
     Raises:
+        Pruned: `on_validation` returned False. All ranks stopped after the same step, whose
+            checkpoint is kept; a later call continues from it.
         TrainingFailed: training failed; the error has the root cause and its fix.
         RunBusy: another supervisor is training this run.
         Stopped: the run was asked to stop, and can be continued.
@@ -91,7 +103,7 @@ def run_stage(config: RunConfig, data: DataRecord | None = None) -> TrainRecord:
             # If preprocessing ran in the light image, this has not been checked yet.
             check_lm_tasks(config)
             with _tracked(config, step.workspace) as sinks:
-                outcome = run(config, data, sinks=sinks)
+                outcome = run(config, data, on_validation=on_validation, sinks=sinks)
             record = _recorded(outcome, step.workspace)
             files = (path for path in Path(record.model).rglob("*") if path.is_file())
             store.remember(key, record, sorted(files))
@@ -132,15 +144,19 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             for section in sections
         ),
         task_code(config.data.task),
-        _plugins_used(config.training),
+        _plugins_used(config),
         base_content(config),
         code=TRAINING_CODE,
     )
 
 
-def _plugins_used(training: TrainingConfig) -> list[list[str]]:
+def _plugins_used(config: RunConfig) -> list[list[str]]:
     """Return the versions and the code of the plugins that determine the weights."""
-    points = [plugins.find(plugins.ORDERS, training.order)]
+    training = config.training
+    points = [
+        plugins.find(plugins.TRAINERS, config.model.framework),
+        plugins.find(plugins.ORDERS, training.order),
+    ]
     points += [plugins.find(plugins.COMPONENTS, name) for name in sorted(training.components)]
     return [[plugins.described(point), users_code_digest(point.value)] for point in points]
 
@@ -172,6 +188,8 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
     result = outcome.result
     if outcome.failure is not None:
         raise _failed(outcome, workspace)
+    if outcome.outcome == "pruned":
+        raise Pruned(outcome.step)
     if outcome.outcome == "preempted":
         raise Stopped
     if result is None or not outcome.succeeded:

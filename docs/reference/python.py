@@ -10,10 +10,12 @@ from typing import Any, Final
 API: Final = {
     "steadytrain.components.shared.config": ("load", "from_mapping", "preset_names"),
     "steadytrain.components.preprocess.step": ("run",),
-    "steadytrain.components.train.step": ("run", "run_stage"),
+    "steadytrain.components.train.step": ("run", "run_stage", "Trainer"),
+    "steadytrain.components.train.framework": ("Learner", "Learned", "LearnerTrainer"),
     "steadytrain.components.evaluate.step": ("run",),
     "steadytrain.components.register.step": ("run",),
     "steadytrain.components.report.step": ("run",),
+    "steadytrain.pipelines.in_process": ("run", "RunResult"),
     "steadytrain.pipelines.server.submission": ("submit",),
     "steadytrain.components.tasks.base": ("Task", "TrainingTask", "Scorer", "Packager", "late"),
     "steadytrain.components.tasks.encoding.base": (
@@ -41,6 +43,7 @@ API: Final = {
         "TrackingError",
         "ServerError",
         "TrainingFailed",
+        "Pruned",
     ),
 }
 """By module: what a program may use."""
@@ -51,7 +54,8 @@ def page() -> str:
     intro = (
         "# Python API\n\n"
         "Importing these modules does not import torch; only training and scoring do. "
-        "`steadytrain.pipelines.submit` is `steadytrain.pipelines.server.submission.submit`. "
+        "`steadytrain.pipelines.submit` is `steadytrain.pipelines.server.submission.submit`, and "
+        "`steadytrain.pipelines.run` is `steadytrain.pipelines.in_process.run`. "
         "Every error that the product raises on purpose is a `SteadytrainError` with a message, "
         "a `remedy` and an `exit_code`.\n"
     )

@@ -101,6 +101,11 @@ def decode(content: bytearray) -> dict[str, torch.Tensor]:
     return found
 
 
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Return whether files have the tensor's dtype."""
+    return dtype_name(tensor) in _NAMES
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """Return PyTorch's name of the dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")

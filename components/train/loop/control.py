@@ -41,5 +41,10 @@ class StopRequests:
             self.received.add("pruned" if self.file.read_text().strip() == "pruned" else "stopped")
         return [int(outcome in self.received) for outcome in OUTCOMES]
 
+    @property
+    def asked(self) -> AttemptOutcome | None:
+        """The outcome that this process was asked for, or None."""
+        return next((name for name, flag in zip(OUTCOMES, self.flags(), strict=True) if flag), None)
+
     def _note(self, number: int, _: FrameType | None) -> None:
         self.received.add(_SIGNALS[number])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,30 +20,38 @@ def export_model(
     target: Path,
     fence: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the model to `target`, completely or not at all, replacing an older one.
+    """Write the task's model to `target`; see `write_model`."""
+    write_model(partial(packager.export, module), target, fence)
+
+
+def write_model(
+    write: Callable[[Path], None], target: Path, fence: Callable[[], None] = lambda: None
+) -> None:
+    """Write a model to `target`, completely or not at all, replacing an older one.
 
     Args:
+        write: writes the model to an empty folder.
         fence: called right before the replacement; raises if this process may no longer do that.
 
     Raises:
         StorageError: the model could not be written.
     """
-    partial = target.with_name(f".partial-{target.name}")
+    unfinished = target.with_name(f".partial-{target.name}")
     replaced = target.with_name(f".replaced-{target.name}")
     try:
-        for leftover in (partial, replaced):
+        for leftover in (unfinished, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(parents=True)
-        packager.export(module, partial)
-        _sync(partial)
+        unfinished.mkdir(parents=True)
+        write(unfinished)
+        _sync(unfinished)
         fence()
         if target.exists():
             target.replace(replaced)
-        partial.replace(target)
+        unfinished.replace(target)
         sync_folder(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise StorageError(
             f"the model cannot be written to {target}: {error}",
             remedy="free space or grant write permission there, then start the run again: it "

@@ -9,6 +9,15 @@ from typing import Any
 from steadytrain.components.shared.config import TrainingConfig
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The model to export: its step, and its score by `metric`."""
+
+    step: int
+    metric: str
+    score: float
+
+
 @dataclass
 class Progress:
     """Progress that a checkpoint stores.
@@ -60,6 +69,22 @@ class Progress:
     def out_of_patience(self, training: TrainingConfig) -> bool:
         patience = training.early_stopping_patience
         return patience is not None and self.worse >= patience
+
+    def best(self, metric: str, training: TrainingConfig) -> Chosen:
+        """Return which model would be exported now.
+
+        Args:
+            metric: the one that the scores are of.
+        """
+        if training.load_best_model_at_end and self.best_score is not None:
+            return Chosen(self.best_step, metric, self.best_score)
+        return self.last(metric)
+
+    def last(self, metric: str) -> Chosen:
+        """Return the last model."""
+        if self.last_score is not None:
+            return Chosen(self.step, metric, self.last_score)
+        return Chosen(self.step, "training_loss", self.last_loss)
 
     def _gain(self, score: float, greater_is_better: bool) -> float:
         if not math.isfinite(score):

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import time
 from dataclasses import asdict, dataclass
 
-import psutil
 import torch
 
-from steadytrain.components.shared.events import Event, EventStream
+from steadytrain.components.shared.events import EventStream
 from steadytrain.components.shared.events.types import (
-    AttemptOutcome,
-    CheckpointSaved,
     GradientOverflow,
-    TrainingDiverged,
-    TrainingFinished,
     TrainingStarted,
     TrainingStep,
     Validated,
-    Warned,
 )
-from steadytrain.components.train.checkpoint.saver import Saved
-from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.setup import Parts, precision
 from steadytrain.components.train.loop.steps import StepResult
@@ -40,21 +30,13 @@ class _Window:
     met: float | None = None
 
 
-class Reporter:
-    """Emits events if there is a stream. Safe to use from any thread."""
+class Reporter(Emitter):
+    """Reports training with PyTorch."""
 
     def __init__(self, stream: EventStream | None, attempt: int) -> None:
-        self.stream, self.attempt = stream, attempt
+        super().__init__(stream, attempt)
         self.tokens = 0
         self._window = _Window()
-        self._process = psutil.Process()
-        self._memory, self._measured = 0, -math.inf
-        self._lock = threading.Lock()
-
-    def emit(self, event: Event) -> None:
-        if self.stream is not None:
-            with self._lock:
-                self.stream.emit(event)
 
     def started(self, parts: Parts, progress: Progress) -> None:
         device = parts.accelerator.device
@@ -107,7 +89,7 @@ class Reporter:
                 data_wait=window.waited / window.seconds,
                 communication_wait=None if window.met is None else window.met / window.seconds,
                 gpu_memory_used=torch.cuda.memory_allocated() if on_gpu else 0,
-                memory_used=self._resident(),
+                memory_used=self.resident(),
             )
         )
 
@@ -124,20 +106,6 @@ class Reporter:
             )
         )
 
-    def saved(self, saved: Saved) -> None:
-        """Report a checkpoint. The thread that writes checkpoints calls this."""
-        self.emit(
-            CheckpointSaved(
-                attempt=self.attempt,
-                step=saved.checkpoint.step,
-                checkpoint=str(saved.checkpoint),
-                bytes=saved.bytes,
-                seconds=saved.blocking_seconds,
-                writing_seconds=saved.writing_seconds,
-                waited_seconds=saved.waited_seconds,
-            )
-        )
-
     def overflow(self, parts: Parts, progress: Progress) -> None:
         self.emit(
             GradientOverflow(
@@ -146,39 +114,6 @@ class Reporter:
                 scale=parts.strategy.scale,
             )
         )
-
-    def diverged(self, error: Diverged) -> None:
-        self.emit(TrainingDiverged(attempt=self.attempt, step=error.step, loss=error.loss))
-
-    def warn(self, message: str) -> None:
-        self.emit(Warned(stage="train", message=message))
-
-    def finished(
-        self, progress: Progress, outcome: AttemptOutcome, best_step: int, best_score: float
-    ) -> None:
-        self.emit(
-            TrainingFinished(
-                attempt=self.attempt,
-                step=progress.step,
-                outcome=outcome,
-                best_step=best_step,
-                best_score=best_score,
-            )
-        )
-
-    def _resident(self) -> int:
-        """Return the resident bytes, measured at most once per second.
-
-        A measurement costs as much as a full report.
-        """
-        now = time.monotonic()
-        if now - self._measured >= 1:
-            self._memory, self._measured = self._process.memory_info().rss, now
-        return self._memory
-
-    def close(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
 
 
 def epoch(parts: Parts, step: int) -> float:

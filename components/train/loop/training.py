@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,7 +26,7 @@ from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.prefetch import Prefetch
-from steadytrain.components.train.loop.progress import Progress
+from steadytrain.components.train.loop.progress import Chosen, Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
@@ -39,15 +38,6 @@ from steadytrain.components.train.strategy.replicated import Replicated
 
 FAILED_SECONDS: Final = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The model to export: its step, and its score by `metric`."""
-
-    step: int
-    metric: str
-    score: float
 
 
 class Training:
@@ -242,7 +232,7 @@ class Training:
             module = self._whole(chosen)
         except CheckpointDamaged as error:
             self.reporter.warn(f"{error.message}; the last model is kept instead of the best")
-            chosen = self._last()
+            chosen = self.progress.last(self.metric)
             module = self._whole(chosen)
         adapter, packager = self.parts.config.model.adapter, self.parts.packager
         if adapter.freezes and adapter.merge:
@@ -278,13 +268,4 @@ class Training:
 
     def best(self) -> Chosen:
         """Return which model would be exported now."""
-        progress = self.progress
-        if self.parts.config.training.load_best_model_at_end and progress.best_score is not None:
-            return Chosen(progress.best_step, self.metric, progress.best_score)
-        return self._last()
-
-    def _last(self) -> Chosen:
-        progress = self.progress
-        if progress.last_score is not None:
-            return Chosen(progress.step, self.metric, progress.last_score)
-        return Chosen(progress.step, "training_loss", progress.last_loss)
+        return self.progress.best(self.metric, self.parts.config.training)

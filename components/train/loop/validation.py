@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from accelerate.utils import gather_object
 
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.loop.batches import to_device
+from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.data import share
 from steadytrain.components.train.loop.setup import Parts
 
@@ -58,24 +59,7 @@ def best_by(parts: Parts) -> tuple[str, bool]:
     Raises:
         BadInput: the task has no such metric, or its direction is unknown.
     """
-    training, task = parts.config.training, parts.task
-    metric = (training.metric_for_best_model or task.metric).removeprefix("eval_")
-    if metric == task.metric:
-        given = training.greater_is_better
-        return metric, task.greater_is_better if given is None else given
-    known = _metric_names(parts)
-    if metric not in known:
-        raise BadInput(
-            f"training.metric_for_best_model = {metric!r}: the task has no such metric",
-            remedy=f"one of {', '.join(known)}",
-        )
-    if training.greater_is_better is None:
-        raise BadInput(
-            f"training.metric_for_best_model = {metric!r}: it is not known whether higher or "
-            "lower is better",
-            remedy="set training.greater_is_better too",
-        )
-    return metric, training.greater_is_better
+    return best_metric(parts.config.training, parts.task, partial(_metric_names, parts))
 
 
 def _metric_names(parts: Parts) -> list[str]:

@@ -80,6 +80,7 @@ def decide(
     *,
     unsharded: str = "",
     estimate: Estimate = lambda _: None,
+    fallbacks: bool = True,
 ) -> RecoveryDecision:
     """Decide what to do after the last attempt of the history failed.
 
@@ -87,6 +88,7 @@ def decide(
         run_id: spreads the waits of runs that fail at the same time.
         unsharded: see `fallbacks_for`.
         estimate: see `next_fallback`.
+        fallbacks: whether the OOM fallbacks apply. Without them, running out of memory is retried.
     """
     kind = failure.failure_class
     if not kind.retryable:
@@ -100,7 +102,7 @@ def decide(
         answer = _crash_again(history)
     elif kind is FailureClass.CHECKPOINT_CORRUPT:
         answer = _step_back(history)
-    elif _is_short_of_memory(failure):
+    elif fallbacks and _is_short_of_memory(failure):
         answer = _lower(history, failure, unsharded, estimate)
     return answer or _retry(history, kind, settings, run_id)
 

@@ -1,0 +1,65 @@
+"""A trainer for `model.framework` that runs a learner under the supervisor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.train.framework.learner import Learner
+from steadytrain.components.train.launch.choose import launcher_for
+from steadytrain.components.train.recovery.outcome import Outcome
+from steadytrain.components.train.recovery.policy import decide
+from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
+
+_FRAMEWORK = "steadytrain.components.train.framework"
+
+
+@dataclass(frozen=True)
+class LearnerTrainer:
+    """A trainer for the entry-point group `steadytrain.trainers`."""
+
+    learner: type[Learner]
+
+    def __call__(
+        self,
+        config: RunConfig,
+        data: DataRecord,
+        *,
+        on_validation: OnValidation | None,
+        sinks: Sequence[Sink],
+    ) -> Outcome:
+        """Train in one process, on this machine or in a pod, under the supervisor.
+
+        Raises:
+            BadInput: the configuration asks for several ranks; or as for `train.step.run`.
+            RunBusy: another process is training this run.
+        """
+        _check_alone(config)
+        module = self.learner.__module__
+        program = (
+            sys.executable,
+            "-m",
+            f"{_FRAMEWORK}.rank",
+            f"{module}:{self.learner.__qualname__}",
+        )
+        # The OOM fallbacks change settings that only PyTorch's loop has.
+        policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
+        with launcher_for(config, program, (f"{_FRAMEWORK}.training", module)) as launcher:
+            return Supervisor(config, data, launcher, on_validation, sinks, policy).run()
+
+
+def _check_alone(config: RunConfig) -> None:
+    for field in ("nodes", "nproc_per_node"):
+        value = getattr(config.compute, field)
+        if value > 1:
+            raise BadInput(
+                f"compute.{field} = {value}: model.framework {config.model.framework!r} trains in "
+                "one process",
+                remedy="set it to 1",
+            )

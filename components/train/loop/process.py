@@ -1,0 +1,193 @@
+"""The process of a rank, whatever it trains with: requests, errors, exit status, and the result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.train.agent.stacks import answer_to_signal
+from steadytrain.components.train.attempt import (
+    PREEMPTED_EXIT,
+    AttemptFolder,
+    AttemptResult,
+    AttemptSpec,
+    RankError,
+)
+from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.heartbeat import Heartbeat
+from steadytrain.components.train.loop.control import StopRequests
+
+# The rest is imported late: torch takes seconds to import, and no signal may be lost in that time.
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.events.types import AttemptOutcome
+    from steadytrain.components.shared.records import DataRecord
+    from steadytrain.components.shared.workspace import Workspace
+    from steadytrain.components.train.checkpoint import CheckpointStore
+    from steadytrain.components.train.checkpoint.cadence import Cadence
+    from steadytrain.components.train.loop.emitter import Emitter
+    from steadytrain.components.train.loop.progress import Chosen, Progress
+
+
+class Ended(Protocol):
+    """Training that has ended."""
+
+    progress: Progress
+
+    @property
+    def reporter(self) -> Emitter: ...
+
+    def best(self) -> Chosen:
+        """Return which model would be exported now."""
+
+    def export(self, target: Path) -> Chosen:
+        """Export that model. Return which one it is."""
+
+
+class RankProcess(ABC):
+    """One rank of an attempt."""
+
+    def __init__(self, folder: AttemptFolder) -> None:
+        self.folder = folder
+        self.number = int(os.environ.get("RANK", "0"))
+        self.requests = StopRequests(folder.stop if self.number == 0 else None)
+        self.heartbeat = Heartbeat(folder.heartbeat(self.number))
+
+    @abstractmethod
+    def run(self) -> AttemptOutcome:
+        """Train according to the attempt's specification. Rank 0 writes the result."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Optimizer steps done."""
+
+    @cached_property
+    def spec(self) -> AttemptSpec:
+        return AttemptSpec.load(self.folder.spec)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        from steadytrain.components.shared.config import load
+
+        return load(Path(self.spec.config))
+
+    @cached_property
+    def data(self) -> DataRecord:
+        from steadytrain.components.shared.records import DataRecord
+
+        return DataRecord.load(Path(self.spec.data))
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        from steadytrain.components.shared.workspace import Workspace
+
+        return Workspace.of(self.config)
+
+    def fence(self) -> None:
+        """Raise RunBusy if another supervisor took over the run."""
+        from steadytrain.components.shared.storage import LocalStorage
+        from steadytrain.components.train.lease import Generations
+
+        Generations(LocalStorage(self.workspace.lease)).fence(self.spec.generation)
+
+    def store(self) -> CheckpointStore:
+        """Open the run's checkpoints for this attempt."""
+        from steadytrain.components.train.checkpoint import Lineage, open_store
+
+        lineage = Lineage(self.spec.generation, self.spec.checkpoints)
+        return open_store(self.config, self.fence, lineage)
+
+    def cadence(self) -> Cadence | None:
+        """Return when to save checkpoints; None if `save_steps` says it, or another rank does."""
+        from steadytrain.components.train.checkpoint.cadence import Cadence
+
+        if self.config.training.save_steps is not None or self.number != 0:
+            return None
+        return Cadence(self.spec.seconds_between_failures, self.spec.checkpoint_seconds)
+
+    def finish(
+        self, training: Ended, outcome: AttemptOutcome, *, steps: int, parameters: int
+    ) -> None:
+        """Export the model if training has succeeded, and write the result. Only for rank 0.
+
+        Args:
+            steps: of the full training run.
+        """
+        from steadytrain.components.train.heartbeat import FINISHING
+        from steadytrain.components.train.loop.export_wait import beating
+
+        self.fence()
+        model, done = self.workspace.model, outcome in ("finished", "early_stopped")
+        with beating(partial(self.heartbeat.beat, FINISHING)):
+            chosen = training.export(model) if done else training.best()
+            AttemptResult(
+                outcome=outcome,
+                step=training.progress.step,
+                max_steps=steps,
+                best_step=chosen.step,
+                best_score=chosen.score,
+                metric=chosen.metric,
+                parameters=parameters,
+                model=str(model) if done else "",
+            ).save(self.folder.result)
+            if done:
+                training.reporter.finished(training.progress, outcome, chosen.step, chosen.score)
+            training.reporter.close()
+
+    def report(self, error: BaseException) -> None:
+        """Write why this rank failed, and after which step."""
+        error = self.cause(error)
+        # A non-finite value in a checkpoint is found only after training has moved on.
+        step = error.step - 1 if isinstance(error, Diverged) else self.step
+        RankError(
+            rank=self.number,
+            time=time.time(),
+            kind=type(error).__name__,
+            message=redact(str(error)),
+            traceback=traceback_of(error),
+            step=step,
+            memory_needed=self.least_memory(),
+        ).save(self.folder.error(self.number))
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return what explains an error, if something is known to; otherwise the error itself."""
+        return error
+
+    def least_memory(self) -> int:
+        """Return the bytes that the training needs at least; 0 if unknown."""
+        return 0
+
+
+def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
+    """Run a rank. Return its exit status.
+
+    0 if training ended or stopped on request, 143 if it left on SIGTERM, 1 if it failed
+    (rank-<r>.error.json has the reason).
+    """
+    die_with_parent()
+    place = AttemptFolder(Path(folder))
+    answer_to_signal(place.stacks(int(os.environ.get("RANK", "0"))))
+    rank = make(place)
+    rank.requests.listen()
+    try:
+        outcome = rank.run()
+    except (Exception, SystemExit) as error:
+        # A user's code may call sys.exit, which would look like a rank that has ended well.
+        print(traceback_of(error), end="", file=sys.stderr)
+        rank.report(error)
+        return 1
+    # Python restores the default handler while it exits, and torchrun forwards SIGTERM a second
+    # time. The rank would then appear to die of the signal instead of exiting on its own.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return PREEMPTED_EXIT if outcome == "preempted" else 0

@@ -1,0 +1,87 @@
+"""The DAG with the plugins of another package, in images built on top of the product's.
+
+The images must be on the nodes: `make plugins`, then for example `kind load docker-image
+plugins.test/steadytrain/step:0.1.0 plugins.test/steadytrain/train:0.1.0`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.shared.config import load, to_parameters
+from steadytrain.pipelines.attached import MOUNT_PATH
+from steadytrain.pipelines.lint import read_pipeline
+
+from support.cluster import PodFailed
+from support.command import TINY_LM
+from support.fruits import SCIKIT_LEARN, TASK
+from support.plugins import install_example
+from support.walker import Walker
+
+REGISTRY = os.environ.get("PLUGIN_REGISTRY", "plugins.test")
+
+
+@pytest.fixture(scope="module")
+def walker(cluster, mlflow, tmp_path_factory):
+    """Return a function that starts a run of the pipeline, compiled as users do it."""
+    image = f"{REGISTRY}/steadytrain/step:{version('steadytrain')}"
+    try:
+        cluster.run("has-plugins", {"image": image, "imagePullPolicy": "Never"}, 60)
+    except PodFailed as error:
+        pytest.skip(f"{image} is not on the nodes (make plugins): {error}")
+    path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
+    subprocess.run(
+        [sys.executable, "-m", "steadytrain.pipelines.cli", "compile", "--output", str(path)],
+        env={**os.environ, "STEADYTRAIN_REGISTRY": REGISTRY},
+        check=True,
+    )
+    compiled = read_pipeline(path)
+    return lambda: Walker(cluster, *compiled, job=str(uuid.uuid4()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory):
+    """Install the package here, too: this machine checks the configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(install_example(tmp_path_factory.mktemp("example"))))
+        yield
+
+
+def record(cluster, run, name):
+    return json.loads(cluster.read(f"{MOUNT_PATH}/runs/{run}/records/{name}.json"))
+
+
+def test_a_metric_and_a_sink_of_another_package(walker, cluster):
+    sets = (
+        "gate.metric=median_loss",
+        "tracking.sinks=[event_counts, mlflow]",
+        f"output={MOUNT_PATH}",
+    )
+    walker().run(**to_parameters(load("causal-lm", [*TINY_LM, *sets]), run="measured"))
+    assert record(cluster, "measured", "gate")["metric"] == "median_loss"
+    counts = json.loads(cluster.read(f"{MOUNT_PATH}/runs/measured/event-counts.json"))
+    assert counts["TrainingStep"] == 6
+
+
+@pytest.mark.xfail(reason="the preprocess step knows only the built-in tasks", strict=True)
+def test_a_trainer_of_another_package(walker, cluster, tmp_path):
+    content = json.loads(json.dumps(SCIKIT_LEARN)) | {"output": MOUNT_PATH}
+    content["data"] |= {
+        "source": ["package:json", "package:email", "package:logging", "package:http"],
+        "format": "source",
+        "columns": {"label": "package"},
+    }
+    file = Path(tmp_path / "fruits.yaml")
+    file.write_text(json.dumps(content))
+    walker().run(**to_parameters(load(file, [TASK]), run="counted"))
+    trained = record(cluster, "counted", "train")
+    assert (trained["outcome"], trained["attempts"]) == ("finished", 1)
+    assert record(cluster, "counted", "promote")["champion"]

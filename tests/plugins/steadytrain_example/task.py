@@ -1,0 +1,71 @@
+"""Classification of texts by token counts: scores a model, logs it to MLflow, and loads it."""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import mlflow
+import numpy as np
+
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.scoring.classification import (
+    classification_baselines,
+    label_indices,
+)
+from steadytrain.components.tasks.scoring.table import score_table
+from steadytrain_example.token_counts import predict, read
+
+_FOLDER = "model"
+_NEEDED = ("scikit-learn", "safetensors", "transformers", "steadytrain-example")
+
+
+class TokenCountsTask:
+    """What the steps after training ask of a task.
+
+    The components of a model are "model", an SGDClassifier, and "tokenizer".
+    """
+
+    def __init__(self, config, data):
+        self.config, self.data = config, data
+
+    def load_exported(self, folder):
+        return {"model": read(folder), "tokenizer": load_tokenizer(folder)}
+
+    def score(self, components, records):
+        texts, length = records.column("text").to_pylist(), self.data.sequence_length
+        chances = predict(components["model"], components["tokenizer"], texts, length)
+        truth, rows = label_indices(records, self.data.labels), np.arange(records.num_rows)
+        return score_table(
+            records,
+            {
+                "loss": -chances[rows, truth],
+                "targets": np.ones(len(rows), dtype=np.int64),
+                "bytes": np.zeros(len(rows), dtype=np.int64),
+                "label": truth,
+                "prediction": chances.argmax(axis=1),
+                "probabilities": list(np.exp(chances).astype(np.float32)),
+            },
+        )
+
+    def baselines(self, records):
+        return classification_baselines(self.data, records)
+
+    def log_model(self, folder, *, name, records, metadata):
+        logged = mlflow.pyfunc.log_model(
+            name=name,
+            python_model=str(Path(__file__).with_name("served.py")),
+            artifacts={_FOLDER: str(folder)},
+            model_config={"labels": self.data.labels, "length": self.data.sequence_length},
+            input_example=records.column("text").to_pylist()[:1],
+            metadata=metadata,
+            pip_requirements=[f"{package}=={version(package)}" for package in _NEEDED],
+        )
+        return logged.model_uri
+
+    def load_logged(self, model_uri):
+        # Only the files: MLflow's own load_model would run the code that is registered with them.
+        with tempfile.TemporaryDirectory() as scratch:
+            place = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
+            return self.load_exported(Path(place) / "artifacts" / _FOLDER)
