@@ -25,9 +25,9 @@ COMPONENTS = {"ema": {"decay": 0.9}, "grad_norms": {}}
 ADDED = (
     f"training.components={json.dumps(COMPONENTS)}",
     "training.order=shortest_first",
-    "training.max_steps=60",
-    "training.save_steps=6",
-    "training.eval_steps=12",
+    "training.max_steps=40",
+    "training.save_steps=4",
+    "training.eval_steps=20",
     "recovery.backoff_seconds=0",
 )
 RECIPE = {
@@ -86,7 +86,7 @@ def test_whole_pipeline_that_is_killed_ends_with_the_same_average(steadytrain, s
     assert attempts(workspace) == 2
     assert GateRecord.load(workspace.record("gate")).promoted
     norms = json.loads((workspace.folder / "grad-norms.json").read_text())["norms"]
-    assert len(norms) == 60
+    assert len(norms) == 40
 
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", str(site))

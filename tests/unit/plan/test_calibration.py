@@ -187,7 +187,7 @@ def test_rows_are_as_long_as_the_prepared_ones_in_their_order(tiny, tmp_path, ta
             {"compute__strategy": "fsdp", "compute__offload": "all"},
             "compute.offload = 'all'",
         ),
-        ("h100", {"data__task": "mine:Task"}, "data.task = 'mine:Task'"),
+        ("h100", {"data__task": "support.faults:Slow"}, "data.task = 'support.faults:Slow'"),
         (
             "h100",
             {"model__base": "hub:gpt2", "data__sequence_length": 2048},
