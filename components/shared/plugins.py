@@ -17,6 +17,10 @@ SINKS = "steadytrain.sinks"
 """Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
 TRAINERS = "steadytrain.trainers"
 """Functions with the signature of `train.step.Trainer`."""
+OPTIMIZERS = "steadytrain.optimizers"
+"""Objects of the class `config.optimizers.OptimizerSpec`."""
+SCHEDULES = "steadytrain.schedules"
+"""Objects of the class `config.schedules.ScheduleSpec`."""
 _OURS = "steadytrain"
 
 
@@ -31,6 +35,17 @@ def load(group: str, name: str) -> Any:
     Raises:
         BadInput: if no package provides the name, several do, or it cannot be imported.
     """
+    point = _find(group, name)
+    try:
+        return point.load()
+    except Exception as error:
+        raise BadInput(
+            f"{name!r} in {group} cannot be imported from {_owner(point)}: {error}",
+            remedy="fix or uninstall that package",
+        ) from error
+
+
+def _find(group: str, name: str) -> EntryPoint:
     points = {point.value: point for point in entry_points(group=group, name=name)}
     if not points:
         raise _unknown(group, [name])
@@ -41,13 +56,7 @@ def load(group: str, name: str) -> Any:
             remedy="uninstall all but one of them",
         )
     (point,) = points.values()
-    try:
-        return point.load()
-    except Exception as error:
-        raise BadInput(
-            f"{name!r} in {group} cannot be imported from {_owner(point)}: {error}",
-            remedy="fix or uninstall that package",
-        ) from error
+    return point
 
 
 def check(group: str, wanted: Iterable[str]) -> None:
@@ -65,6 +74,15 @@ def _unknown(group: str, missing: Iterable[str]) -> BadInput:
         f"no installed package has {', '.join(missing)} in {group}",
         remedy=f"use one of {', '.join(names(group))}, or install the package",
     )
+
+
+def owner(group: str, name: str) -> str:
+    """Return the package that provides a name, with its version: results depend on it.
+
+    Raises:
+        BadInput: if no package provides the name, or several do.
+    """
+    return _owner(_find(group, name))
 
 
 def added(group: str) -> list[str]:

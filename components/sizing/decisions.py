@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from steadytrain.components.memory.frozen import frozen_decisions
+from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.decision import Decision, set_by_user
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB
@@ -99,8 +100,10 @@ def _adapter(job: Workload, choice: Choice) -> str:
     if choice.option.adapter == "none":
         whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
         return whole or "all weights fit in training, so none needs to stay as it is"
-    full = 16 * job.shape.parameters / 1e9 / job.machine.ranks
-    short = f"training all weights takes 16 bytes each, {full:.0f} GB a rank at the least"
+    # A 32-bit weight, its gradient, and what the optimizer keeps for it.
+    each = 8 + optimizer_spec(job.config.training.optim).device_bytes
+    full = each * job.shape.parameters / 1e9 / job.machine.ranks
+    short = f"training all weights takes {each:g} bytes each, {full:.0f} GB a rank at the least"
     if choice.option.adapter == "lora":
         return f"{short}; low-rank adapters leave them frozen"
     return f"{short}, and even frozen in 16 bits they do not fit; in 4 bits (NF4) they take least"
@@ -131,7 +134,7 @@ def _recompute(job: Workload, choice: Choice) -> str:
 
 
 def _optimizer(job: Workload, choice: Choice) -> str:
-    if choice.option.optim == "adamw_torch":
+    if choice.option.optim == DEFAULT:
         where = (
             "on the host" if choice.option.offload != "none" else f"on the {job.machine.gpu.kind}"
         )

@@ -131,6 +131,8 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             for section in sections
         ),
         users_code_digest(config.data.task),
+        plugins.owner(plugins.OPTIMIZERS, config.training.optim),
+        plugins.owner(plugins.SCHEDULES, config.training.lr_scheduler_type),
         base_content(config),
         rooms=TRAINING_CODE,
     )

@@ -16,6 +16,8 @@ API: Final = {
     "steadytrain.components.report.step": ("run",),
     "steadytrain.pipelines.server.submission": ("submit",),
     "steadytrain.components.tasks.base": ("Task",),
+    "steadytrain.components.shared.config.optimizers": ("OptimizerSpec", "StateTensor"),
+    "steadytrain.components.shared.config.schedules": ("ScheduleSpec", "Course"),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",

@@ -31,9 +31,11 @@ from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.fallbacks import (
     HOST_FALLBACKS,
+    Conflict,
     Estimate,
     fallbacks_for,
     next_fallback,
+    no_conflict,
     what_came_of_it,
 )
 from steadytrain.components.train.recovery.history import History
@@ -78,14 +80,14 @@ def decide(
     settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
     run_id: str = "",
     *,
-    unsharded: str = "",
+    conflict_with: Conflict = no_conflict,
     estimate: Estimate = lambda _: None,
 ) -> RecoveryDecision:
     """Decide what to do after the last attempt of the history failed.
 
     Args:
         run_id: spreads the waits of runs that fail at the same time.
-        unsharded: see `fallbacks_for`.
+        conflict_with: see `fallbacks_for`.
         estimate: see `next_fallback`.
     """
     kind = failure.failure_class
@@ -101,7 +103,7 @@ def decide(
     elif kind is FailureClass.CHECKPOINT_CORRUPT:
         answer = _step_back(history)
     elif _is_short_of_memory(failure):
-        answer = _lower(history, failure, unsharded, estimate)
+        answer = _lower(history, failure, conflict_with, estimate)
     return answer or _retry(history, kind, settings, run_id)
 
 
@@ -137,10 +139,11 @@ def _is_short_of_memory(failure: Failure) -> bool:
 
 
 def _lower(
-    history: History, failure: Failure, unsharded: str, estimate: Estimate
+    history: History, failure: Failure, conflict_with: Conflict, estimate: Estimate
 ) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    fallbacks = fallbacks_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
+    device = history.attempts[-1].started.device
+    fallbacks = fallbacks_for(kind, device, conflict_with=conflict_with)
     # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
     found = next_fallback(plan, fallbacks, known)
