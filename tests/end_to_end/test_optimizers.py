@@ -122,9 +122,9 @@ def test_the_pipeline_is_killed_and_run_again(steadytrain, installed):
     sets = (
         *TINY_LM,
         *(f"training.{field}={value}" for field, value in NAMED.items()),
-        "training.max_steps=100",
-        "training.save_steps=5",
-        "training.eval_steps=100",
+        "training.max_steps=60",
+        "training.save_steps=2",
+        "training.eval_steps=60",
         "recovery.lease_seconds=4",
     )
     whole = steadytrain.run("causal-lm", *sets, "run=whole", PYTHONPATH=installed)
