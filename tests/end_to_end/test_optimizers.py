@@ -138,7 +138,9 @@ def test_the_pipeline_is_killed_and_run_again(steadytrain, installed):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: list(run.glob("checkpoints/step-*/COMMIT*")) or program.poll() is not None)
+    wait_for(
+        lambda: list(run.glob("checkpoints/step-*/COMMIT*")) or program.poll() is not None, 600
+    )
     program.send_signal(signal.SIGKILL)
     assert program.wait() == -signal.SIGKILL
     assert not (run / "records" / "train.json").exists()
