@@ -126,6 +126,8 @@ def test_the_pipeline_is_killed_and_run_again(steadytrain, installed):
         "training.save_steps=2",
         "training.eval_steps=60",
         "recovery.lease_seconds=4",
+        # Otherwise the second run takes the first one's model.
+        "recovery.reuse_ttl_seconds=0",
     )
     whole = steadytrain.run("causal-lm", *sets, "run=whole", PYTHONPATH=installed)
     assert whole.code == 0, whole.out + whole.err
