@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.config.compute import SHARDING, Offload, Strategy
+from steadytrain.components.shared.config.optimizers import DEFAULT
 
 Precision = Literal["fp32", "bf16", "fp16"]
 FP32: Final = 4
@@ -40,7 +41,7 @@ class Setting:
     ranks: int = 1
     offload: Offload = "none"
     adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009  immutable
-    optim: str = "adamw_torch"
+    optim: str = DEFAULT
     cuda: bool = True
     weight_copies: int = 0
 

@@ -7,7 +7,6 @@ Sixteen bytes per parameter with AdamW in 32 bits, and how ranks share them: Raj
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from steadytrain.components.memory.buckets import bucket_values
 from steadytrain.components.memory.frozen import (
@@ -18,11 +17,7 @@ from steadytrain.components.memory.frozen import (
 )
 from steadytrain.components.memory.setting import FP32, NF4_BITS, Setting
 from steadytrain.components.memory.shape import Shape
-
-_MOMENTS: Final = {"adamw_torch": 8.0, "adamw_bnb_8bit": 2.03, "paged_adamw_8bit": 0.0}
-"""Bytes per trained parameter on the device. In 8 bits: two moments, each with a 32-bit constant
-per block of 256 values (bitsandbytes). Paged ones move to the host when memory is short (Dettmers
-et al. 2023, "QLoRA", section 3)."""
+from steadytrain.components.shared.config.optimizers import optimizer_spec
 
 
 @dataclass(frozen=True)
@@ -93,14 +88,15 @@ def states(shape: Shape, setting: Setting) -> States:
     """Return the states of one rank."""
     trained = trained_parameters(shape, setting)
     weights, gradients = weight_bytes(shape, setting), trained * FP32
-    moments = int(trained * _MOMENTS[setting.optim])
+    kept = optimizer_spec(setting.optim)
+    state = int(trained * kept.device_bytes)
     if setting.deepspeed:
         # It keeps its own 32-bit weights, whatever the model computes with.
-        moments += FP32 * trained
+        state += FP32 * trained
         if setting.half and not setting.adapter.freezes:
             gradients = 2 * trained
     ranks = setting.ranks
-    optimizer = moments // ranks if setting.shards_optimizer else moments
+    optimizer = state // ranks if setting.shards_optimizer else state
     own_gradients = gradients // ranks if setting.shards_gradients else gradients
     # What training components keep is sharded and offloaded like the optimizer's state.
     copies = FP32 * trained * setting.weight_copies
@@ -112,8 +108,7 @@ def states(shape: Shape, setting: Setting) -> States:
     beside = bucket if setting.shards_gradients or setting.accumulates else 0
     whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
-    host = 2 * trained if setting.optim == "paged_adamw_8bit" else 0
-    host += host_table(shape, setting)
+    host = int(trained * kept.host_bytes) + host_table(shape, setting)
     if setting.offload != "none":
         optimizer, host = 0, host + optimizer
     if setting.offload == "all":
@@ -182,13 +177,9 @@ def _layers_gathered(shape: Shape, setting: Setting) -> int:
 
 
 def _update(setting: Setting, trained: int) -> int:
-    """Return the bytes of the optimizer step. The fused AdamW needs none.
-
-    With fp16, the gradient scaler may skip steps. AdamW then processes all tensors at once, with an
-    intermediate of the same size (PyTorch's documentation of `foreach`).
-    """
-    if setting.optim != "adamw_torch" or setting.deepspeed or setting.offload != "none":
+    """Return the bytes that the optimizer step needs in addition on the device."""
+    if setting.deepspeed or setting.offload != "none":
         return 0
-    if setting.precision != "fp16":
-        return 0
-    return FP32 * trained // (setting.ranks if setting.shards_optimizer else 1)
+    spec = optimizer_spec(setting.optim)
+    needed = spec.scaled_update_bytes if setting.precision == "fp16" else spec.update_bytes
+    return int(needed * trained) // (setting.ranks if setting.shards_optimizer else 1)

@@ -21,6 +21,7 @@ from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.structure import layers_of
+from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.fused_head import FusedHead
@@ -120,7 +121,7 @@ def _as_traced(setting: Setting, size: int) -> Setting:
         ranks=1,
         offload="none",
         adapter=setting.adapter.model_copy(update={"kind": kind}),
-        optim="adamw_torch",
+        optim=DEFAULT,
     )
 
 

@@ -24,8 +24,9 @@ from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.loop.optim import OptimizerBuilder
 from steadytrain.components.train.loop.setup import recompute_activations
 from steadytrain.components.train.strategy.fully_sharded import shard
 
@@ -81,7 +82,7 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         offload="none",
         # Memory on the host would count as the device's.
         adapter=setting.adapter.model_copy(update={"kind": kind, "frozen_embeddings": "device"}),
-        optim="adamw_torch",
+        optim=DEFAULT,
         cuda=False,
         weight_copies=0,
     )
@@ -179,7 +180,7 @@ def _with_state(
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda parameter: live.rename(parameter.grad, "gradients")
         )
-    optimizer = build_optimizer(model, TrainingConfig(learning_rate=1.0))
+    optimizer = OptimizerBuilder(TrainingConfig(learning_rate=1.0))(model)
     optimizer.step()
     for state in optimizer.state.values():
         for tensor in state.values():

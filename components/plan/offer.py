@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import length_of
 from steadytrain.components.sizing.machine import Workload
@@ -73,5 +74,6 @@ def _how(choice: Choice) -> str:
     parts.append(option.strategy)
     parts += ["recompute"] if option.recompute else []
     parts += [f"offload {option.offload}"] if option.offload != "none" else []
-    parts += ["8-bit AdamW"] if option.optim != "adamw_torch" else []
+    if option.optim != DEFAULT:
+        parts.append(optimizer_spec(option.optim).title or option.optim)
     return f"{' + '.join(parts)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"

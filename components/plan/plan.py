@@ -18,6 +18,7 @@ from steadytrain.components.plan.remarks import remarks
 from steadytrain.components.plan.remedies import remedies
 from steadytrain.components.plan.scaling import Size, policy, scaling
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
@@ -208,6 +209,15 @@ def _choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
 
 def _options(job: Workload) -> list[TrainingOption]:
     found, strategy = options(job), job.config.compute.strategy
+    optim = job.config.training.optim
+    unsupported = optimizer_spec(optim).unsupported.items()
+    why = next((why for feature, why in unsupported if feature == job.precision), "")
+    if not found and why:
+        raise BadInput(
+            f"training.optim = {optim!r}: {why}, and training on {job.machine.gpu.name} is in "
+            f"{job.precision}",
+            remedy=f"set training.{job.precision}=false, or take {DEFAULT}",
+        )
     if not found and job.unsharded:
         raise BadInput(
             f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "

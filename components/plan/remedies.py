@@ -9,6 +9,7 @@ from typing import Any, Final
 from steadytrain.components.memory.architectures import known_models
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.sizing.fit import Choice, at, fitting, works
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.sizing.machine import Workload
@@ -85,7 +86,7 @@ def _needed(job: Workload, field: str, settings: Mapping[str, object]) -> bool:
     """Return whether to mention it: not if it is open and derived, or has its default."""
     if job.given(field):
         return True
-    usual = {"training.optim": "adamw_torch", "training.micro_batch_size": settings[field]}
+    usual = {"training.optim": DEFAULT, "training.micro_batch_size": settings[field]}
     return settings[field] != usual.get(field)
 
 

@@ -25,6 +25,10 @@ COMPONENTS = "steadytrain.training_components"
 `train.loop.training_component.TrainingComponent`."""
 TRAINERS = "steadytrain.trainers"
 """Functions with the signature of `train.step.Trainer`."""
+OPTIMIZERS = "steadytrain.optimizers"
+"""Objects of the class `config.optimizers.OptimizerSpec`."""
+SCHEDULES = "steadytrain.schedules"
+"""Objects of the class `config.schedules.ScheduleSpec`."""
 _OURS = "steadytrain"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from steadytrain.components.memory.frozen import frozen_decisions
+from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.decision import Decision, set_by_user
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB
@@ -99,8 +100,10 @@ def _adapter(job: Workload, choice: Choice) -> str:
     if choice.option.adapter == "none":
         whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
         return whole or "training all weights fits, so none are frozen"
-    full = 16 * job.shape.parameters / 1e9 / job.machine.ranks
-    short = f"training all weights takes 16 bytes each, {full:.0f} GB per rank at least"
+    # A 32-bit weight, its gradient, and what the optimizer keeps for it.
+    each = 8 + optimizer_spec(job.config.training.optim).device_bytes
+    full = each * job.shape.parameters / 1e9 / job.machine.ranks
+    short = f"training all weights takes {each:g} bytes each, {full:.0f} GB per rank at least"
     if choice.option.adapter == "lora":
         return f"{short}; low-rank adapters leave them frozen"
     return f"{short}, and even frozen in 16 bits they do not fit; 4 bits (NF4) take the least"
@@ -131,7 +134,7 @@ def _recompute(job: Workload, choice: Choice) -> str:
 
 
 def _optimizer(job: Workload, choice: Choice) -> str:
-    if choice.option.optim == "adamw_torch":
+    if choice.option.optim == DEFAULT:
         where = (
             "on the host" if choice.option.offload != "none" else f"on the {job.machine.gpu.kind}"
         )

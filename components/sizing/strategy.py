@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from steadytrain.components.memory.frozen import FrozenEmbeddings, FrozenHead, lighter
 from steadytrain.components.shared.config.compute import OFFLOADING, SHARDING, Offload, Strategy
+from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.machine import Workload
@@ -17,7 +18,6 @@ LARGEST: Final = 100 * BILLION
 """Number of parameters above which none of the supported strategies suffices."""
 
 Adapter = Literal["none", "lora", "qlora"]
-Optimizer = Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"]
 _OFFLOADS: Final[tuple[Offload, ...]] = ("none", "optimizer", "all")
 
 
@@ -28,7 +28,7 @@ class TrainingOption:
     adapter: Adapter
     strategy: Strategy
     recompute: bool
-    optim: Optimizer
+    optim: str
     offload: Offload = "none"
     frozen_embeddings: FrozenEmbeddings = "device"
     frozen_head: FrozenHead = "as_loaded"
@@ -42,8 +42,12 @@ class TrainingOption:
         """Return whether steadytrain supports this option (see `RunConfig.unsharded`)."""
         if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
             return False
-        plain = self.optim == "adamw_torch" and self.adapter != "qlora"
-        if not (plain or job.machine.gpu.cuda):
+        plain, cuda = self.adapter != "qlora", job.machine.gpu.cuda
+        if not (plain or cuda):
+            return False
+        on_cpu = not cuda or self.offload != "none"
+        used = {self.strategy, job.precision, "cpu" if on_cpu else "cuda"}
+        if used & optimizer_spec(self.optim).unsupported.keys():
             return False
         whole = plain and not (self.lightened or job.unsharded)
         return whole or self.strategy not in SHARDING
@@ -88,8 +92,8 @@ def offloading_options(job: Workload) -> list[TrainingOption]:
     )
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
     strategy: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-    found = [TrainingOption("none", "zero2", True, "adamw_torch", "optimizer")] if whole else []
-    found += [TrainingOption(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
+    found = [TrainingOption("none", "zero2", True, DEFAULT, "optimizer")] if whole else []
+    found += [TrainingOption(kind, strategy, True, DEFAULT, "all") for kind in kinds]
     return [option for option in found if option.is_possible(job)]
 
 
@@ -110,19 +114,17 @@ def _all(job: Workload) -> Iterator[TrainingOption]:
 
 def _full(job: Workload) -> Iterator[TrainingOption]:
     count, alone = job.shape.parameters, job.machine.ranks == 1
-    plain: Optimizer = "paged_adamw_8bit" if job.short_of_memory else "adamw_torch"
+    plain = "paged_adamw_8bit" if job.short_of_memory else DEFAULT
     if alone:
         yield from _both("none", "single", plain, job)
         yield TrainingOption("none", "single", True, "adamw_bnb_8bit")
     elif count < BILLION:
         yield from _both("none", "ddp", plain, job)
-        yield TrainingOption("none", "fsdp", True, "adamw_torch")
+        yield TrainingOption("none", "fsdp", True, DEFAULT)
     elif count < 10 * BILLION:
-        yield from _both("none", "fsdp", "adamw_torch", job)
+        yield from _both("none", "fsdp", DEFAULT, job)
     else:
-        yield from (
-            TrainingOption("none", "zero3", True, "adamw_torch", kind) for kind in _OFFLOADS
-        )
+        yield from (TrainingOption("none", "zero3", True, DEFAULT, kind) for kind in _OFFLOADS)
     if not alone:
         # For setups that can't be sharded.
         yield TrainingOption("none", "ddp", True, plain)
@@ -134,13 +136,13 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
     Args:
         last: the last kind to try; after it, only weights outside the layers can be made smaller.
     """
-    plain: Optimizer = "paged_adamw_8bit" if job.short_of_memory else "adamw_torch"
+    plain = "paged_adamw_8bit" if job.short_of_memory else DEFAULT
     alone = job.machine.ranks == 1
     replicated: Strategy = "single" if alone else "ddp"
     yield from _both(kind, replicated, plain, job)
     if not alone and kind == "lora":
         sharded: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-        yield TrainingOption(kind, sharded, True, "adamw_torch")
+        yield TrainingOption(kind, sharded, True, DEFAULT)
     if kind == last and job.machine.gpu.cuda:
         plainest = TrainingOption(kind, replicated, True, plain)
         for embeddings, head in lighter(job.shape):
@@ -148,7 +150,7 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
 
 
 def _both(
-    adapter: Adapter, strategy: Strategy, optim: Optimizer, job: Workload
+    adapter: Adapter, strategy: Strategy, optim: str, job: Workload
 ) -> Iterator[TrainingOption]:
     """Yield the option with and without kept activations; on a small card only without."""
     if not job.short_of_memory:
@@ -168,7 +170,7 @@ def _as_set(job: Workload, option: TrainingOption) -> TrainingOption:
         option = replace(option, optim=training.optim)
     elif option.strategy in SHARDING:
         # The 8-bit optimizers can't be sharded.
-        option = replace(option, optim="adamw_torch")
+        option = replace(option, optim=DEFAULT)
     adapter = job.config.model.adapter
     if job.given("model.adapter.frozen_embeddings"):
         option = replace(option, frozen_embeddings=adapter.frozen_embeddings)

@@ -156,6 +156,8 @@ def _plugins_used(config: RunConfig) -> list[list[str]]:
     points = [
         plugins.find(plugins.TRAINERS, config.model.framework),
         plugins.find(plugins.ORDERS, training.order),
+        plugins.find(plugins.OPTIMIZERS, training.optim),
+        plugins.find(plugins.SCHEDULES, training.lr_scheduler_type),
     ]
     points += [plugins.find(plugins.COMPONENTS, name) for name in sorted(training.components)]
     return [[plugins.described(point), users_code_digest(point.value)] for point in points]

@@ -33,6 +33,8 @@ API: Final = {
         "TrainingContext",
         "Update",
     ),
+    "steadytrain.components.shared.config.optimizers": ("OptimizerSpec", "StateTensor"),
+    "steadytrain.components.shared.config.schedules": ("ScheduleSpec", "Course"),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",

@@ -22,10 +22,12 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from steadytrain.components.train.checkpoint import CheckpointStore
+from steadytrain.components.train.checkpoint.optimizer_state import optimizer_tensors
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.snapshot import cut
-from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
+from steadytrain.components.train.checkpoint.state import model_tensors
 from steadytrain.components.train.loop.seeds import random_state
+from steadytrain.components.train.optimizers import ADAMW
 
 PARAMETERS = int(os.environ.get("STEADYTRAIN_BENCH_PARAMETERS", "50_000_000"))
 ROUNDS = 5
@@ -74,7 +76,7 @@ def ours(
     def state() -> State:
         parts = {
             "model": cut(model_tensors(model), 0, 1),
-            "optimizer": cut(optimizer_tensors(model, optimizer), 0, 1),
+            "optimizer": cut(optimizer_tensors(model, optimizer, ADAMW), 0, 1),
         }
         return State(parts, shared={}, own=random_state())
 

@@ -23,7 +23,8 @@ Quantity = Annotated[
 
 Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 Offload = Literal["none", "optimizer", "all"]
-SHARDING: Final = ("fsdp", "zero1", "zero2", "zero3")
+Sharding = Literal["fsdp", "zero1", "zero2", "zero3"]
+SHARDING: Final[tuple[Sharding, ...]] = ("fsdp", "zero1", "zero2", "zero3")
 """Strategies in which no rank holds the complete state."""
 OFFLOADING: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
 """Strategies that support each kind of offload. FSDP moves weights, gradients and optimizer state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, Self
 
 import yaml
@@ -21,7 +21,9 @@ from steadytrain.components.shared.config.evaluation import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.model import ModelConfig
+from steadytrain.components.shared.config.optimizers import DEFAULT, Feature, optimizer_spec
 from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
 
 SCHEMA_VERSION: Final = 1
@@ -35,12 +37,6 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "pipeline": True,
     "compute": {"price_per_hour", "pods"},
 }
-_ONLY_CUDA: Final = {
-    "qlora": "lora",
-    "adamw_bnb_8bit": "adamw_torch",
-    "paged_adamw_8bit": "adamw_torch",
-}
-"""Values that need CUDA, and their replacements on a CPU."""
 
 
 class RunConfig(Section):
@@ -113,6 +109,45 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _optimizer_supports_it(self) -> Self:
+        for feature, field, value in self._features():
+            why = optimizer_spec(self.training.optim).unsupported.get(feature)
+            if why:
+                raise at_odds(
+                    "training.optim",
+                    self.training.optim,
+                    f"{why}, and {field} is {value}",
+                    f"take {DEFAULT}, or change {field}",
+                )
+        return self
+
+    def _features(self) -> Iterator[tuple[Feature, str, str]]:
+        """Yield what an optimizer may not support, and the field and value that ask for it."""
+        training, compute = self.training, self.compute
+        if compute.device == "cpu":
+            yield "cpu", "compute.device", "cpu"
+        if compute.strategy in SHARDING:
+            yield compute.strategy, "compute.strategy", compute.strategy
+        if compute.offload != "none":
+            yield "cpu", "compute.offload", compute.offload
+        if training.bf16:
+            yield "bf16", "training.bf16", "true"
+        if training.fp16:
+            yield "fp16", "training.fp16", "true"
+
+    @model_validator(mode="after")
+    def _rate_falls_to_the_last_one(self) -> Self:
+        peak, kind = self.training.learning_rate, self.training.lr_scheduler_type
+        if peak is not None and peak <= (last := schedule_spec(kind).last_rate):
+            raise at_odds(
+                "training.learning_rate",
+                peak,
+                f"training.lr_scheduler_type {kind} ends with {last}",
+                "take a higher one, or another training.lr_scheduler_type",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adapters_need_a_base(self) -> Self:
         if self.model.adapter.freezes and self.model.base is None:
             raise at_odds(
@@ -136,15 +171,14 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_cpu_has_no_8_bit(self) -> Self:
-        if self.compute.device == "cpu":
-            for field, value, instead in self.only_cuda:
-                raise at_odds(
-                    field,
-                    value,
-                    "its kernels need a CUDA device, and compute.device is cpu",
-                    f"use {instead}, or train on a GPU",
-                )
+    def _a_cpu_has_no_4_bit(self) -> Self:
+        if self.compute.device == "cpu" and self.model.adapter.kind == "qlora":
+            raise at_odds(
+                "model.adapter.kind",
+                "qlora",
+                "its kernels need a CUDA device, and compute.device is cpu",
+                "use lora, or train on a GPU",
+            )
         return self
 
     @model_validator(mode="after")
@@ -171,30 +205,33 @@ class RunConfig(Section):
     @property
     def only_cuda(self) -> list[tuple[str, str, str]]:
         """The settings that need CUDA, as (field, value, replacement on a CPU)."""
-        told = {
-            "model.adapter.kind": self.model.adapter.kind,
-            "training.optim": self.training.optim,
-        }
-        return [
-            (field, value, _ONLY_CUDA[value])
-            for field, value in told.items()
-            if value in _ONLY_CUDA
-        ]
+        kind, optim = self.model.adapter.kind, self.training.optim
+        found: list[tuple[str, str, str]] = []
+        if kind == "qlora":
+            found.append(("model.adapter.kind", kind, "lora"))
+        if "cpu" in optimizer_spec(optim).unsupported:
+            found.append(("training.optim", optim, DEFAULT))
+        return found
+
+    def conflict_with(self, feature: Feature) -> str:
+        """Return the setting that does not support a feature, as field and value; "" if none."""
+        if feature in SHARDING and self.unsharded:
+            return self.unsharded
+        optim = self.training.optim
+        return f"training.optim {optim}" if feature in optimizer_spec(optim).unsupported else ""
 
     @property
     def unsharded(self) -> str:
-        """The setting that rules out sharding, as field and value; "" if none.
+        """The setting that rules out sharding with any optimizer, as field and value; "" if none.
 
         Some features need the complete state on each rank: a loss scaler needs complete gradients,
-        bitsandbytes complete tensors, and a compiled graph complete weights. Frozen parts in a
-        special format are no longer weights that can be sharded.
+        and a compiled graph complete weights. Frozen parts in a special format are no longer
+        weights that can be sharded.
         """
         if self.training.torch_compile:
             return "training.torch_compile"
         if self.training.fp16:
             return "training.fp16"
-        if self.training.optim != "adamw_torch":
-            return f"training.optim {self.training.optim}"
         kind = self.model.adapter.kind
         return f"model.adapter.kind {kind}" if kind == "qlora" else self.model.adapter.lightened
 

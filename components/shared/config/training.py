@@ -9,15 +9,16 @@ accumulation, which only affect what fits in memory.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import Seconds, Section, at_odds, check_plugins
 from steadytrain.components.shared.errors import BadInput
 
-Scheduler = Literal["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
+_GROUPS: Final = {"optim": plugins.OPTIMIZERS, "lr_scheduler_type": plugins.SCHEDULES}
+"""Fields whose values are names that packages register."""
 
 
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -50,14 +51,19 @@ class TrainingConfig(Section):
         description="Peak learning rate. None means a rule chooses it from the model's size "
         "and adapters.",
     )
-    lr_scheduler_type: Scheduler = Field(
-        "cosine", description="Shape of the learning rate schedule after warm-up."
+    lr_scheduler_type: str = Field(
+        "cosine",
+        description="Shape of the learning rate schedule after warm-up: linear, cosine, "
+        "polynomial, constant (without warm-up), constant_with_warmup, or a name that an installed "
+        "package adds.",
     )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
     )
     weight_decay: float = Field(
-        0.0, ge=0, description="AdamW's weight decay. It does not apply to biases and norms."
+        0.0,
+        ge=0,
+        description="The optimizer's weight decay. It does not apply to biases and norms.",
     )
     label_smoothing_factor: float = Field(
         0.0,
@@ -69,9 +75,10 @@ class TrainingConfig(Section):
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
-    optim: Literal["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = Field(
+    optim: str = Field(
         "adamw_torch",
-        description="Optimizer. The 8-bit ones keep AdamW's moments in a quarter of the memory, "
+        description="Optimizer: adamw_torch, adamw_bnb_8bit, paged_adamw_8bit, or a name that an "
+        "installed package adds. The 8-bit ones keep AdamW's moments in a quarter of the memory, "
         "and the paged one moves them to host memory when the GPU runs short. Both need CUDA.",
     )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
@@ -149,6 +156,15 @@ class TrainingConfig(Section):
         """Number of tensors that components keep for each trained weight, of its size."""
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
         return sum(component.weight_copies for component in created)
+
+    @field_validator(*_GROUPS)
+    @classmethod
+    def _registered(cls, name: str, info: ValidationInfo) -> str:
+        # Skip the default: listing all installed packages takes 50 ms.
+        field = str(info.field_name)
+        if name != cls.model_fields[field].default:
+            check_plugins(_GROUPS[field], [name])
+        return name
 
     @field_validator("max_steps")
     @classmethod

@@ -157,20 +157,23 @@ class Checkpoint:
         Raises:
             CheckpointDamaged: a file differs from what was written.
         """
-        import torch
-
         from steadytrain.components.train.checkpoint.region import whole
 
-        found = {
-            name: torch.empty(item.shape, dtype=getattr(torch, item.dtype))
-            for name, item in self._entries(part).items()
-        }
+        found = self._empty(part, "cpu")
         self.copy_into(part, {name: whole(tensor) for name, tensor in found.items()})
         return found
 
-    def has(self, part: str) -> bool:
-        """Return whether a part has content. An optimizer that has made no step has no state."""
-        return bool(self._entries(part))
+    def outline(self, part: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a part without their content, on the meta device."""
+        return self._empty(part, "meta")
+
+    def _empty(self, part: str, device: str) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {
+            name: torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)
+            for name, item in self._entries(part).items()
+        }
 
     def copy_into(self, part: str, regions: Regions) -> None:
         """Copy a part's content to the regions of its tensors that a rank holds.

@@ -1,18 +1,21 @@
-"""The optimizer and learning-rate schedule, equal to those of Transformers' Trainer."""
+"""The optimizer and learning-rate schedule of a run, from the specs that it names."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.train.loop.schedules import make_schedule
+from steadytrain.components.shared.config.optimizers import OptimizerSpec, optimizer_spec
+from steadytrain.components.shared.config.schedules import Course, ScheduleSpec, schedule_spec
+from steadytrain.components.shared.errors import BadInput
 
-_EIGHT_BITS = {"adamw_bnb_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
@@ -23,14 +26,28 @@ def total_steps(training: TrainingConfig, rows: int) -> int:
     return math.ceil(training.num_train_epochs * rows / training.global_batch_size)
 
 
-def build_optimizer(
-    model: torch.nn.Module, training: TrainingConfig, *, scaled: bool = False
-) -> torch.optim.Optimizer:
-    """Build AdamW with 32-bit or 8-bit moments. Biases and norms have no weight decay.
+@dataclass(frozen=True)
+class OptimizerBuilder:
+    """Builds the configured optimizer for a model in its final form on a rank.
 
-    Args:
-        scaled: whether a loss scaler skips steps that overflow.
+    scaled: whether a loss scaler skips steps that overflow.
     """
+
+    training: TrainingConfig
+    scaled: bool = False
+
+    @property
+    def spec(self) -> OptimizerSpec:
+        return optimizer_spec(self.training.optim)
+
+    def __call__(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        groups = parameter_groups(model, self.training.weight_decay)
+        made: torch.optim.Optimizer = self.spec.build(groups, self.training, scaled=self.scaled)
+        return made
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the trained parameters in groups. Biases and norms have no weight decay."""
     norms = {
         item
         for layer in model.modules()
@@ -45,37 +62,38 @@ def build_optimizer(
     ]
     kept = set(decaying)
     groups = [
-        {"params": decaying, "weight_decay": training.weight_decay},
+        {"params": decaying, "weight_decay": weight_decay},
         {"params": [item for _, item in named if item not in kept], "weight_decay": 0.0},
     ]
-    # A fused update needs a quarter of the time and no extra memory. With a scaler, it would skip
-    # steps inside its kernel, where nothing reports them.
-    fused = {"fused": not scaled} if training.optim == "adamw_torch" else {}
-    made: torch.optim.Optimizer = _kind(training.optim)(
-        [group for group in groups if group["params"]],
-        lr=training.learning_rate,
-        betas=(training.adam_beta1, training.adam_beta2),
-        eps=training.adam_epsilon,
-        **fused,
-    )
-    return made
-
-
-def _kind(name: str) -> Any:
-    if name == "adamw_torch":
-        return torch.optim.AdamW
-    import bitsandbytes.optim
-
-    return getattr(bitsandbytes.optim, _EIGHT_BITS[name])
+    return [group for group in groups if group["params"]]
 
 
 def build_scheduler(
     optimizer: torch.optim.Optimizer, training: TrainingConfig, steps: int
 ) -> LRScheduler:
-    """Build the schedule over `steps` optimizer steps. A warm-up below 1 is a fraction of them."""
-    warmup = training.warmup_steps
+    """Build the schedule over `steps` optimizer steps. A warm-up below 1 is a fraction of them.
+
+    Raises:
+        BadInput: the peak rate is not above the schedule's last one.
+    """
+    kind, warmup = training.lr_scheduler_type, training.warmup_steps
+    spec, peak = schedule_spec(kind), float(optimizer.defaults["lr"])
+    if peak <= spec.last_rate:
+        raise BadInput(
+            f"training.learning_rate = {peak}: training.lr_scheduler_type {kind} ends with "
+            f"{spec.last_rate}",
+            remedy="take a higher one, or another training.lr_scheduler_type",
+        )
     whole = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
-    return make_schedule(training.lr_scheduler_type, optimizer, whole, steps)
+    course = Course(steps, whole if spec.warms_up else 0, peak)
+    return LambdaLR(optimizer, partial(_factor, spec=spec, course=course))
+
+
+def _factor(step: int, *, spec: ScheduleSpec, course: Course) -> float:
+    """Return the factor for the peak rate."""
+    if step < course.warmup:
+        return step / course.warmup
+    return spec.factor(step, course)
 
 
 def set_rate(scheduler: LRScheduler, rate: float) -> None:

@@ -27,7 +27,7 @@ from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.optim import build_optimizer, build_scheduler, total_steps
+from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import Order, order_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.strategy.base import Strategy
@@ -194,7 +194,7 @@ def make_ready(
         config,
         accelerator,
         module,
-        lambda model: build_optimizer(model, training, scaled=accelerator.scaler is not None),
+        OptimizerBuilder(training, scaled=accelerator.scaler is not None),
         strategy=strategy,
         offload=offload,
     )

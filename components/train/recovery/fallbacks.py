@@ -6,10 +6,11 @@ learning rates and the number of steps stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from steadytrain.components.shared.config.optimizers import Feature
 from steadytrain.components.sizing.batch import REPLICATED, BatchPlan
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.failures import FailureClass
@@ -58,14 +59,16 @@ def _offloading(plan: BatchPlan) -> BatchPlan | None:
 
 _MOST_OFFLOADED = {"zero1": "optimizer", "zero2": "optimizer", "zero3": "all", "fsdp": "all"}
 FSDP = Fallback("FSDP", _sharding(REPLICATED, "fsdp"))
+# FSDP shards everything that ZeRO-3 does: these are for users who chose DeepSpeed.
+ZERO_2 = Fallback("DeepSpeed ZeRO-2", _sharding("zero1", "zero2"))
+ZERO_3 = Fallback("DeepSpeed ZeRO-3", _sharding("zero2", "zero3"))
 OFFLOAD = Fallback("CPU offload", _offloading)
 DEVICE_FALLBACKS = (
     Fallback("smaller micro-batch", _halved),
     Fallback("activation checkpointing", _recomputing),
     FSDP,
-    # FSDP shards everything that ZeRO-3 does: these are for users who chose DeepSpeed.
-    Fallback("DeepSpeed ZeRO-2", _sharding("zero1", "zero2")),
-    Fallback("DeepSpeed ZeRO-3", _sharding("zero2", "zero3")),
+    ZERO_2,
+    ZERO_3,
     OFFLOAD,
 )
 """The fallbacks for device memory, in the order in which they are tried."""
@@ -75,15 +78,34 @@ HOST_FALLBACKS = (Fallback("no snapshot in host memory", _in_place),)
 are no data loader workers to reduce."""
 
 
-def fallbacks_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Sequence[Fallback]:
+Conflict = Callable[[Feature], str]
+_NEEDED: Final[Mapping[Fallback, Feature]] = {
+    FSDP: "fsdp",
+    ZERO_2: "zero2",
+    ZERO_3: "zero3",
+    OFFLOAD: "cpu",
+}
+"""What the configuration must support. Offloaded weights are updated on the CPU."""
+
+
+def no_conflict(_: Feature) -> str:
+    """Return that the configuration supports every feature."""
+    return ""
+
+
+def fallbacks_for(
+    kind: FailureClass, device: str, *, conflict_with: Conflict = no_conflict
+) -> Sequence[Fallback]:
     """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
-        unsharded: the field that prevents sharding the state; "" if there is none.
+        conflict_with: returns the field that does not support a feature; "" if there is none.
     """
-    missing = {}
-    if unsharded:
-        missing[FSDP] = f"not with {unsharded}"
+    missing = {
+        fallback: f"not with {field}"
+        for fallback, feature in _NEEDED.items()
+        if (field := conflict_with(feature))
+    }
     if device == CPU:
         missing[OFFLOAD] = "this memory is host memory"
     fallbacks = tuple(

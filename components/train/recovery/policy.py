@@ -31,9 +31,11 @@ from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.fallbacks import (
     HOST_FALLBACKS,
+    Conflict,
     Estimate,
     fallbacks_for,
     next_fallback,
+    no_conflict,
     what_came_of_it,
 )
 from steadytrain.components.train.recovery.history import History
@@ -78,7 +80,7 @@ def decide(
     settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
     run_id: str = "",
     *,
-    unsharded: str = "",
+    conflict_with: Conflict = no_conflict,
     estimate: Estimate = lambda _: None,
     fallbacks: bool = True,
 ) -> RecoveryDecision:
@@ -86,7 +88,7 @@ def decide(
 
     Args:
         run_id: spreads the waits of runs that fail at the same time.
-        unsharded: see `fallbacks_for`.
+        conflict_with: see `fallbacks_for`.
         estimate: see `next_fallback`.
         fallbacks: whether the OOM fallbacks apply. Without them, running out of memory is retried.
     """
@@ -103,7 +105,7 @@ def decide(
     elif kind is FailureClass.CHECKPOINT_CORRUPT:
         answer = _step_back(history)
     elif fallbacks and _is_short_of_memory(failure):
-        answer = _lower(history, failure, unsharded, estimate)
+        answer = _lower(history, failure, conflict_with, estimate)
     return answer or _retry(history, kind, settings, run_id)
 
 
@@ -138,10 +140,11 @@ def _is_short_of_memory(failure: Failure) -> bool:
 
 
 def _lower(
-    history: History, failure: Failure, unsharded: str, estimate: Estimate
+    history: History, failure: Failure, conflict_with: Conflict, estimate: Estimate
 ) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    fallbacks = fallbacks_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
+    device = history.attempts[-1].started.device
+    fallbacks = fallbacks_for(kind, device, conflict_with=conflict_with)
     # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
     found = next_fallback(plan, fallbacks, known)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from steadytrain.components.train.checkpoint.state import optimizer_settings
+from steadytrain.components.shared.config.optimizers import OptimizerSpec
+from steadytrain.components.train.checkpoint.optimizer_state import optimizer_settings
 from steadytrain.components.train.strategy.waiting import Waits
 
 if TYPE_CHECKING:
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint.snapshot import Piece
 
 
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-"""AdamW's state of each weight."""
+class MakeOptimizer(Protocol):
+    """Creates the optimizer from the model in its final form on this rank."""
+
+    @property
+    def spec(self) -> OptimizerSpec: ...
+
+    def __call__(self, model: torch.nn.Module, /) -> torch.optim.Optimizer: ...
 
 
 class Strategy(ABC):
@@ -142,9 +148,3 @@ class Strategy(ABC):
     @abstractmethod
     def _spread(self) -> None:
         """Make forward passes use the changed `weights`."""
-
-
-def restore_groups(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:
-    """Restore the parameter groups' learning rates and other settings."""
-    for group, before in zip(optimizer.param_groups, settings["groups"], strict=True):
-        group.update(before)

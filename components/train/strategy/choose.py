@@ -10,8 +10,8 @@ from accelerate import Accelerator
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.sizing.batch import REPLICATED
-from steadytrain.components.train.strategy.base import Strategy
-from steadytrain.components.train.strategy.replicated import MakeOptimizer, Replicated
+from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
+from steadytrain.components.train.strategy.replicated import Replicated
 
 
 def apply_strategy(

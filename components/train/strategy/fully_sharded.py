@@ -25,11 +25,17 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from steadytrain.components.train.checkpoint import Checkpoint
+from steadytrain.components.train.checkpoint.optimizer_state import (
+    allocate,
+    by_parameter,
+    optimizer_tensors,
+    restore_groups,
+    settle_numbers,
+)
 from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
-from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
-from steadytrain.components.train.strategy.base import MOMENTS, Strategy, restore_groups
-from steadytrain.components.train.strategy.replicated import MakeOptimizer
+from steadytrain.components.train.checkpoint.state import model_tensors
+from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
 
 
 class FullySharded(Strategy):
@@ -61,7 +67,7 @@ class FullySharded(Strategy):
             for name, item in module.named_parameters()
             if item.requires_grad and isinstance(item, DTensor)
         }
-        self.optimizer = make_optimizer(module)
+        self.optimizer, self.spec = make_optimizer(module), make_optimizer.spec
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         # Reduce gradients into shards in every micro-batch. Otherwise, full ones would be kept.
@@ -82,18 +88,19 @@ class FullySharded(Strategy):
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
         parts = {
             "model": model_tensors(self.module),
-            "optimizer": optimizer_tensors(self.module, self.optimizer),
+            "optimizer": optimizer_tensors(self.module, self.optimizer, self.spec),
         }
         return {part: list(self._own(tensors)) for part, tensors in parts.items()}
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         checkpoint.copy_into("model", _regions(model_tensors(self.module)))
-        if checkpoint.has("optimizer"):
-            self._allocate_moments()
-            checkpoint.copy_into(
-                "optimizer", _regions(optimizer_tensors(self.module, self.optimizer))
-            )
-        restore_groups(self.optimizer, settings)
+        saved = by_parameter(checkpoint.outline("optimizer"))
+        for name, parameter in self.module.named_parameters():
+            allocate(self.optimizer, parameter, self.spec, saved.get(name, {}))
+        state = optimizer_tensors(self.module, self.optimizer, self.spec)
+        checkpoint.copy_into("optimizer", _regions(state))
+        settle_numbers(self.optimizer, self.spec)
+        restore_groups(self.optimizer, settings["groups"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return _LocalParts(self._shards)
@@ -126,13 +133,6 @@ class FullySharded(Strategy):
                     yield Piece(name, local, list(_place(tensor)), list(tensor.shape))
             elif self.accelerator.process_index == 0:
                 yield whole_piece(name, tensor)
-
-    def _allocate_moments(self) -> None:
-        """Allocate the moments, as AdamW does at its first step."""
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
-                self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
 
 
 class _LocalParts(Mapping[str, torch.Tensor]):

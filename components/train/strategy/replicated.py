@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -11,18 +11,16 @@ from accelerate import Accelerator
 from torch.autograd import Variable
 
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.region import Region, whole
-from steadytrain.components.train.checkpoint.snapshot import Piece, cut
-from steadytrain.components.train.checkpoint.state import (
-    model_tensors,
+from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_tensors,
-    restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.strategy.base import Strategy
+from steadytrain.components.train.checkpoint.region import Region, whole
+from steadytrain.components.train.checkpoint.snapshot import Piece, cut
+from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
+from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
 from steadytrain.components.train.strategy.waiting import Waits
 
-MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 _BUCKETS: Final = 8
 """Number of buckets for exchanging a small model's gradients.
 
@@ -45,7 +43,7 @@ class Replicated(Strategy):
             accelerator.ddp_handler.broadcast_buffers = learns_in_buffers(module)
         # Create the optimizer after the model is on its device.
         self.model = accelerator.prepare(module)
-        self.optimizer = make_optimizer(module)
+        self.optimizer, self.spec = make_optimizer(module), make_optimizer.spec
         self._wrapped = accelerator.prepare(self.optimizer)
         self._exchanges = False
         if accelerator.num_processes > 1:
@@ -95,15 +93,16 @@ class Replicated(Strategy):
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         # Buffers differ between ranks, for example batch normalization's statistics.
         buffers = {name for name, _ in self.module.named_buffers()}
+        state = optimizer_tensors(self.module, self.optimizer, self.spec)
         return {
             "model": cut(model_tensors(self.module), rank, world, on_first=buffers),
-            "optimizer": cut(optimizer_tensors(self.module, self.optimizer), rank, world),
+            "optimizer": cut(state, rank, world),
         }
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         restore_model(self.module, checkpoint.tensors("model"))
         tensors = checkpoint.tensors("optimizer")
-        restore_optimizer(self.module, self.optimizer, tensors, settings["groups"])
+        restore_optimizer(self.module, self.optimizer, self.spec, tensors, settings["groups"])
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])
 

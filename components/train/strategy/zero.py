@@ -16,11 +16,17 @@ import torch
 from accelerate import Accelerator
 
 from steadytrain.components.train.checkpoint import Checkpoint
+from steadytrain.components.train.checkpoint.optimizer_state import (
+    allocate,
+    by_parameter,
+    restore_groups,
+    settle_numbers,
+    state_tensors,
+)
 from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
 from steadytrain.components.train.checkpoint.state import model_tensors
-from steadytrain.components.train.strategy.base import MOMENTS, Strategy, restore_groups
-from steadytrain.components.train.strategy.replicated import MakeOptimizer
+from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
 from steadytrain.components.train.strategy.zero_config import zero_config
 from steadytrain.components.train.strategy.zero_shards import Shard, shards_of, spread_weights
 
@@ -66,7 +72,7 @@ class Zero(Strategy):
         deepspeed = _deepspeed(on_cpu=accelerator.device.type == "cpu")
         self.accelerator, self.module, self.stage = accelerator, module, stage
         self.shares_weights = stage == 3  # type: ignore[misc]
-        self.optimizer = make_optimizer(module)
+        self.optimizer, self.spec = make_optimizer(module), make_optimizer.spec
         config = zero_config(
             stage=stage,
             limit=limit,
@@ -107,10 +113,10 @@ class Zero(Strategy):
         weights = {shard.name: shard.region(shard.flat) for shard in shards}
         alike = {name: whole(tensor) for name, tensor in self._alike().items()}
         checkpoint.copy_into("model", {**weights, **alike})
-        if checkpoint.has("optimizer"):
-            checkpoint.copy_into("optimizer", self._moments(shards))
+        checkpoint.copy_into("optimizer", self._allocated(checkpoint, shards))
+        settle_numbers(self.optimizer, self.spec)
         spread_weights(self._zero, shards, self.stage)
-        restore_groups(self.optimizer, settings)
+        restore_groups(self.optimizer, settings["groups"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {shard.name: shard.of(shard.flat) for shard in self._shards()}
@@ -144,32 +150,32 @@ class Zero(Strategy):
         }
 
     def _optimizer_pieces(self, shards: Sequence[Shard]) -> Iterator[Piece]:
-        """Yield this rank's optimizer pieces. Rank 0 keeps the number of updates, equal for all."""
-        first = self.accelerator.process_index == 0
-        for shard in shards:
-            for key, value in self.optimizer.state.get(shard.flat, {}).items():
-                if value.shape == shard.flat.shape:
-                    yield shard.piece(f"{shard.name}/{key}", value)
-        if first:
-            for name, updates in self._updates().items():
-                yield whole_piece(f"{name}/step", updates)
+        """Yield this rank's optimizer pieces. Rank 0 keeps the scalars, which all parameters share.
 
-    def _updates(self) -> dict[str, torch.Tensor]:
-        """Return the number of updates by parameter, as in a state that is not sharded."""
-        states = [state for state in self.optimizer.state.values() if "step" in state]
-        if not states:
-            return {}
-        trained = [name for name, item in self.module.named_parameters() if item.requires_grad]
-        return {name: states[0]["step"].detach().cpu() for name in trained}
-
-    def _moments(self, shards: Sequence[Shard]) -> dict[str, Region]:
-        """Return the regions of the moments, allocated as AdamW does at its first step."""
-        regions: dict[str, Region] = {}
+        As in a state that is not sharded, every parameter has them in a checkpoint.
+        """
+        scalars: dict[str, torch.Tensor] = {}
         for shard in shards:
-            state = self.optimizer.state[shard.flat]
-            if not state:
-                state["step"] = torch.zeros(())
-                state.update({key: torch.zeros_like(shard.flat) for key in MOMENTS})
-            regions |= {f"{shard.name}/{key}": shard.region(state[key]) for key in MOMENTS}
-            regions[f"{shard.name}/step"] = whole(state["step"])
+            for key, tensor in state_tensors(self.optimizer, shard.flat, self.spec).items():
+                if key in self._scalars:
+                    scalars[key] = tensor.detach().cpu()
+                else:
+                    yield shard.piece(f"{shard.name}/{key}", tensor)
+        if self.accelerator.process_index == 0:
+            for name, parameter in self.module.named_parameters():
+                for key, tensor in scalars.items() if parameter.requires_grad else ():
+                    yield whole_piece(f"{name}/{key}", tensor)
+
+    def _allocated(self, checkpoint: Checkpoint, shards: Sequence[Shard]) -> dict[str, Region]:
+        """Allocate this rank's optimizer state, and return the regions that a checkpoint fills."""
+        saved, regions = by_parameter(checkpoint.outline("optimizer")), {}
+        for shard in shards:
+            own = allocate(self.optimizer, shard.flat, self.spec, saved.get(shard.name, {}))
+            for key, tensor in own.items():
+                region = whole(tensor) if key in self._scalars else shard.region(tensor)
+                regions[f"{shard.name}/{key}"] = region
         return regions
+
+    @property
+    def _scalars(self) -> set[str]:
+        return {*self.spec.scalars, *self.spec.numbers}

@@ -21,16 +21,16 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.manifest import COMMIT
-from steadytrain.components.train.checkpoint.region import Region
-from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, in_place
-from steadytrain.components.train.checkpoint.state import (
-    model_tensors,
+from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_settings,
     optimizer_tensors,
-    restore_model,
     restore_optimizer,
 )
+from steadytrain.components.train.checkpoint.region import Region
+from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, in_place
+from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.checkpoint.tensor_file import encode
+from steadytrain.components.train.optimizers import ADAMW
 
 from support.checkpoints import PARTS, names, same, save, shifted
 from support.training import LLAMA, VOCABULARY
@@ -245,19 +245,22 @@ def test_model_and_optimizer_come_back_by_name(folder, tied):
         2,
         parts={
             "model": model_tensors(model),
-            "optimizer": optimizer_tensors(model, optimizer),
+            "optimizer": optimizer_tensors(model, optimizer, ADAMW),
         },
     )
     settings = json.loads(json.dumps(optimizer_settings(optimizer)))
     again, fresh = trained(config, 2)
 
     restore_model(again, newest(folder).tensors("model"))
-    restore_optimizer(again, fresh, newest(folder).tensors("optimizer"), settings)
+    restore_optimizer(again, fresh, ADAMW, newest(folder).tensors("optimizer"), settings)
 
     for name, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
     assert fresh.param_groups[0]["lr"] == 1e-3
-    expected, found = optimizer_tensors(model, optimizer), optimizer_tensors(again, fresh)
+    expected, found = (
+        optimizer_tensors(model, optimizer, ADAMW),
+        optimizer_tensors(again, fresh, ADAMW),
+    )
     assert expected.keys() == found.keys()
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied

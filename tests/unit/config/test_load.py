@@ -321,7 +321,6 @@ def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
     ("section", "fields"),
     [
         ("training", {"fp16": True}),
-        ("training", {"optim": "adamw_bnb_8bit"}),
         ("training", {"torch_compile": True}),
         ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}),
         ("model", {"base": "hub:x", "adapter": {"kind": "lora", "frozen_head": "8bit"}}),
@@ -331,7 +330,7 @@ def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
 def test_options_that_do_not_support_sharding_are_rejected_with_it(section, fields):
     with pytest.raises(ConfigError, match="which does not support sharding"):
         from_mapping({**MINIMAL, "compute": {"strategy": "fsdp"}, section: fields})
-    assert from_mapping({**MINIMAL, section: fields}).unsharded
+    assert from_mapping({**MINIMAL, section: fields}).conflict_with("fsdp")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from steadytrain.components.tasks.causal_lm import CausalLanguageModel
 from steadytrain.components.tasks.frozen_head import FrozenHead
 from steadytrain.components.tasks.frozen_parts import lighten, parameter_count
 from steadytrain.components.tasks.host_embedding import HostEmbedding
-from steadytrain.components.train.loop.optim import build_optimizer
+from steadytrain.components.train.loop.optim import OptimizerBuilder
 from steadytrain.components.train.loop.setup import build_module, recompute_activations
 
 from support.training import LLAMA as NARROW
@@ -155,7 +155,7 @@ def steps_in_4_bits(data, base, **frozen):
     model = build_module(config, task)
     assert task.ready(model) == []
     recompute_activations(model, configured=True)
-    optimizer, found = build_optimizer(model.train(), config.training), []
+    optimizer, found = OptimizerBuilder(config.training)(model.train()), []
     batch = task.collate(language_rows(4, seed=2))
     for _ in range(STEPS):
         with torch.autocast("cpu", torch.bfloat16):

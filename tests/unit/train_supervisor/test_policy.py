@@ -308,7 +308,11 @@ def test_a_rung_that_would_not_help_is_passed_over():
 
 
 def test_option_without_sharding_support_skips_the_sharding_fallback():
-    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
+    found = fallbacks_for(
+        FailureClass.GPU_OOM,
+        "GPU",
+        conflict_with={"fsdp": "training.fp16", "zero2": "", "zero3": "", "cpu": ""}.get,
+    )
     plan = replace(plan_batch(2, 2), gradient_checkpointing=True)
     assert next_fallback(plan, found) is None
     assert {fallback.name: fallback.missing for fallback in found}[

@@ -1,0 +1,98 @@
+"""What the product must know about an optimizer, whichever package provides it.
+
+The package registers an `OptimizerSpec` under the name that `training.optim` takes, in the group
+`steadytrain.optimizers`. Validation and the planner read specs, so the module of a spec must not
+import torch, except inside its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, Literal, Protocol, cast
+
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.training import TrainingConfig
+
+DEFAULT: Final[str] = TrainingConfig.model_fields["optim"].default
+Feature = Literal["cpu", "bf16", "fp16", "fsdp", "zero1", "zero2", "zero3"]
+"""What a spec can rule out: a device, a precision, or a strategy that shards the state. Offloading
+updates weights on the CPU."""
+
+
+class Build(Protocol):
+    """Builds an optimizer for parameter groups, each with its own `weight_decay`."""
+
+    def __call__(
+        self, groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool
+    ) -> Any:
+        """Return the `torch.optim.Optimizer`.
+
+        Args:
+            training: its learning rate is set.
+            scaled: whether a loss scaler skips updates that overflow.
+        """
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that an optimizer keeps for each parameter.
+
+    name: its key in `optimizer.state[parameter]`.
+    bytes: memory for each trained weight; 0 if the size does not depend on the parameter.
+    same_shape: whether it has the parameter's shape. Only then can ranks shard it.
+    paged: whether it moves to host memory if the GPU's runs short.
+    """
+
+    name: str
+    bytes: float = 4.0
+    same_shape: bool = True
+    paged: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """How to build an optimizer, what it keeps for each parameter, and what it does not support.
+
+    build: see `Build`.
+    tensors: the tensors in `optimizer.state[parameter]`, apart from scalars.
+    scalars: keys of its tensors with a single value and no dimension, such as "step".
+    numbers: keys of its Python numbers.
+    unsupported: for each feature that the optimizer does not support, why.
+    update_bytes: memory that an update needs in addition, for each trained weight.
+    scaled_update_bytes: the same with a loss scaler.
+    allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.
+        None means as plain tensors.
+    title: what plans call it; "" means the name under which it is registered.
+    """
+
+    build: Build
+    tensors: tuple[StateTensor, ...] = ()
+    scalars: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    unsupported: Mapping[Feature, str] = field(default_factory=dict)
+    update_bytes: float = 0.0
+    scaled_update_bytes: float = 0.0
+    allocate: Callable[[Any, Any], None] | None = None
+    title: str = ""
+
+    @property
+    def device_bytes(self) -> float:
+        """State in device memory for each trained weight."""
+        return sum(tensor.bytes for tensor in self.tensors if not tensor.paged)
+
+    @property
+    def host_bytes(self) -> float:
+        """State that may move to host memory, for each trained weight."""
+        return sum(tensor.bytes for tensor in self.tensors if tensor.paged)
+
+
+@cache
+def optimizer_spec(name: str) -> OptimizerSpec:
+    """Return the spec of an optimizer.
+
+    Raises:
+        BadInput: no installed package provides it, or its module cannot be imported.
+    """
+    return cast(OptimizerSpec, plugins.load(plugins.OPTIMIZERS, name))

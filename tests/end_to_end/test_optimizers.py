@@ -1,0 +1,162 @@
+"""An optimizer and a schedule of another package: killed and resumed, under every strategy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from support import strategies
+from support.command import TINY_LM, wait_for
+from support.forked import ForkedLauncher, train
+from support.plugins import install_example
+from support.strategies import MIDDLE, RECIPE, Case
+from support.training import TEST_ENVIRONMENT, Bench, rank_command, weights_digest
+
+NAMED = {"optim": "lion", "lr_scheduler_type": "warmup_stable_decay", "learning_rate": 1e-3}
+CASES = [
+    Case(name, name, "single", sections={"training": {**RECIPE, **NAMED}})
+    for name in ("ddp", "fsdp", "zero2", "zero3")
+]
+each = pytest.mark.parametrize("name", [case.name for case in CASES])
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Install the package for this process and those that it starts."""
+    site = str(install_example(tmp_path_factory.mktemp("example")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield site
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("optimizers")
+
+
+@pytest.fixture(scope="module")
+def losses(installed, root):
+    """Train on one rank, then on two with each strategy; return the losses by case and run."""
+    alone = strategies.train(root / "single", training={**RECIPE, **NAMED})
+    (root / "cases.json").write_text(json.dumps([asdict(case) for case in CASES]))
+    paths = f"{Path(__file__).parents[1]}:{installed}"
+    done = subprocess.run(
+        rank_command(2, strategies.__file__, str(root), str(root / "cases.json")),
+        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = {
+        case.name: json.loads((root / case.name / "losses.json").read_text()) for case in CASES
+    }
+    return {"single": {str(step): loss for step, loss in alone.items()}, **found}
+
+
+def rest(losses):
+    return {step: loss for step, loss in losses.items() if int(step) > MIDDLE}
+
+
+def exported(folder):
+    return load_file(folder / "runs/tiny/model/model.safetensors")
+
+
+@each
+def test_it_learns_as_on_one_rank(losses, name):
+    # Sums in another order change the sign of a gradient near 0.
+    assert losses[name]["whole"] == pytest.approx(losses["single"], rel=1e-2)
+
+
+@each
+def test_it_resumes_with_the_same_weights(losses, root, name):
+    assert losses[name]["resumed"] == rest(losses[name]["whole"])
+    whole, resumed = (exported(root / name / run) for run in ("whole", "resumed"))
+    assert all(whole[key].equal(resumed[key]) for key in whole)
+
+
+@each
+def test_it_resumes_from_a_checkpoint_of_one_rank(losses, name):
+    assert losses[name]["from_single"] == pytest.approx(rest(losses["single"]), rel=1e-2)
+
+
+class KillsOnce:
+    """Kills the last rank at the first checkpoint."""
+
+    def __init__(self, launcher):
+        self.launcher, self.kills = launcher, 0
+
+    def emit(self, event):
+        if type(event).__name__ == "CheckpointSaved" and not self.kills:
+            self.kills += 1
+            self.launcher.kill(self.launcher.world_size - 1)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("auto", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_killed_run_ends_with_the_same_weights(installed, tmp_path, data, strategy, ranks):
+    def digest(run, *, killed):
+        compute = {"device": "cpu", "nproc_per_node": ranks, "strategy": strategy}
+        recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
+        sections = {"compute": compute, "recovery": recovery}
+        training = {**RECIPE, **NAMED, "micro_batch_size": 2, "save_steps": 4}
+        bench = Bench.make(tmp_path, data, run=run, training=training, **sections)
+        launcher = ForkedLauncher(ranks)
+        outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
+        assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
+        return weights_digest(bench.workspace)
+
+    assert digest("killed", killed=True) == digest("whole", killed=False)
+
+
+def test_the_pipeline_is_killed_and_run_again(steadytrain, installed):
+    sets = (
+        *TINY_LM,
+        *(f"training.{field}={value}" for field, value in NAMED.items()),
+        "training.max_steps=60",
+        "training.save_steps=2",
+        "training.eval_steps=60",
+        "recovery.lease_seconds=4",
+        # Otherwise the second run takes the first one's model.
+        "recovery.reuse_ttl_seconds=0",
+    )
+    whole = steadytrain.run("causal-lm", *sets, "run=whole", PYTHONPATH=installed)
+    assert whole.code == 0, whole.out + whole.err
+
+    again, run = (*sets, "run=killed"), steadytrain.output / "runs" / "killed"
+    program = subprocess.Popen(
+        steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=again),
+        env=steadytrain.environment(PYTHONPATH=installed),
+        cwd=steadytrain.output.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(
+        lambda: list(run.glob("checkpoints/step-*/COMMIT*")) or program.poll() is not None, 600
+    )
+    program.send_signal(signal.SIGKILL)
+    assert program.wait() == -signal.SIGKILL
+    assert not (run / "records" / "train.json").exists()
+
+    resumed = steadytrain.run("causal-lm", *again, PYTHONPATH=installed)
+    assert resumed.code == 0, resumed.out + resumed.err
+    weights = [
+        (steadytrain.output / "runs" / name / "model" / "model.safetensors").read_bytes()
+        for name in ("whole", "killed")
+    ]
+    assert weights[0] == weights[1]
+
+    without = steadytrain.run("causal-lm", *sets)
+    assert without.code == 2
+    assert "lion in steadytrain.optimizers" in without.err
+    assert "use one of adamw_bnb_8bit, adamw_torch, paged_adamw_8bit" in without.err
+    assert "warmup_stable_decay in steadytrain.schedules" in without.err
