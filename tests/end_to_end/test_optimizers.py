@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -143,8 +144,11 @@ def test_the_pipeline_is_killed_and_run_again(steadytrain, installed):
     wait_for(
         lambda: list(run.glob("checkpoints/step-*/COMMIT*")) or program.poll() is not None, 600
     )
+    others = psutil.Process(program.pid).children(recursive=True)
     program.send_signal(signal.SIGKILL)
     assert program.wait() == -signal.SIGKILL
+    # They die with the command, and hold the run until then.
+    assert not psutil.wait_procs(others, 120)[1]
     assert not (run / "records" / "train.json").exists()
 
     resumed = steadytrain.run("causal-lm", *again, PYTHONPATH=installed)
