@@ -20,7 +20,7 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
         yield (
             f"learned: on {job.machine.gpu.name} a run of the configuration as it stands, without "
             "the plan's precision, adapters and optimizer, begins with micro-batch "
-            f"{known.micro_batch_size} at most"
+            f"{known.limit.micro_batch_size} at most"
         )
     rate = job.config.training.learning_rate
     low, high, _ = rates(choice.setting.adapter, job.shape.parameters)

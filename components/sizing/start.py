@@ -72,10 +72,10 @@ def estimated_memory(
         return None
     option = TrainingOption(
         config.model.adapter.kind,
-        cast(Strategy, plan.strategy),
-        plan.gradient_checkpointing,
+        cast(Strategy, plan.settings.strategy),
+        plan.settings.gradient_checkpointing,
         config.training.optim,
-        cast(Offload, plan.offload),
+        cast(Offload, plan.settings.offload),
         config.model.adapter.frozen_embeddings,
         config.model.adapter.frozen_head,
     )

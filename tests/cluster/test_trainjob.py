@@ -208,7 +208,7 @@ def test_where_capacity_goes_and_stays_away_it_goes_on_with_fewer_nodes(launched
     begun = launched.events(run, AttemptStarted)
     assert [event.nodes for event in begun] == [2, 2, 1]
     batches = [
-        event.micro_batch_size * event.gradient_accumulation_steps * event.world_size
+        event.batch.micro_batch_size * event.gradient_accumulation_steps * event.world_size
         for event in begun
     ]
     assert batches == [8, 8, 8]

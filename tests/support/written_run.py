@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
@@ -60,13 +61,13 @@ class Writer:
         stream.close()
         self.ledger.record(event)
 
-    def begin(self, step: str) -> None:
+    def start_run(self, step: str) -> None:
         self.clock += 0.2
         self.emit(step, StepStarted, stage=step, environment=environment())
 
     def again(self) -> None:
         """Record the start of the pipeline, for the first time or again."""
-        self.begin("begin")
+        self.start_run("begin")
         self.finish("begin", 0.1)
 
     def finish(self, step: str, seconds: float, summary: str = "", reused: bool = False) -> None:
@@ -93,7 +94,7 @@ class Writer:
     def preprocess(
         self, *, labels: tuple[str, ...] = (), card: dict[str, Any] | None = None
     ) -> DataRecord:
-        self.begin("preprocess")
+        self.start_run("preprocess")
         folder = self.workspace.prepared / "5f3a9c1be2d44a70"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card or {}))
@@ -140,7 +141,7 @@ class Writer:
             AttemptStarted,
             attempt=number,
             world_size=2,
-            micro_batch_size=8,
+            batch=BatchSettings(8),
             gradient_accumulation_steps=2,
             resumed_from_step=first or None,
             decisions=[{"field": "training.save_steps", "value": None, "reason": "by Young"}],
@@ -224,7 +225,7 @@ class Writer:
         self.finish("train", 1.0, f"{steps} steps, best validation {metric} 2.213")
 
     def evaluated(self, **fields: Any) -> None:
-        self.begin("evaluate")
+        self.start_run("evaluate")
         EvaluationRecord(
             task=self.config.data.task, weights_digest="w", scores="scores.parquet", **fields
         ).save(self.workspace.record("evaluate"))
@@ -247,11 +248,11 @@ class Writer:
             champion=champion,
             reason=reason,
         )
-        self.begin("register")
+        self.start_run("register")
         record.save(self.workspace.record("register"))
         self.finish("register", 8.0, f"version {version} of {self.config.model_name}")
         if champion:
-            self.begin("promote")
+            self.start_run("promote")
             record.save(self.workspace.record("promote"))
             self.finish("promote", 2.0, f"version {version} is the champion")
 

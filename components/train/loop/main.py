@@ -73,10 +73,7 @@ class Rank:
         parts = set_up(
             config,
             DataRecord.load(Path(spec.data)),
-            spec.micro_batch_size,
-            gradient_checkpointing=spec.gradient_checkpointing,
-            strategy=spec.strategy,
-            offload=spec.offload,
+            spec.batch,
             skipped_batches=spec.skipped_batches,
             recipe=spec.recipe,
         )
@@ -90,7 +87,6 @@ class Rank:
             Reporter(stream, spec.attempt),
             self.requests,
             cadence if by_time and self.number == 0 else None,
-            snapshot=spec.snapshot,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))

@@ -53,7 +53,6 @@ class Training:
 
     Args:
         cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
-        snapshot: as for `Saver`.
     """
 
     def __init__(
@@ -63,8 +62,6 @@ class Training:
         reporter: Reporter,
         requests: StopRequests,
         cadence: Cadence | None = None,
-        *,
-        snapshot: bool = True,
     ) -> None:
         self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
@@ -78,7 +75,7 @@ class Training:
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
             on_warning=reporter.warn,
-            snapshot=snapshot,
+            snapshot=parts.batch.snapshot,
         )
 
     def run(self) -> AttemptOutcome:

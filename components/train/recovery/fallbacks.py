@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from steadytrain.components.sizing.batch import REPLICATED, BatchPlan
+from steadytrain.components.shared.batch import REPLICATED
+from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History
@@ -30,30 +31,34 @@ class Fallback:
 
 
 def _halved(plan: BatchPlan) -> BatchPlan | None:
-    return plan.within(plan.micro_batch_size // 2) if plan.micro_batch_size > 1 else None
+    half = plan.micro_batch_size // 2
+    return plan.within(replace(plan.settings, micro_batch_size=half)) if half else None
 
 
 def _recomputing(plan: BatchPlan) -> BatchPlan | None:
-    return None if plan.gradient_checkpointing else replace(plan, gradient_checkpointing=True)
+    return (
+        None if plan.settings.gradient_checkpointing else plan.changed(gradient_checkpointing=True)
+    )
 
 
 def _in_place(plan: BatchPlan) -> BatchPlan | None:
-    return replace(plan, snapshot=False) if plan.snapshot else None
+    return plan.changed(snapshot=False) if plan.settings.snapshot else None
 
 
 def _sharding(above: str, strategy: str) -> Callable[[BatchPlan], BatchPlan | None]:
     """Move from one strategy to the next; a single rank has no other rank to share with."""
 
     def lower(plan: BatchPlan) -> BatchPlan | None:
-        shared = plan.strategy == above and plan.world_size > 1
-        return replace(plan, strategy=strategy) if shared else None
+        shared = plan.settings.strategy == above and plan.world_size > 1
+        return plan.changed(strategy=strategy) if shared else None
 
     return lower
 
 
 def _offloading(plan: BatchPlan) -> BatchPlan | None:
-    wanted = _MOST_OFFLOADED.get(plan.strategy, plan.offload)
-    return None if plan.offload == wanted else replace(plan, offload=wanted)
+    own = plan.settings
+    wanted = _MOST_OFFLOADED.get(own.strategy, own.offload)
+    return None if own.offload == wanted else plan.changed(offload=wanted)
 
 
 _MOST_OFFLOADED = {"zero1": "optimizer", "zero2": "optimizer", "zero3": "all", "fsdp": "all"}

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
@@ -49,8 +50,7 @@ class RecoveryDecision:
     action: retry unchanged, retry changed, or stop.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
-    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: limits for a changed
-        retry and all later attempts; the global batch stays the same.
+    batch: the limits of a changed retry and all later attempts; the global batch stays the same.
     fallback: the OOM fallback, if the decision is one.
     skipped_batch, learning_rate_scale: the responses to a divergence.
     nodes: how many are left, if some are missing.
@@ -60,11 +60,7 @@ class RecoveryDecision:
     action: Literal["retry", "retry_changed", "stop"]
     reason: str
     delay_seconds: float = 0.0
-    micro_batch_size: int | None = None
-    gradient_checkpointing: bool = False
-    snapshot: bool = True
-    strategy: str = ""
-    offload: str = "none"
+    batch: BatchSettings | None = None
     fallback: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
@@ -155,11 +151,7 @@ def _lower(
         "retry_changed",
         f"{kind}: {fallback.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
         f"batch stays {plan.global_batch_size}",
-        micro_batch_size=lowered.micro_batch_size,
-        gradient_checkpointing=lowered.gradient_checkpointing,
-        snapshot=lowered.snapshot,
-        strategy=lowered.strategy,
-        offload=lowered.offload,
+        batch=lowered.settings,
         fallback=fallback.name,
     )
 

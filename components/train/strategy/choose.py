@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
+from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.replicated import MakeOptimizer, Replicated
 
