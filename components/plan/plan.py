@@ -18,6 +18,7 @@ from steadytrain.components.plan.remarks import remarks
 from steadytrain.components.plan.remedies import remedies
 from steadytrain.components.plan.scaling import Size, policy, scaling
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
@@ -208,7 +209,7 @@ def _choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
 
 def _options(job: Workload) -> list[TrainingOption]:
     found, strategy = options(job), job.config.compute.strategy
-    if not found and job.unsharded:
+    if not found and strategy != AUTO and job.conflict_with(strategy):
         raise BadInput(
             f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "
             "float16 knows no shards",

@@ -17,6 +17,8 @@ SINKS = "steadytrain.sinks"
 """Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
 TRAINERS = "steadytrain.trainers"
 """Functions with the signature of `train.step.Trainer`."""
+STRATEGIES = "steadytrain.strategies"
+"""Objects of the class `config.strategies.StrategySpec`."""
 _OURS = "steadytrain"
 
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.config.strategies import Offload
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.workspace import Workspace
@@ -69,7 +69,7 @@ def as_learned(job: Workload, choice: Choice) -> Choice:
     option = replace(
         choice.option,
         recompute=held.settings.gradient_checkpointing,
-        strategy=cast(Strategy, now["compute.strategy"]),
+        strategy=now["compute.strategy"],
         offload=cast(Offload, held.settings.offload),
     )
     reason = (

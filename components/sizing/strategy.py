@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.memory.frozen import FrozenEmbeddings, FrozenHead, lighter
-from steadytrain.components.shared.config.compute import OFFLOADING, SHARDING, Offload, Strategy
+from steadytrain.components.shared.config.strategies import Offload, strategy_spec
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.machine import Workload
@@ -26,7 +26,7 @@ class TrainingOption:
     """An option: how a model is trained, as far as there is a choice."""
 
     adapter: Adapter
-    strategy: Strategy
+    strategy: str
     recompute: bool
     optim: Optimizer
     offload: Offload = "none"
@@ -39,14 +39,20 @@ class TrainingOption:
         return self.frozen_embeddings == "host" or self.frozen_head != "as_loaded"
 
     def is_possible(self, job: Workload) -> bool:
-        """Return whether steadytrain supports this option (see `RunConfig.unsharded`)."""
-        if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
+        """Return whether steadytrain supports this option."""
+        strategy = strategy_spec(self.strategy)
+        if self.offload not in ("none", *strategy.offloads):
             return False
         plain = self.optim == "adamw_torch" and self.adapter != "qlora"
         if not (plain or job.machine.gpu.cuda):
             return False
-        whole = plain and not (self.lightened or job.unsharded)
-        return whole or self.strategy not in SHARDING
+        settings = {
+            f"training.optim {self.optim}",
+            f"model.adapter.kind {self.adapter}",
+            f"model.adapter.frozen_embeddings {self.frozen_embeddings}",
+            f"model.adapter.frozen_head {self.frozen_head}",
+        }
+        return not (settings & strategy.unsupported.keys() or job.conflict_with(self.strategy))
 
 
 def refuse_what_is_too_large(job: Workload) -> None:
@@ -86,7 +92,7 @@ def offloading_options(job: Workload) -> list[TrainingOption]:
         job.given("model.adapter.kind") and job.config.model.adapter.kind == "none"
     )
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
-    strategy: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
+    strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
     found = [TrainingOption("none", "zero2", True, "adamw_torch", "optimizer")] if whole else []
     found += [TrainingOption(kind, strategy, True, "adamw_torch", "all") for kind in kinds]
     return [option for option in found if option.is_possible(job)]
@@ -135,10 +141,10 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
     """
     plain: Optimizer = "paged_adamw_8bit" if job.short_of_memory else "adamw_torch"
     alone = job.machine.ranks == 1
-    replicated: Strategy = "single" if alone else "ddp"
+    replicated = "single" if alone else "ddp"
     yield from _both(kind, replicated, plain, job)
     if not alone and kind == "lora":
-        sharded: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
+        sharded = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
         yield TrainingOption(kind, sharded, True, "adamw_torch")
     if kind == last and job.machine.gpu.cuda:
         plainest = TrainingOption(kind, replicated, True, plain)
@@ -147,7 +153,7 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
 
 
 def _both(
-    adapter: Adapter, strategy: Strategy, optim: Optimizer, job: Workload
+    adapter: Adapter, strategy: str, optim: Optimizer, job: Workload
 ) -> Iterator[TrainingOption]:
     """Yield the option with and without kept activations; on a small card only without."""
     if not job.short_of_memory:
@@ -165,7 +171,7 @@ def _as_set(job: Workload, option: TrainingOption) -> TrainingOption:
         option = replace(option, recompute=training.gradient_checkpointing)
     if job.given("training.optim"):
         option = replace(option, optim=training.optim)
-    elif option.strategy in SHARDING:
+    elif strategy_spec(option.strategy).shards:
         # The 8-bit optimizers can't be sharded.
         option = replace(option, optim="adamw_torch")
     adapter = job.config.model.adapter

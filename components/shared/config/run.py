@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
-from steadytrain.components.shared.config.compute import SHARDING, ComputeConfig
+from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -22,6 +22,7 @@ from steadytrain.components.shared.config.evaluation import (
 )
 from steadytrain.components.shared.config.model import ModelConfig
 from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.strategies import AUTO, strategy_spec
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
 
 SCHEMA_VERSION: Final = 1
@@ -101,14 +102,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _not_everything_is_sharded(self) -> Self:
-        strategy, field = self.compute.strategy, self.unsharded
-        if field and strategy in SHARDING:
+    def _strategy_supports_it(self) -> Self:
+        strategy = self.compute.strategy
+        setting = "" if strategy == AUTO else self.conflict_with(strategy)
+        if setting:
             raise at_odds(
                 "compute.strategy",
                 strategy,
-                f"it does not go with {field}, which knows no shards",
-                "take ddp, or change that field",
+                f"it does not support {setting}: {strategy_spec(strategy).unsupported[setting]}",
+                f"take ddp, or change {setting.partition(' ')[0]}",
             )
         return self
 
@@ -181,22 +183,20 @@ class RunConfig(Section):
             if value in _ONLY_CUDA
         ]
 
-    @property
-    def unsharded(self) -> str:
-        """The setting that rules out sharding, as field and value; "" if none.
-
-        Some features need the complete state on each rank: a loss scaler needs complete gradients,
-        bitsandbytes complete tensors, and a compiled graph complete weights. Frozen parts in a
-        special format are no longer weights that can be sharded.
-        """
-        if self.training.torch_compile:
-            return "training.torch_compile"
-        if self.training.fp16:
-            return "training.fp16"
-        if self.training.optim != "adamw_torch":
-            return f"training.optim {self.training.optim}"
-        kind = self.model.adapter.kind
-        return f"model.adapter.kind {kind}" if kind == "qlora" else self.model.adapter.lightened
+    def conflict_with(self, strategy: str) -> str:
+        """Return the setting that a strategy does not support, as field and value; "" if none."""
+        training, adapter = self.training, self.model.adapter
+        settings = [
+            f"training.optim {training.optim}",
+            f"model.adapter.kind {adapter.kind}",
+            adapter.lightened,
+        ]
+        if training.fp16:
+            settings.insert(0, "training.fp16")
+        if training.torch_compile:
+            settings.insert(0, "training.torch_compile")
+        unsupported = strategy_spec(strategy).unsupported
+        return next((setting for setting in settings if setting in unsupported), "")
 
     @property
     def run_id(self) -> str:

@@ -33,7 +33,6 @@ from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, agree, take_step
 from steadytrain.components.train.loop.validation import best_by, validate
-from steadytrain.components.train.strategy.replicated import Replicated
 
 FAILED_SECONDS: Final = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""
@@ -239,10 +238,11 @@ class Training:
             CheckpointDamaged: the weights must come from a checkpoint, and it is damaged.
         """
         parts = self.parts
-        if isinstance(parts.strategy, Replicated):
+        module = parts.strategy.full_model()
+        if module is not None:
             if chosen.step != self.progress.step:
-                restore_model(parts.module, self.store.load(chosen.step, "model"))
-            return parts.module
+                restore_model(module, self.store.load(chosen.step, "model"))
+            return module
         # Read the other ranks' shards from the checkpoint; gathering them would involve all ranks.
         module = build_module(parts.config, parts.task)
         self.store.load_into(chosen.step, module)

@@ -6,11 +6,12 @@ learning rates and the number of steps stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
-from steadytrain.components.shared.batch import REPLICATED
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.failures import FailureClass
@@ -21,83 +22,106 @@ from steadytrain.components.train.recovery.history import History
 class Fallback:
     """An OOM fallback: a change that needs less memory.
 
-    lower: returns the plan one step down, or None if this fallback has nothing left to reduce.
+    change: returns settings that need less memory; the same ones if nothing is left to reduce.
+    memory: the memory that it spares.
+    min_ranks: the fewest ranks that it helps.
+    before: the strategy that it replaces; "" if it works with every strategy.
+    after: the strategy that replaces it, which the configuration must support.
+    needs_cuda: whether it helps only if the device has memory of its own.
     missing: why it is unavailable; "" if it is available.
     """
 
     name: str
-    lower: Callable[[BatchPlan], BatchPlan | None]
+    change: Callable[[BatchSettings], BatchSettings]
+    memory: Literal["device", "host"] = "device"
+    min_ranks: int = 1
+    before: str = ""
+    after: str = ""
+    needs_cuda: bool = False
     missing: str = ""
 
+    def lower(self, plan: BatchPlan) -> BatchPlan | None:
+        """Return the plan one step down; None if the fallback does not apply to it."""
+        own = plan.settings
+        if plan.world_size < self.min_ranks or self.before not in ("", own.strategy):
+            return None
+        changed = self.change(own)
+        return None if changed == own else plan.within(changed)
 
-def _halved(plan: BatchPlan) -> BatchPlan | None:
-    half = plan.micro_batch_size // 2
-    return plan.within(replace(plan.settings, micro_batch_size=half)) if half else None
+
+def _offloaded(batch: BatchSettings) -> BatchSettings:
+    offloads = strategy_spec(batch.strategy).offloads
+    return replace(batch, offload=offloads[-1]) if offloads else batch
 
 
-def _recomputing(plan: BatchPlan) -> BatchPlan | None:
-    return (
-        None if plan.settings.gradient_checkpointing else plan.changed(gradient_checkpointing=True)
+def _sharding(before: str) -> Fallback:
+    """Return the fallback from a strategy to the one that its spec names."""
+    after = strategy_spec(before).fallback
+    return Fallback(
+        strategy_spec(after).title,
+        lambda batch: replace(batch, strategy=after),
+        min_ranks=2,
+        before=before,
+        after=after,
     )
 
 
-def _in_place(plan: BatchPlan) -> BatchPlan | None:
-    return plan.changed(snapshot=False) if plan.settings.snapshot else None
-
-
-def _sharding(above: str, strategy: str) -> Callable[[BatchPlan], BatchPlan | None]:
-    """Move from one strategy to the next; a single rank has no other rank to share with."""
-
-    def lower(plan: BatchPlan) -> BatchPlan | None:
-        shared = plan.settings.strategy == above and plan.world_size > 1
-        return plan.changed(strategy=strategy) if shared else None
-
-    return lower
-
-
-def _offloading(plan: BatchPlan) -> BatchPlan | None:
-    own = plan.settings
-    wanted = _MOST_OFFLOADED.get(own.strategy, own.offload)
-    return None if own.offload == wanted else plan.changed(offload=wanted)
-
-
-_MOST_OFFLOADED = {"zero1": "optimizer", "zero2": "optimizer", "zero3": "all", "fsdp": "all"}
-FSDP = Fallback("FSDP", _sharding(REPLICATED, "fsdp"))
-OFFLOAD = Fallback("CPU offload", _offloading)
-DEVICE_FALLBACKS = (
-    Fallback("smaller micro-batch", _halved),
-    Fallback("activation checkpointing", _recomputing),
-    FSDP,
-    # FSDP shards everything that ZeRO-3 does: these are for users who chose DeepSpeed.
-    Fallback("DeepSpeed ZeRO-2", _sharding("zero1", "zero2")),
-    Fallback("DeepSpeed ZeRO-3", _sharding("zero2", "zero3")),
-    OFFLOAD,
+_IN_PLACE: Final = Fallback(
+    "no snapshot in host memory", lambda batch: replace(batch, snapshot=False), memory="host"
 )
-"""The fallbacks for device memory, in the order in which they are tried."""
-
-HOST_FALLBACKS = (Fallback("no snapshot in host memory", _in_place),)
-"""The fallbacks for host memory. The training thread reads rows from memory-mapped files, so there
+"""The only one for host memory. The training thread reads rows from memory-mapped files, so there
 are no data loader workers to reduce."""
+_SMALLER: Final = Fallback(
+    "smaller micro-batch",
+    lambda batch: replace(batch, micro_batch_size=max(1, batch.micro_batch_size // 2)),
+)
+_RECOMPUTE: Final = Fallback(
+    "activation checkpointing", lambda batch: replace(batch, gradient_checkpointing=True)
+)
+_OFFLOAD: Final = Fallback("CPU offload", _offloaded, needs_cuda=True)
+Conflict = Callable[[str], str]
+"""Returns the setting that a strategy does not support; "" if none."""
 
 
-def fallbacks_for(kind: FailureClass, device: str, *, unsharded: str = "") -> Sequence[Fallback]:
+def all_fallbacks(strategies: Iterable[str]) -> tuple[Fallback, ...]:
+    """Return every fallback, in the order in which they are tried.
+
+    Args:
+        strategies: those that the run has used.
+    """
+    used = dict.fromkeys(strategies)
+    sharding = [_sharding(name) for name in used if strategy_spec(name).fallback]
+    return (_IN_PLACE, _SMALLER, _RECOMPUTE, *sharding, _OFFLOAD)
+
+
+def fallbacks_for(
+    kind: FailureClass,
+    device: str,
+    strategies: Iterable[str],
+    *,
+    conflict_with: Conflict = lambda _: "",
+) -> Sequence[Fallback]:
     """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
-        unsharded: the field that prevents sharding the state; "" if there is none.
+        strategies: as for `all_fallbacks`.
     """
-    missing = {}
-    if unsharded:
-        missing[FSDP] = f"not with {unsharded}"
+    spared = {"device"} if kind is FailureClass.GPU_OOM else {"host"}
     if device == CPU:
-        missing[OFFLOAD] = "this memory is the host's own"
-    fallbacks = tuple(
-        replace(fallback, missing=missing[fallback]) if fallback in missing else fallback
-        for fallback in DEVICE_FALLBACKS
-    )
-    if kind is FailureClass.GPU_OOM:
-        return fallbacks
-    return (*HOST_FALLBACKS, *fallbacks) if device == CPU else HOST_FALLBACKS
+        spared.add("device")
+    return [
+        replace(fallback, missing=_missing(fallback, device, conflict_with))
+        for fallback in all_fallbacks(strategies)
+        if fallback.memory in spared
+    ]
+
+
+def _missing(fallback: Fallback, device: str, conflict_with: Conflict) -> str:
+    """Return why a fallback is unavailable; "" if it is available."""
+    if fallback.needs_cuda and device == CPU:
+        return "this memory is the host's own"
+    setting = conflict_with(fallback.after) if fallback.after else ""
+    return f"not with {setting}" if setting else ""
 
 
 Estimate = Callable[[BatchPlan], int | None]
@@ -107,7 +131,7 @@ _WORTH: Final = 0.98
 
 def next_fallback(
     plan: BatchPlan,
-    fallbacks: Sequence[Fallback] = DEVICE_FALLBACKS,
+    fallbacks: Sequence[Fallback],
     estimate: Estimate = lambda _: None,
 ) -> tuple[Fallback, BatchPlan] | None:
     """Return the next fallback for a plan and the resulting plan, or None after the last one.

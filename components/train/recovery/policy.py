@@ -31,7 +31,7 @@ from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.fallbacks import (
-    HOST_FALLBACKS,
+    Conflict,
     Estimate,
     fallbacks_for,
     next_fallback,
@@ -74,14 +74,14 @@ def decide(
     settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
     run_id: str = "",
     *,
-    unsharded: str = "",
+    conflict_with: Conflict = lambda _: "",
     estimate: Estimate = lambda _: None,
 ) -> RecoveryDecision:
     """Decide what to do after the last attempt of the history failed.
 
     Args:
         run_id: spreads the waits of runs that fail at the same time.
-        unsharded: see `fallbacks_for`.
+        conflict_with: see `Conflict`.
         estimate: see `next_fallback`.
     """
     kind = failure.failure_class
@@ -97,7 +97,7 @@ def decide(
     elif kind is FailureClass.CHECKPOINT_CORRUPT:
         answer = _step_back(history)
     elif _is_short_of_memory(failure):
-        answer = _lower(history, failure, unsharded, estimate)
+        answer = _lower(history, failure, conflict_with, estimate)
     return answer or _retry(history, kind, settings, run_id)
 
 
@@ -133,15 +133,18 @@ def _is_short_of_memory(failure: Failure) -> bool:
 
 
 def _lower(
-    history: History, failure: Failure, unsharded: str, estimate: Estimate
+    history: History, failure: Failure, conflict_with: Conflict, estimate: Estimate
 ) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
-    fallbacks = fallbacks_for(kind, history.attempts[-1].started.device, unsharded=unsharded)
+    strategies = [attempt.started.batch.strategy for attempt in history.attempts]
+    device = history.attempts[-1].started.device
+    fallbacks = fallbacks_for(kind, device, strategies, conflict_with=conflict_with)
     # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
     found = next_fallback(plan, fallbacks, known)
     if found is None:
-        if fallbacks is HOST_FALLBACKS:
+        if all(item.memory == "host" for item in fallbacks):
+            # Other processes may have used up the memory beside a GPU, so the run retries.
             return None
         told = [*what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
         tried = "; ".join(filter(None, told))

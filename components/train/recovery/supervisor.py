@@ -266,7 +266,7 @@ class Supervisor:
             decide,
             settings=self.config.recovery,
             run_id=self.workspace.run_id,
-            unsharded=self.config.unsharded,
+            conflict_with=self.config.conflict_with,
             estimate=self.sizing.estimate,
         )
         return policy(history, failure)

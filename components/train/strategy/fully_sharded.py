@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -38,8 +38,6 @@ class FullySharded(Strategy):
         bf16: whether layers compute in bfloat16. Weights and gradient sums stay float32.
         offload: whether weights, gradients and optimizer stay in host memory.
     """
-
-    shares_weights: ClassVar[bool] = True
 
     def __init__(
         self,

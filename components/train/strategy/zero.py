@@ -65,7 +65,6 @@ class Zero(Strategy):
     ) -> None:
         deepspeed = _deepspeed(on_cpu=accelerator.device.type == "cpu")
         self.accelerator, self.module, self.stage = accelerator, module, stage
-        self.shares_weights = stage == 3  # type: ignore[misc]
         self.optimizer = make_optimizer(module)
         config = zero_config(
             stage=stage,

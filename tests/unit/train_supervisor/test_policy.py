@@ -21,7 +21,7 @@ from steadytrain.components.sizing.batch import BatchPlan, plan_batch
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.fallbacks import (
-    DEVICE_FALLBACKS,
+    all_fallbacks,
     fallbacks_for,
     next_fallback,
 )
@@ -252,7 +252,7 @@ def test_the_ladder_is_walked_in_its_order_and_named_at_its_foot():
         walked.append(str(run.plan))
         assert run.plan.global_batch_size == 8
     assert walked == ["4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"]
-    for fallback in DEVICE_FALLBACKS:
+    for fallback in fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"]):
         assert fallback.name in decision.reason
     assert "FSDP: nothing was left to lower" in decision.reason
     assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
@@ -288,14 +288,16 @@ def test_a_rung_that_would_not_help_is_passed_over():
         return needed[plan.micro_batch_size] - (500 if plan.settings.strategy == "fsdp" else 0)
 
     plan = plan_batch(8, 2, 4)
-    fallback, lowered = next_fallback(plan, DEVICE_FALLBACKS, estimate)
+    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"])
+    fallback, lowered = next_fallback(plan, found, estimate)
     assert (fallback.name, str(lowered)) == ("FSDP", "4 x 1, fsdp")
-    fallback, _ = next_fallback(plan, DEVICE_FALLBACKS)
+    fallback, _ = next_fallback(plan, found)
     assert fallback.name == "smaller micro-batch"
 
 
 def test_what_knows_no_shards_has_no_such_rung():
-    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", unsharded="training.fp16")
+    conflicts = {"fsdp": "training.fp16"}
+    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"], conflict_with=conflicts.get)
     plan = plan_batch(2, 2).changed(gradient_checkpointing=True)
     assert next_fallback(plan, found) is None
     assert {fallback.name: fallback.missing for fallback in found}[
@@ -375,7 +377,8 @@ def test_what_was_lowered_stays_lowered():
 @given(share=st.integers(1, 500), world=st.integers(1, 64))
 def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
     plan, fallbacks = BatchPlan(BatchSettings(share), 1, world), 0
-    while found := next_fallback(plan):
+    known = [item for item in all_fallbacks(["ddp", "fsdp"]) if item.memory == "device"]
+    while found := next_fallback(plan, known):
         _, lowered = found
         assert lowered.global_batch_size == share * world
         assert lowered.micro_batch_size <= max(1, plan.micro_batch_size // 2)

@@ -24,8 +24,9 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.lease import hold
-from steadytrain.components.train.recovery.fallbacks import DEVICE_FALLBACKS
+from steadytrain.components.train.recovery.fallbacks import fallbacks_for
 from steadytrain.components.train.recovery.policy import RecoveryDecision
 
 RANK = Path(__file__).with_name("rank.py")
@@ -182,7 +183,7 @@ def test_out_of_memory_to_the_end_the_account_names_every_attempt(supervisor):
     text = "\n".join(outcome.account)
     for plan in ("8 x 1", "4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"):
         assert f"micro-batch x accumulation {plan}," in text
-    for fallback in DEVICE_FALLBACKS:
+    for fallback in fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"]):
         assert fallback.name in text
 
 
