@@ -16,6 +16,7 @@ API: Final = {
     "steadytrain.components.report.step": ("run",),
     "steadytrain.pipelines.server.submission": ("submit",),
     "steadytrain.components.tasks.base": ("Task",),
+    "steadytrain.components.shared.config.strategies": ("StrategySpec",),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",
