@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-MOUNT_PATH: Final = "/mnt/steadytrain"
+from steadytrain.components.shared.config.parameters import PARAMETERS
+
+_DEFAULTS = {item.name: item.default for item in PARAMETERS}
+MOUNT_PATH: Final = str(_DEFAULTS["output"])
 """Where every step mounts the shared volume. Also the default output folder on a cluster."""
 
-NAME: Final = "steadytrain"
+NAME: Final = str(_DEFAULTS["volume"])
 """Name of the Secret, and of the volume's claim unless the run names another one."""
 
 _S3 = (

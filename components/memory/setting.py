@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from steadytrain.components.shared.config import AdapterConfig
-from steadytrain.components.shared.config.compute import SHARDING, Offload, Strategy
 from steadytrain.components.shared.config.optimizers import DEFAULT
+from steadytrain.components.shared.config.strategies import Offload, StrategySpec, strategy_spec
 
 Precision = Literal["fp32", "bf16", "fp16"]
 FP32: Final = 4
@@ -37,7 +37,7 @@ class Setting:
     recompute: bool = False
     masked: bool = False
     accumulates: bool = False
-    strategy: Strategy = "single"
+    strategy: str = "single"
     ranks: int = 1
     offload: Offload = "none"
     adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009  immutable
@@ -61,16 +61,21 @@ class Setting:
         return 2 if self.half else 4
 
     @property
+    def sharing(self) -> StrategySpec:
+        """What the strategy's package says about it."""
+        return strategy_spec(self.strategy)
+
+    @property
     def shards_weights(self) -> bool:
-        return self.strategy in ("fsdp", "zero3")
+        return "weights" in self.sharing.shards
 
     @property
     def shards_gradients(self) -> bool:
-        return self.strategy in ("fsdp", "zero2", "zero3")
+        return "gradients" in self.sharing.shards
 
     @property
     def shards_optimizer(self) -> bool:
-        return self.strategy in SHARDING
+        return "optimizer" in self.sharing.shards
 
     @property
     def gathers(self) -> bool:
@@ -79,7 +84,7 @@ class Setting:
 
     @property
     def deepspeed(self) -> bool:
-        return self.strategy in ("zero1", "zero2", "zero3")
+        return self.sharing.library == "deepspeed"
 
     @property
     def quantizes_head(self) -> bool:
@@ -89,4 +94,4 @@ class Setting:
     @property
     def casts_weights(self) -> bool:
         """Whether autocast makes 16-bit copies of 32-bit weights."""
-        return self.half and self.strategy in ("single", "ddp") and not self.adapter.freezes
+        return self.half and not self.sharing.shards and not self.adapter.freezes

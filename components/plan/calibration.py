@@ -22,6 +22,7 @@ from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.fit import Choice
@@ -144,7 +145,10 @@ class Trial:
         with self.device:
             module = random_model(architecture_of(config.model), setting, job.shape.labels)
         self.strategy = make_ready(
-            config, self.accelerator, module, gradient_checkpointing=setting.recompute
+            config,
+            self.accelerator,
+            module,
+            BatchSettings(setting.micro_batch, gradient_checkpointing=setting.recompute),
         )
         self.strategy.model.train()
 

@@ -19,6 +19,7 @@ from steadytrain.components.plan.remedies import remedies
 from steadytrain.components.plan.scaling import Size, policy, scaling
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
@@ -216,9 +217,9 @@ def _options(job: Workload) -> list[TrainingOption]:
         raise BadInput(
             f"training.optim = {optim!r}: {why}, and training on {job.machine.gpu.name} is in "
             f"{job.precision}",
-            remedy=f"set training.{job.precision}=false, or take {DEFAULT}",
+            remedy=f"set training.{job.precision}=false, or use {DEFAULT}",
         )
-    if not found and job.unsharded:
+    if not found and strategy != AUTO and job.not_supported_by(strategy):
         raise BadInput(
             f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "
             "float16 does not support sharding",

@@ -20,7 +20,7 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
         yield (
             f"learned: on {job.machine.gpu.name} a run of the configuration as written, without "
             "the plan's precision, adapters and optimizer, starts with a micro-batch of at "
-            f"most {known.micro_batch_size}"
+            f"most {known.limit.micro_batch_size}"
         )
     rate = job.config.training.learning_rate
     low, high, _ = rates(choice.setting.adapter, job.shape.parameters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import singledispatch
 
+from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -78,16 +79,17 @@ def _(event: StepFailed) -> str:
 @describe.register
 def _(event: AttemptStarted) -> str:
     start = f"from step {event.resumed_from_step:,}" if event.resumed_from_step else "from step 0"
+    own = event.batch
     batch = (
-        f"{event.micro_batch_size} (micro-batch) x {event.gradient_accumulation_steps} "
+        f"{own.micro_batch_size} (micro-batch) x {event.gradient_accumulation_steps} "
         f"(accumulation) x {event.world_size} (world size)"
     )
-    if event.gradient_checkpointing:
+    if own.gradient_checkpointing:
         batch += ", activation checkpointing"
-    if event.strategy != "ddp":
-        batch += f", {event.strategy}"
-    if event.offload != "none":
-        batch += f", offload {event.offload}"
+    if own.strategy != REPLICATED:
+        batch += f", {own.strategy}"
+    if own.offload != "none":
+        batch += f", offload {own.offload}"
     return f"train: attempt {event.attempt} starts {start}, batch {batch}"
 
 

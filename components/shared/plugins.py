@@ -29,6 +29,8 @@ OPTIMIZERS = "steadytrain.optimizers"
 """Objects of the class `config.optimizers.OptimizerSpec`."""
 SCHEDULES = "steadytrain.schedules"
 """Objects of the class `config.schedules.ScheduleSpec`."""
+STRATEGIES = "steadytrain.strategies"
+"""Objects of the class `config.strategies.StrategySpec`."""
 _OURS = "steadytrain"
 
 

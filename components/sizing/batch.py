@@ -6,31 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.errors import BadInput
 
-REPLICATED = "ddp"
-"""The strategy in which each rank has the complete state, including a single rank."""
 LARGEST_DERIVED = 8
 """Maximum sequences of a derived micro-batch; a planner that knows the memory may exceed it."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a global batch is processed: micro-batch x accumulation x world size.
+    """How a global batch is processed: micro-batch x accumulation x world size."""
 
-    gradient_checkpointing: whether backward recomputes activations.
-    snapshot: whether a checkpoint is copied to host memory before it is written.
-    strategy, offload: how the ranks share the state, and which part of it the host keeps, as in
-        `compute`; never "auto".
-    """
-
-    micro_batch_size: int
+    settings: BatchSettings
     gradient_accumulation_steps: int
     world_size: int
-    gradient_checkpointing: bool = False
-    snapshot: bool = True
-    strategy: str = REPLICATED
-    offload: str = "none"
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.settings.micro_batch_size
 
     @property
     def global_batch_size(self) -> int:
@@ -39,49 +32,43 @@ class BatchPlan:
     @property
     def fields(self) -> Mapping[str, Any]:
         """The configuration fields that the plan sets."""
-        alone = self.world_size == 1 and self.strategy == REPLICATED
+        own = self.settings
+        alone = self.world_size == 1 and own.strategy == REPLICATED
         return {
-            "compute.strategy": "single" if alone else self.strategy,
-            "compute.offload": self.offload,
-            "training.gradient_checkpointing": self.gradient_checkpointing,
-            "training.micro_batch_size": self.micro_batch_size,
+            "compute.strategy": "single" if alone else own.strategy,
+            "compute.offload": own.offload,
+            "training.gradient_checkpointing": own.gradient_checkpointing,
+            "training.micro_batch_size": own.micro_batch_size,
         }
 
-    def within(
-        self,
-        micro_batch_size: int,
-        *,
-        gradient_checkpointing: bool = False,
-        snapshot: bool = True,
-        strategy: str = "",
-        offload: str = "none",
-    ) -> BatchPlan:
-        """Return the same global batch with no more memory than the given limits need.
+    def within(self, limit: BatchSettings) -> BatchPlan:
+        """Return the same global batch with no more memory than the limit needs.
 
         The micro-batch gets smaller, or less is kept in memory.
-
-        Args:
-            strategy: replaces this one; "" keeps it.
         """
-        share = self.micro_batch_size * self.gradient_accumulation_steps
-        micro = _largest_divisor(share, min(micro_batch_size, self.micro_batch_size))
-        return replace(
-            self,
-            micro_batch_size=micro,
-            gradient_accumulation_steps=share // micro,
-            gradient_checkpointing=self.gradient_checkpointing or gradient_checkpointing,
-            snapshot=self.snapshot and snapshot,
-            strategy=strategy or self.strategy,
-            offload=self.offload if offload == "none" else offload,
+        own, share = self.settings, self.micro_batch_size * self.gradient_accumulation_steps
+        micro = _largest_divisor(share, min(limit.micro_batch_size, own.micro_batch_size))
+        settings = BatchSettings(
+            micro,
+            gradient_checkpointing=own.gradient_checkpointing or limit.gradient_checkpointing,
+            snapshot=own.snapshot and limit.snapshot,
+            strategy=limit.strategy or own.strategy,
+            offload=own.offload if limit.offload == "none" else limit.offload,
         )
+        return BatchPlan(settings, share // micro, self.world_size)
+
+    def changed(self, **settings: Any) -> BatchPlan:
+        """Return the plan with other settings than the micro-batch."""
+        return replace(self, settings=replace(self.settings, **settings))
 
     def __str__(self) -> str:
-        parts = [f"{self.micro_batch_size} x {self.gradient_accumulation_steps}"]
-        parts += ["activation checkpointing"] if self.gradient_checkpointing else []
-        parts += [] if self.snapshot else ["no snapshot in host memory"]
-        parts += [] if self.strategy == REPLICATED else [self.strategy]
-        parts += [] if self.offload == "none" else [f"offload {self.offload}"]
-        return ", ".join(parts)
+        own = self.settings
+        told = [f"{own.micro_batch_size} x {self.gradient_accumulation_steps}"]
+        told += ["activation checkpointing"] if own.gradient_checkpointing else []
+        told += [] if own.snapshot else ["no snapshot in host memory"]
+        told += [] if own.strategy == REPLICATED else [own.strategy]
+        told += [] if own.offload == "none" else [f"offload {own.offload}"]
+        return ", ".join(told)
 
 
 def plan_batch(
@@ -116,7 +103,7 @@ def plan_batch(
             "each rank has in a global batch",
             remedy=f"set a divisor of {share}, or leave it out",
         )
-    return BatchPlan(micro, share // micro, world_size)
+    return BatchPlan(BatchSettings(micro), share // micro, world_size)
 
 
 def batch_at(step: int, skipped: Sequence[int]) -> int:

@@ -8,13 +8,9 @@ from typing import Final
 
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
+from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.batch import (
-    LARGEST_DERIVED,
-    REPLICATED,
-    BatchPlan,
-    plan_batch,
-)
+from steadytrain.components.sizing.batch import LARGEST_DERIVED, BatchPlan, plan_batch
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.strategy import TrainingOption, options
 
@@ -58,8 +54,7 @@ class Choice:
     def plan(self) -> BatchPlan:
         """The batch plan that a run starts with."""
         option = self.option
-        return replace(
-            self.batch,
+        return self.batch.changed(
             gradient_checkpointing=option.recompute,
             strategy=REPLICATED if option.strategy == "single" else option.strategy,
             offload=option.offload,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from pydantic import model_validator
+
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.config.strategies import Offload
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.fit import Choice, at
 from steadytrain.components.sizing.hardware import known_gpu
 from steadytrain.components.sizing.length import prepared
@@ -21,19 +23,17 @@ from steadytrain.components.sizing.machine import Workload
 class Learned(Record):
     """The largest micro-batch that trained, and the activation checkpointing and sharding used."""
 
-    micro_batch_size: int
-    gradient_checkpointing: bool
-    strategy: str = ""
-    offload: str = "none"
+    limit: BatchSettings
 
-    def hold(self, plan: BatchPlan) -> BatchPlan:
-        """Return the plan, reduced to need no more memory than this."""
-        return plan.within(
-            self.micro_batch_size,
-            gradient_checkpointing=self.gradient_checkpointing,
-            strategy=self.strategy,
-            offload=self.offload,
-        )
+    @model_validator(mode="before")
+    @classmethod
+    def _nest(cls, content: Any) -> Any:
+        """Read what earlier versions wrote: the settings beside the schema version."""
+        if not isinstance(content, dict) or "limit" in content:
+            return content
+        limit = {"strategy": "", **content}
+        version = limit.pop("schema_version", 1)
+        return {"schema_version": version, "limit": limit}
 
 
 def learned_path(config: RunConfig, *, length: int, device: str, world_size: int) -> Path:
@@ -65,13 +65,13 @@ def as_learned(job: Workload, choice: Choice) -> Choice:
     path = _path(job, _as_chosen(job, choice))
     if not path.is_file():
         return choice
-    held = Learned.load(path).hold(choice.plan)
+    held = choice.plan.within(Learned.load(path).limit)
     before, now = choice.plan.fields, held.fields
     option = replace(
         choice.option,
-        recompute=held.gradient_checkpointing,
-        strategy=cast(Strategy, now["compute.strategy"]),
-        offload=cast(Offload, held.offload),
+        recompute=held.settings.gradient_checkpointing,
+        strategy=now["compute.strategy"],
+        offload=cast(Offload, held.settings.offload),
     )
     reason = (
         f"learned: an earlier run on {job.machine.gpu.name} ran out of memory with more than "

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from steadytrain.components.memory.setting import Precision
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.sizing.hardware import Gpu
 from steadytrain.components.sizing.hosts import Hosts
 
@@ -94,10 +95,11 @@ class Workload:
         gpu = self.machine.gpu
         return self.precision != "bf16" or gpu.bf16 or not gpu.cuda
 
-    @property
-    def unsharded(self) -> bool:
-        """Whether the precision or a user setting prevents sharding."""
-        return self.precision == "fp16" or bool(self.config.unsharded)
+    def not_supported_by(self, strategy: str) -> str:
+        """Return the precision or user setting that a strategy does not support; "" if none."""
+        if self.precision == "fp16" and "training.fp16" in strategy_spec(strategy).unsupported:
+            return "training.fp16"
+        return self.config.not_supported_by(strategy)
 
     @property
     def short_of_memory(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from steadytrain.components.memory.model import model_name, model_shape
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.compute import Offload, Strategy
+from steadytrain.components.shared.config.strategies import Offload
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import BatchPlan
@@ -72,10 +72,10 @@ def estimated_memory(
         return None
     option = TrainingOption(
         config.model.adapter.kind,
-        cast(Strategy, plan.strategy),
-        plan.gradient_checkpointing,
+        plan.settings.strategy,
+        plan.settings.gradient_checkpointing,
         config.training.optim,
-        cast(Offload, plan.offload),
+        cast(Offload, plan.settings.offload),
         config.model.adapter.frozen_embeddings,
         config.model.adapter.frozen_head,
     )

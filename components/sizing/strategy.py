@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.memory.frozen import FrozenEmbeddings, FrozenHead, lighter
-from steadytrain.components.shared.config.compute import OFFLOADING, SHARDING, Offload, Strategy
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.shared.config.strategies import (
+    Offload,
+    strategy_features,
+    strategy_spec,
+)
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.machine import Workload
@@ -26,7 +30,7 @@ class TrainingOption:
     """An option: how a model is trained, as far as there is a choice."""
 
     adapter: Adapter
-    strategy: Strategy
+    strategy: str
     recompute: bool
     optim: str
     offload: Offload = "none"
@@ -39,18 +43,23 @@ class TrainingOption:
         return self.frozen_embeddings == "host" or self.frozen_head != "as_loaded"
 
     def is_possible(self, job: Workload) -> bool:
-        """Return whether steadytrain supports this option (see `RunConfig.unsharded`)."""
-        if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
+        """Return whether steadytrain supports this option."""
+        strategy = strategy_spec(self.strategy)
+        if self.offload not in ("none", *strategy.offloads):
             return False
         plain, cuda = self.adapter != "qlora", job.machine.gpu.cuda
         if not (plain or cuda):
             return False
         on_cpu = not cuda or self.offload != "none"
-        used = {self.strategy, job.precision, "cpu" if on_cpu else "cuda"}
+        used = {*strategy_features(self.strategy), job.precision, "cpu" if on_cpu else "cuda"}
         if used & optimizer_spec(self.optim).unsupported.keys():
             return False
-        whole = plain and not (self.lightened or job.unsharded)
-        return whole or self.strategy not in SHARDING
+        settings = {
+            f"model.adapter.kind {self.adapter}",
+            f"model.adapter.frozen_embeddings {self.frozen_embeddings}",
+            f"model.adapter.frozen_head {self.frozen_head}",
+        }
+        return not (settings & strategy.unsupported.keys() or job.not_supported_by(self.strategy))
 
 
 def refuse_what_is_too_large(job: Workload) -> None:
@@ -91,7 +100,7 @@ def offloading_options(job: Workload) -> list[TrainingOption]:
         job.given("model.adapter.kind") and job.config.model.adapter.kind == "none"
     )
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
-    strategy: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
+    strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
     found = [TrainingOption("none", "zero2", True, DEFAULT, "optimizer")] if whole else []
     found += [TrainingOption(kind, strategy, True, DEFAULT, "all") for kind in kinds]
     return [option for option in found if option.is_possible(job)]
@@ -138,10 +147,10 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
     """
     plain = "paged_adamw_8bit" if job.short_of_memory else DEFAULT
     alone = job.machine.ranks == 1
-    replicated: Strategy = "single" if alone else "ddp"
+    replicated = "single" if alone else "ddp"
     yield from _both(kind, replicated, plain, job)
     if not alone and kind == "lora":
-        sharded: Strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
+        sharded = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
         yield TrainingOption(kind, sharded, True, DEFAULT)
     if kind == last and job.machine.gpu.cuda:
         plainest = TrainingOption(kind, replicated, True, plain)
@@ -149,9 +158,7 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
             yield replace(plainest, frozen_embeddings=embeddings, frozen_head=head)
 
 
-def _both(
-    adapter: Adapter, strategy: Strategy, optim: str, job: Workload
-) -> Iterator[TrainingOption]:
+def _both(adapter: Adapter, strategy: str, optim: str, job: Workload) -> Iterator[TrainingOption]:
     """Yield the option with and without kept activations; on a small card only without."""
     if not job.short_of_memory:
         yield TrainingOption(adapter, strategy, False, optim)
@@ -168,7 +175,7 @@ def _as_set(job: Workload, option: TrainingOption) -> TrainingOption:
         option = replace(option, recompute=training.gradient_checkpointing)
     if job.given("training.optim"):
         option = replace(option, optim=training.optim)
-    elif option.strategy in SHARDING:
+    elif strategy_spec(option.strategy).shards:
         # The 8-bit optimizers can't be sharded.
         option = replace(option, optim=DEFAULT)
     adapter = job.config.model.adapter

@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
-from steadytrain.components.sizing.batch import REPLICATED
 
 PREEMPTED_EXIT = 143
 """Exit status of a rank that left on SIGTERM; container runtimes report the same number."""
@@ -45,10 +45,6 @@ class AttemptSpec(Record):
     seconds_between_failures: expected mean; determines how often a checkpoint is saved.
     checkpoint_seconds: what the run's newest checkpoint cost, as (blocking, writing) seconds. None
         before the first one.
-    gradient_checkpointing: whether activations are recomputed. True if the configuration says so,
-        or after memory ran out.
-    snapshot: whether checkpoints are copied to host memory and written while training continues.
-    strategy, offload: how the ranks share the state, and which part of it is kept in host memory.
     generation: generation of the supervisor's lease. Once a higher one exists, this attempt may no
         longer write to the run.
     checkpoints: labels of the checkpoints that existed when the supervisor took over the run. None
@@ -59,15 +55,11 @@ class AttemptSpec(Record):
     run_id: str
     config: str
     data: str
-    micro_batch_size: int
+    batch: BatchSettings
     gradient_accumulation_steps: int
     nodes: int = 1
     on_demand: bool = False
     resume_from: str = ""
-    gradient_checkpointing: bool = False
-    snapshot: bool = True
-    strategy: str = REPLICATED
-    offload: str = "none"
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
     recipe: tuple[Decision, ...] = ()

@@ -6,14 +6,13 @@ from functools import partial
 from typing import Any, Final
 
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.compute import SHARDING
-from steadytrain.components.shared.config.optimizers import Feature, OptimizerSpec, StateTensor
+from steadytrain.components.shared.config.optimizers import OptimizerSpec, StateTensor
 
 _BLOCK: Final = 256
 """Weights that share a 32-bit constant for each 8-bit moment, in bitsandbytes."""
-_UNSUPPORTED: Final[dict[Feature, str]] = {
+_UNSUPPORTED: Final = {
     "cpu": "its kernels need a CUDA device",
-    **dict.fromkeys(SHARDING, "bitsandbytes updates complete tensors only"),
+    "sharding": "bitsandbytes updates complete tensors only",
 }
 
 

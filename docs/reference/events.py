@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Iterator
 
 from reference.markdown import code, table
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import Event
 
 
@@ -32,13 +34,27 @@ def _section(kind: type[Event]) -> str:
     rows = [
         (code(item.name), code(item.type), _default(item), meanings.get(item.name, ""))
         for item in dataclasses.fields(kind)
-        if item.name != "time"
+        if item.name not in ("time", "batch")
     ]
+    if "batch" in kind.__annotations__:
+        rows += _batch_rows(optional=hasattr(kind, "batch"))
     heading = f"## {kind.name}\n\nLevel: {kind.level}. {summary}\n"
     return "\n".join([heading, table(("Field", "Type", "Default", "Meaning"), rows)])
 
 
-def _documented(kind: type[Event]) -> tuple[str, dict[str, str]]:
+def _batch_rows(*, optional: bool) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the fields of the batch settings, which are in the event itself.
+
+    Args:
+        optional: whether all of them may be null, as in a decision that sets none.
+    """
+    _, meanings = _documented(BatchSettings)
+    for item in dataclasses.fields(BatchSettings):
+        default = code("None") if optional else _default(item)
+        yield code(item.name), code(item.type), default, meanings[item.name]
+
+
+def _documented(kind: type) -> tuple[str, dict[str, str]]:
     """The docstring's text, and what it says of fields (`a, b: meaning`)."""
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     summary: list[str] = []

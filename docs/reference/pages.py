@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from reference import commands, configuration, environment, events, failures, python
+from reference import commands, configuration, environment, events, failures, python, strategies
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/configuration.md": configuration.page,
@@ -13,6 +13,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/commands.md": commands.page,
     "reference/events.md": events.page,
     "reference/failures.md": failures.page,
+    "reference/strategies.md": strategies.page,
     "reference/environment.md": environment.page,
     "reference/python.md": python.page,
 }

@@ -35,6 +35,7 @@ API: Final = {
     ),
     "steadytrain.components.shared.config.optimizers": ("OptimizerSpec", "StateTensor"),
     "steadytrain.components.shared.config.schedules": ("ScheduleSpec", "Course"),
+    "steadytrain.components.shared.config.strategies": ("StrategySpec",),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",
         "BadInput",

@@ -52,7 +52,7 @@ def test_a_calibrated_step_takes_as_long_as_one_of_a_run(tmp_path):
     untimed = Speed(Span(1, 1), "nothing yet")
     plan = plan_training(config, all_gpus(), this_cpu(config), timed=lambda *_: untimed)
     batch = plan.choice.batch
-    parts = set_up(config, data, batch.micro_batch_size)
+    parts = set_up(config, data, batch.settings)
     trial = Trial(plan.job, plan.choice.setting, config, print)
     lengths = row_lengths(config, batch.micro_batch_size)
     ours, runs = list[float](), list[float]()

@@ -217,7 +217,7 @@ def test_memory_runs_out_at_three_quarters(tmp_path: Path) -> None:
         bench, contender = ours(folder, "short", rows, **saving)
         short = contender.run(Later().faults())
         begun = events_of(bench.workspace, AttemptStarted)
-        assert [event.micro_batch_size for event in begun] == [BATCH, BATCH // 2]
+        assert [event.batch.micro_batch_size for event in begun] == [BATCH, BATCH // 2]
         assert max(event.step for event in events_of(bench.workspace, TrainingStep)) == STEPS
         again = sum(
             span.seconds

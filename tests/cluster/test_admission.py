@@ -12,6 +12,7 @@ import secrets
 import pytest
 import yaml
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.cluster import Cluster, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.shared.image import TRAIN_IMAGE
@@ -76,7 +77,7 @@ def job(kind=TrainJob, **pods):
         run_id="abuse",
         config="",
         data="",
-        micro_batch_size=1,
+        batch=BatchSettings(1),
         gradient_accumulation_steps=1,
     )
     claim = {"name": "data", "persistentVolumeClaim": {"claimName": NAME}}

@@ -13,6 +13,7 @@ import yaml
 from kubernetes import client
 
 from steadytrain.components.shared import patience
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.cluster import POD, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -78,7 +79,7 @@ def launch(account, tmp_path, monkeypatch):
         run_id=run,
         config="",
         data="",
-        micro_batch_size=1,
+        batch=BatchSettings(1),
         gradient_accumulation_steps=1,
     )
     job = TrainJob(

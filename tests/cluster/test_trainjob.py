@@ -208,7 +208,7 @@ def test_run_continues_on_fewer_nodes_if_capacity_is_lost_for_good(launched, und
     begun = launched.events(run, AttemptStarted)
     assert [event.nodes for event in begun] == [2, 2, 1]
     batches = [
-        event.micro_batch_size * event.gradient_accumulation_steps * event.world_size
+        event.batch.micro_batch_size * event.gradient_accumulation_steps * event.world_size
         for event in begun
     ]
     assert batches == [8, 8, 8]

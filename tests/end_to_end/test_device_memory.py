@@ -80,7 +80,7 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
     short, outcome = run("short", 8, limit=between)
     assert outcome.succeeded, outcome
     begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [8, 4]
+    assert [item.batch.micro_batch_size for item in begun] == [8, 4]
     assert events_of(short, AttemptEnded)[0].failure_class == "gpu_oom"
     (decision,) = events_of(short, DecisionMade)
     assert (decision.action, decision.fallback) == ("retry_changed", "smaller micro-batch")
@@ -88,7 +88,7 @@ def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
 
     later, outcome = run("later", 8, limit=between)
     assert (outcome.outcome, outcome.attempts) == ("finished", 1)
-    assert events_of(later, AttemptStarted)[0].micro_batch_size == 4
+    assert events_of(later, AttemptStarted)[0].batch.micro_batch_size == 4
     (warned,) = events_of(later, Warned)
     assert "training.micro_batch_size = 8 is an upper bound" in warned.message
     assert len(events_of(later, TrainingStep)) == 3
@@ -124,9 +124,10 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
     undisturbed, _ = run_out("undisturbed", **large)
     short, launcher = run_out("short", *PHASES, **large)
     begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [4, 2, 1, 1, 1]
-    assert [item.gradient_checkpointing for item in begun] == [False, False, False, True, True]
-    assert [item.strategy for item in begun] == ["ddp"] * 4 + ["fsdp"]
+    batches = [item.batch for item in begun]
+    assert [batch.micro_batch_size for batch in batches] == [4, 2, 1, 1, 1]
+    assert [batch.gradient_checkpointing for batch in batches] == [False] * 3 + [True] * 2
+    assert [batch.strategy for batch in batches] == ["ddp"] * 4 + ["fsdp"]
     ended = events_of(short, AttemptEnded)
     assert [item.failure_class for item in ended] == ["gpu_oom"] * 4 + [""]
     assert launcher.exits[:4] == [{0: 1, 1: 1}] * 4, "nobody had to be killed"
@@ -151,7 +152,7 @@ def test_who_has_chosen_deepspeed_goes_down_its_stages(run_out):
     undisturbed, _ = run_out("undisturbed", **small)
     short, _ = run_out("short", "forward:0", "backward:1", **small)
     begun = events_of(short, AttemptStarted)
-    assert [item.strategy for item in begun] == ["zero1", "zero2", "zero3"]
+    assert [item.batch.strategy for item in begun] == ["zero1", "zero2", "zero3"]
     fallbacks = [item.fallback for item in events_of(short, DecisionMade)]
     assert fallbacks == ["DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3"]
     assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-4)

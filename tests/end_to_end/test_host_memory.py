@@ -116,7 +116,7 @@ def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_p
     assert "control group" in killed.message
     (decision,) = events_of(short, DecisionMade)
     assert decision.fallback == "no snapshot in host memory"
-    begun = events_of(short, AttemptStarted)
+    begun = [item.batch for item in events_of(short, AttemptStarted)]
     assert [(item.snapshot, item.micro_batch_size) for item in begun] == [(True, 8), (False, 8)]
     in_place = [item for item in events_of(short, CheckpointSaved) if item.attempt == 2]
     assert {item.step for item in in_place} >= {4, 6}
@@ -138,7 +138,7 @@ def test_the_kernel_kills_a_rank_until_its_micro_batch_is_small_enough(data, tra
         short = train("short", data, group, model, max_steps=2, micro_batch_size=LARGER)
 
     begun = events_of(short, AttemptStarted)
-    assert [item.micro_batch_size for item in begun] == [LARGER, LARGER, LARGER // 2]
+    assert [item.batch.micro_batch_size for item in begun] == [LARGER, LARGER, LARGER // 2]
     assert [item.failure_class for item in events_of(short, AttemptEnded)] == [
         "host_oom",
         "host_oom",

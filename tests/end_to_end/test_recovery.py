@@ -115,7 +115,7 @@ def test_run_continues_after_a_launched_rank_is_killed(bench):
     assert min(times.useful, times.lost, times.waiting) > 0
     first_attempt, second = events_of(run.workspace, AttemptStarted)
     assert second.resumed_from_step >= 4
-    assert second.micro_batch_size == first_attempt.micro_batch_size
+    assert second.batch.micro_batch_size == first_attempt.batch.micro_batch_size
     (decision,) = events_of(run.workspace, DecisionMade)
     assert decision.action == "retry"
     assert "nothing changes" in decision.reason
@@ -132,7 +132,7 @@ def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     begun = events_of(killed.workspace, AttemptStarted)
     assert begun[1].resumed_from_step == 4
-    assert [event.strategy for event in begun] == [strategy] * 2
+    assert [event.batch.strategy for event in begun] == [strategy] * 2
     assert weights_digest(killed.workspace) == weights_digest(whole.workspace)
 
 

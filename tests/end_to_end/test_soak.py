@@ -251,7 +251,7 @@ def test_memory_runs_out_among_other_faults(disturb, draw, tmp_path):
         data=long_data(tmp_path / "data"),
         model={"config": WIDE},
     )
-    sizes = [event.micro_batch_size for event in events_of(disturbed, AttemptStarted)]
+    sizes = [event.batch.micro_batch_size for event in events_of(disturbed, AttemptStarted)]
     walked = sorted(set(sizes), reverse=True)
     # At least two reductions: a later rank may use more address space between its steps and hit the
     # limit again.

@@ -15,12 +15,14 @@ from safetensors.torch import load_file
 from steadytrain.components.train.checkpoint import Checkpoint
 
 from support import strategies
+from support.plugins import install_example
 from support.strategies import MIDDLE, STEPS, Case, middle, train
 from support.training import TEST_ENVIRONMENT, rank_command
 
 ADAPTED = ("lora", "lora-fsdp", "lora-zero3")
 CASES = [
     *(Case(name, name, "single") for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")),
+    Case("plugin", "fsdp_keep", "single"),
     *(Case(name, name.partition("-")[2] or "ddp", "single-lora", bucket=2000) for name in ADAPTED),
     Case("zero3-small-bucket", "zero3", "single", bucket=2000),
 ]
@@ -50,9 +52,10 @@ def ended(root, alone):
     """Run all strategies on two ranks; return the losses by case, training run and step."""
     cases = [{**asdict(case), "sections": sections(root, case.name)} for case in CASES]
     (root / "cases.json").write_text(json.dumps(cases))
+    path = f"{Path(__file__).parents[1]}:{install_example(root / 'example')}"
     done = subprocess.run(
         rank_command(2, strategies.__file__, str(root), str(root / "cases.json")),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=800,

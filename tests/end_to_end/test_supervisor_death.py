@@ -147,7 +147,7 @@ def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(ben
                 AttemptStarted(
                     attempt=spec.attempt,
                     world_size=1,
-                    micro_batch_size=spec.micro_batch_size,
+                    batch=spec.batch,
                     gradient_accumulation_steps=spec.gradient_accumulation_steps,
                     inputs=inputs_digest(run.config, run.data),
                 )

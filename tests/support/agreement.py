@@ -23,6 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.train.checkpoint.store import CheckpointStore
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.reporter import Reporter
@@ -111,8 +112,10 @@ def by_trainer(folder: Path, parts: Parts, initial: Mapping[str, torch.Tensor]) 
             **RECIPE,
             optim="adamw_torch",
             label_smoothing_factor=smoothing,
-            per_device_train_batch_size=parts.micro_batch_size,
-            gradient_accumulation_steps=GLOBAL_BATCH // parts.micro_batch_size // parts.world_size,
+            per_device_train_batch_size=parts.batch.micro_batch_size,
+            gradient_accumulation_steps=GLOBAL_BATCH
+            // parts.batch.micro_batch_size
+            // parts.world_size,
             train_sampling_strategy="sequential",
             remove_unused_columns=False,
             use_cpu=True,
@@ -130,7 +133,7 @@ def trainer_order(parts: Parts) -> Iterator[int]:
 
     Trainer deals complete micro-batches to the ranks in turn; our ranks have contiguous shares.
     """
-    micro, own = parts.micro_batch_size, GLOBAL_BATCH // parts.world_size
+    micro, own = parts.batch.micro_batch_size, GLOBAL_BATCH // parts.world_size
     for step in range(STEPS):
         batch = parts.order.take(step * GLOBAL_BATCH, GLOBAL_BATCH)
         for part in range(0, own, micro):
@@ -167,7 +170,8 @@ def main(folder: Path) -> None:
         )
         for state in (AcceleratorState, GradientState):
             state._reset_state()
-        parts = set_up(bench.config, data, GLOBAL_BATCH // accumulation // world_size)
+        batch = BatchSettings(GLOBAL_BATCH // accumulation // world_size)
+        parts = set_up(bench.config, data, batch)
         initial = {name: item.clone() for name, item in parts.module.state_dict().items()}
         found[name] = [ours(bench, parts), by_trainer(folder, parts, initial)]
     if rank == 0:

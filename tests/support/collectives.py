@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.setup import set_up
@@ -43,7 +44,7 @@ def _rank(told: Path, strategy: str, model: dict[str, Any], accumulate: int) -> 
         training={"global_batch_size": RANKS * MICRO_BATCH * accumulate, "max_steps": 3},
         compute={"nproc_per_node": RANKS, "device": "cpu"},
     )
-    parts = set_up(bench.config, bench.data, MICRO_BATCH, strategy=strategy)
+    parts = set_up(bench.config, bench.data, BatchSettings(MICRO_BATCH, strategy=strategy))
     data = Prefetch(parts)
     for step in range(parts.steps):
         own = data.take(step)

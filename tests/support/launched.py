@@ -169,7 +169,7 @@ class Launched:
         return [event.failure_class for event in self.ended(run)]
 
     def micro_batches(self, run: str) -> list[int]:
-        return [event.micro_batch_size for event in self.events(run, AttemptStarted)]
+        return [event.batch.micro_batch_size for event in self.events(run, AttemptStarted)]
 
     def until(self, run: str, kind: type[E], met: Callable[[E], bool], seconds: float = 600) -> E:
         """Wait for the first event of a kind that meets a condition, and return it."""

@@ -21,8 +21,8 @@ from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.plan.dry_run import dry_run
+from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.train.loop.setup import make_ready
 
 from support.forked import on_ranks
@@ -84,8 +84,11 @@ def measured_peak(case: Case) -> int:
             config,
             accelerator,
             module,
-            gradient_checkpointing=setting.recompute,
-            strategy=REPLICATED if setting.strategy == "single" else setting.strategy,
+            BatchSettings(
+                setting.micro_batch,
+                gradient_checkpointing=setting.recompute,
+                strategy=REPLICATED if setting.strategy == "single" else setting.strategy,
+            ),
         )
         strategy.model.train()
         batch, parts = _batch(case), 2 if setting.accumulates else 1

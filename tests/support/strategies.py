@@ -18,7 +18,7 @@ from typing import Any
 from accelerate.state import AcceleratorState, GradientState
 
 from steadytrain.components.memory import buckets
-from steadytrain.components.sizing.batch import REPLICATED
+from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.reporter import Reporter
@@ -63,7 +63,8 @@ def train(
     )
     for state in (AcceleratorState, GradientState):
         state._reset_state()
-    parts = set_up(bench.config, data, MICRO_BATCH, strategy=strategy, offload=offload)
+    batch = BatchSettings(MICRO_BATCH, strategy=strategy, offload=offload)
+    parts = set_up(bench.config, data, batch)
     stream = bench.workspace.stream("train") if rank == 0 else None
     store = CheckpointStore(bench.workspace.checkpoints, keep=9)
     training = Training(parts, store, Reporter(stream, 1), StopRequests(None))

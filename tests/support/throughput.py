@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from steadytrain.components.preprocess.pack import best_fit
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import TrainingStep
 
 from support.timed import Found, in_processes, measured
@@ -126,7 +127,7 @@ def train_ours(bench: Bench, micro_batch: int, loss: Any) -> Found:
 
     bench.workspace.create()
     ranks, training = bench.config.compute.nproc_per_node, bench.config.training
-    parts = set_up(bench.config, bench.data, micro_batch, strategy="ddp" if ranks > 1 else "single")
+    parts = set_up(bench.config, bench.data, BatchSettings(micro_batch))
     assert not parts.remarks, parts.remarks
     store = CheckpointStore(bench.workspace.checkpoints, keep=1)
     stream = bench.workspace.stream("train") if parts.rank == 0 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -21,7 +22,7 @@ def started(attempt: int) -> AttemptStarted:
         time=BEGAN + 1000 * attempt,
         attempt=attempt,
         world_size=2,
-        micro_batch_size=4,
+        batch=BatchSettings(4),
         gradient_accumulation_steps=3,
     )
 

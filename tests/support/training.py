@@ -15,13 +15,14 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file
 
+from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.batch import REPLICATED, plan_batch
+from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
 from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.loop.order import RowOrder
@@ -214,11 +215,13 @@ class Bench:
             run_id=self.config.run_id,
             config=str(self.workspace.config),
             data=str(self.root / "data.json"),
-            micro_batch_size=plan.micro_batch_size,
+            batch=BatchSettings(
+                plan.micro_batch_size,
+                gradient_checkpointing=training.gradient_checkpointing,
+                strategy=_strategy(self.config),
+                offload=self.config.compute.offload,
+            ),
             gradient_accumulation_steps=plan.gradient_accumulation_steps,
-            gradient_checkpointing=training.gradient_checkpointing,
-            strategy=_strategy(self.config),
-            offload=self.config.compute.offload,
             resume_from=str(resume_from or ""),
         ).save(folder / "spec.json")
         return folder

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
@@ -140,7 +141,7 @@ class Writer:
             AttemptStarted,
             attempt=number,
             world_size=2,
-            micro_batch_size=8,
+            batch=BatchSettings(8),
             gradient_accumulation_steps=2,
             resumed_from_step=first or None,
             decisions=[

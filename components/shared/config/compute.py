@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Seconds, Section, at_odds
+from steadytrain.components.shared.config.strategies import (
+    AUTO,
+    Offload,
+    check_strategy,
+    strategies_that_offload,
+    strategy_spec,
+)
 
 
 def _as_text(value: object) -> object:
@@ -21,14 +28,6 @@ Quantity = Annotated[
 ]
 """A quantity in Kubernetes notation: 500m, 4, 16Gi."""
 
-Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
-Offload = Literal["none", "optimizer", "all"]
-Sharding = Literal["fsdp", "zero1", "zero2", "zero3"]
-SHARDING: Final[tuple[Sharding, ...]] = ("fsdp", "zero1", "zero2", "zero3")
-"""Strategies in which no rank holds the complete state."""
-OFFLOADING: Final = {"optimizer": ("zero1", "zero2", "zero3"), "all": ("fsdp", "zero3")}
-"""Strategies that support each kind of offload. FSDP moves weights, gradients and optimizer state
-together or not at all."""
 _WITHIN_LAYERS = {"tensor_parallel", "pipeline_parallel", "model_parallel", "tp", "pp"}
 
 Cores = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
@@ -135,12 +134,12 @@ class ComputeConfig(Section):
         description="CPU threads of each rank. None means the node's cores divided by its ranks. "
         "In a training pod, only the cores that it requests count.",
     )
-    strategy: Strategy = Field(
-        "auto",
+    strategy: Annotated[str, AfterValidator(check_strategy)] = Field(
+        AUTO,
         description="How ranks share the work and the memory. ddp: each rank has the complete "
         "model; zero1, zero2, zero3 (DeepSpeed): ranks shard the optimizer state, also the "
         "gradients, also the weights; fsdp (PyTorch): ranks shard all three; auto: single on one "
-        "rank, otherwise ddp.",
+        "rank, otherwise ddp. Installed packages may add others.",
     )
     offload: Offload = Field(
         "none",
@@ -183,24 +182,27 @@ class ComputeConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _single_is_one_rank(self) -> ComputeConfig:
-        if self.strategy == "single" and self.world_size > 1:
+    def _ranks_are_not_too_many(self) -> ComputeConfig:
+        most = None if self.strategy == AUTO else strategy_spec(self.strategy).max_ranks
+        if most is not None and self.world_size > most:
             raise at_odds(
                 "compute.strategy",
                 self.strategy,
-                f"it runs one rank, and compute asks for {self.world_size}",
-                "use ddp or a sharding strategy, or set nodes and nproc_per_node to 1",
+                f"it has {'one rank' if most == 1 else f'at most {most} ranks'}, and compute asks "
+                f"for {self.world_size}",
+                "take ddp, or one that shards, or lower nodes x nproc_per_node",
             )
         return self
 
     @model_validator(mode="after")
     def _only_what_is_sharded_is_offloaded(self) -> ComputeConfig:
-        if self.offload != "none" and self.strategy not in OFFLOADING[self.offload]:
+        offloads = () if self.strategy == AUTO else strategy_spec(self.strategy).offloads
+        if self.offload not in ("none", *offloads):
             raise at_odds(
                 "compute.offload",
                 self.offload,
                 f"compute.strategy {self.strategy} cannot do that",
-                f"use one of these: {', '.join(OFFLOADING[self.offload])}",
+                f"one of these can: {', '.join(strategies_that_offload(self.offload))}",
             )
         return self
 

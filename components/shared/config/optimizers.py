@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.training import TrainingConfig
 
 DEFAULT: Final[str] = TrainingConfig.model_fields["optim"].default
-Feature = Literal["cpu", "bf16", "fp16", "fsdp", "zero1", "zero2", "zero3"]
-"""What a spec can rule out: a device, a precision, or a strategy that shards the state. Offloading
-updates weights on the CPU."""
 
 
 class Build(Protocol):
@@ -59,7 +56,9 @@ class OptimizerSpec:
     tensors: the tensors in `optimizer.state[parameter]`, apart from scalars.
     scalars: keys of its tensors with a single value and no dimension, such as "step".
     numbers: keys of its Python numbers.
-    unsupported: for each feature that the optimizer does not support, why.
+    unsupported: for each feature that the optimizer does not support, why. A feature is "cpu",
+        "bf16", "fp16", the name of a strategy, or "sharding" for every strategy that shards the
+        state. Offloading updates weights on the CPU.
     update_bytes: memory that an update needs in addition, for each trained weight.
     scaled_update_bytes: the same with a loss scaler.
     allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.
@@ -71,7 +70,7 @@ class OptimizerSpec:
     tensors: tuple[StateTensor, ...] = ()
     scalars: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
-    unsupported: Mapping[Feature, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     update_bytes: float = 0.0
     scaled_update_bytes: float = 0.0
     allocate: Callable[[Any, Any], None] | None = None

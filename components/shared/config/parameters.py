@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import yaml
 
@@ -16,18 +17,83 @@ from steadytrain.components.shared.config.load import load
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.errors import BadInput
 
-FIELDS = {
-    "run": "run",
-    "output": "output",
-    "data_source": "data.source",
-    "base_model": "model.base",
-    "global_batch_size": "training.global_batch_size",
-    "learning_rate": "training.learning_rate",
-    "num_train_epochs": "training.num_train_epochs",
-}
-"""Configuration field for each pipeline parameter."""
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the pipelines, as their form shows it.
+
+    default: its type is the parameter's type.
+    field: the configuration field that it sets; "" if it sets none of its own.
+    """
+
+    name: str
+    default: str | int | float | dict[str, Any]
+    description: str
+    field: str = ""
 
 
+PARAMETERS: Final = (
+    Parameter(
+        "config",
+        "causal-lm",
+        "Name of a preset (causal-lm, chat, sequence-classification), or a complete configuration "
+        "as YAML text.",
+    ),
+    Parameter(
+        "run",
+        "",
+        "Name of the run. The same name continues the same run. Empty: derived from the "
+        "configuration. An asterisk in it is replaced with the start of KFP's own run id, so that "
+        "each start is a new run, as a schedule needs.",
+        "run",
+    ),
+    Parameter(
+        "output",
+        "/mnt/steadytrain",
+        "Folder on the volume for data, checkpoints and reports.",
+        "output",
+    ),
+    Parameter(
+        "data_source",
+        "",
+        "Files, folders, globs, s3:// addresses or hub:NAME, separated by commas.",
+        "data.source",
+    ),
+    Parameter(
+        "base_model",
+        "",
+        "Folder, s3:// address, hub:NAME or models:/NAME@ALIAS to start from.",
+        "model.base",
+    ),
+    Parameter(
+        "global_batch_size",
+        0,
+        "Sequences per optimizer step, over all ranks. 0: as configured.",
+        "training.global_batch_size",
+    ),
+    Parameter(
+        "learning_rate",
+        0.0,
+        "Peak learning rate. 0: as configured, or by the rules if the configuration leaves it "
+        "open.",
+        "training.learning_rate",
+    ),
+    Parameter(
+        "num_train_epochs",
+        0.0,
+        "Passes over the training data. 0: as configured.",
+        "training.num_train_epochs",
+    ),
+    Parameter("overrides", {}, 'Any other field, such as {"training.max_steps": 100}.'),
+    Parameter(
+        "volume",
+        "steadytrain",
+        "Claim of the volume that all steps share, mounted at /mnt/steadytrain.",
+    ),
+)
+"""Every parameter of the pipelines, in the order of the form."""
+FIELDS: Final = {item.name: item.field for item in PARAMETERS if item.field}
+"""Configuration field for each pipeline parameter that sets one."""
 EACH = "*"
 """In the parameter `run`, this makes each execution of the pipeline a new run."""
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
-from steadytrain.components.shared.config.compute import SHARDING, ComputeConfig
+from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -21,9 +21,10 @@ from steadytrain.components.shared.config.evaluation import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.model import ModelConfig
-from steadytrain.components.shared.config.optimizers import DEFAULT, Feature, optimizer_spec
+from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
+from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
 
 SCHEMA_VERSION: Final = 1
@@ -97,14 +98,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _not_everything_is_sharded(self) -> Self:
-        strategy, field = self.compute.strategy, self.unsharded
-        if field and strategy in SHARDING:
+    def _strategy_supports_it(self) -> Self:
+        strategy = self.compute.strategy
+        setting = "" if strategy == AUTO else self.not_supported_by(strategy)
+        if setting:
             raise at_odds(
                 "compute.strategy",
                 strategy,
-                f"it cannot be combined with {field}, which does not support sharding",
-                "use ddp, or change that field",
+                f"it does not support {setting}: {strategy_spec(strategy).unsupported[setting]}",
+                f"use ddp, or change {setting.partition(' ')[0]}",
             )
         return self
 
@@ -117,17 +119,18 @@ class RunConfig(Section):
                     "training.optim",
                     self.training.optim,
                     f"{why}, and {field} is {value}",
-                    f"take {DEFAULT}, or change {field}",
+                    f"use {DEFAULT}, or change {field}",
                 )
         return self
 
-    def _features(self) -> Iterator[tuple[Feature, str, str]]:
+    def _features(self) -> Iterator[tuple[str, str, str]]:
         """Yield what an optimizer may not support, and the field and value that ask for it."""
         training, compute = self.training, self.compute
         if compute.device == "cpu":
             yield "cpu", "compute.device", "cpu"
-        if compute.strategy in SHARDING:
-            yield compute.strategy, "compute.strategy", compute.strategy
+        if compute.strategy != AUTO:
+            for feature in sorted(strategy_features(compute.strategy)):
+                yield feature, "compute.strategy", compute.strategy
         if compute.offload != "none":
             yield "cpu", "compute.offload", compute.offload
         if training.bf16:
@@ -143,7 +146,7 @@ class RunConfig(Section):
                 "training.learning_rate",
                 peak,
                 f"training.lr_scheduler_type {kind} ends with {last}",
-                "take a higher one, or another training.lr_scheduler_type",
+                "use a higher one, or another training.lr_scheduler_type",
             )
         return self
 
@@ -213,27 +216,34 @@ class RunConfig(Section):
             found.append(("training.optim", optim, DEFAULT))
         return found
 
-    def conflict_with(self, feature: Feature) -> str:
-        """Return the setting that does not support a feature, as field and value; "" if none."""
-        if feature in SHARDING and self.unsharded:
-            return self.unsharded
-        optim = self.training.optim
-        return f"training.optim {optim}" if feature in optimizer_spec(optim).unsupported else ""
+    def conflict_with(self, feature: str) -> str:
+        """Return the setting that does not support something, as field and value; "" if none.
 
-    @property
-    def unsharded(self) -> str:
-        """The setting that rules out sharding with any optimizer, as field and value; "" if none.
-
-        Some features need the complete state on each rank: a loss scaler needs complete gradients,
-        and a compiled graph complete weights. Frozen parts in a special format are no longer
-        weights that can be sharded.
+        Args:
+            feature: the name of a strategy, or "cpu".
         """
-        if self.training.torch_compile:
-            return "training.torch_compile"
-        if self.training.fp16:
-            return "training.fp16"
-        kind = self.model.adapter.kind
-        return f"model.adapter.kind {kind}" if kind == "qlora" else self.model.adapter.lightened
+        setting, needed = "", {feature}
+        if feature != "cpu":
+            setting, needed = self.not_supported_by(feature), strategy_features(feature)
+        optim = self.training.optim
+        if not setting and needed & optimizer_spec(optim).unsupported.keys():
+            setting = f"training.optim {optim}"
+        return setting
+
+    def not_supported_by(self, strategy: str) -> str:
+        """Return the setting that a strategy does not support, apart from the optimizer.
+
+        As field and value; "" if there is none.
+        """
+        training, adapter = self.training, self.model.adapter
+        settings = [
+            *(["training.torch_compile"] if training.torch_compile else []),
+            *(["training.fp16"] if training.fp16 else []),
+            f"model.adapter.kind {adapter.kind}",
+            adapter.lightened,
+        ]
+        unsupported = strategy_spec(strategy).unsupported
+        return next((setting for setting in settings if setting in unsupported), "")
 
     @property
     def run_id(self) -> str:

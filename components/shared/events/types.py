@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
+from steadytrain.components.shared.batch import BatchSettings
+
 Level = Literal["info", "warn", "error", "fatal"]
 AttemptOutcome = Literal["finished", "early_stopped", "pruned", "preempted", "failed", "stopped"]
 
@@ -99,24 +101,18 @@ class AttemptStarted(Event):
     inputs: digest of everything that determines the result (data, model, training).
     device: name of the device that the ranks compute on, "cpu" for a processor; "" if it was not
         checked.
-    snapshot: whether checkpoints are copied to host memory before they are written.
-    strategy, offload: how the ranks share the state, and which part of it the host keeps.
     decisions: how the work is divided, as fields of `Decision`.
     """
 
     name: ClassVar[str] = "attempt_started"
     attempt: int
     world_size: int
-    micro_batch_size: int
+    batch: BatchSettings
     gradient_accumulation_steps: int
     resumed_from_step: int | None = None
     inputs: str = ""
-    gradient_checkpointing: bool = False
     device: str = ""
-    snapshot: bool = True
     nodes: int = 1
-    strategy: str = "ddp"
-    offload: str = "none"
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -150,8 +146,7 @@ class DecisionMade(Event):
     """The supervisor decided what to do after a failed attempt.
 
     attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
-    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: the settings of all later
-        attempts, if they change.
+    batch: the limits of all later attempts; None if the decision sets none.
     fallback: the OOM fallback, if the decision was to use one.
     nodes: number of nodes for later attempts, if some were unavailable.
     skipped_batch: a global batch that is skipped from now on, by its position in the order.
@@ -166,11 +161,7 @@ class DecisionMade(Event):
     action: str
     reason: str
     delay_seconds: float = 0.0
-    micro_batch_size: int | None = None
-    gradient_checkpointing: bool = False
-    snapshot: bool = True
-    strategy: str = ""
-    offload: str = "none"
+    batch: BatchSettings | None = None
     fallback: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
@@ -327,13 +318,21 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 LATEST = 253_402_300_799.0
 """The end of the year 9999, the limit of calendar functions."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
+_BATCH = tuple(item.name for item in dataclasses.fields(BatchSettings))
 
 
 def to_json(event: Event, *, job_id: str) -> str:
-    """Return one line of JSON: event, level, job_id, and the event's own fields."""
+    """Return one line of JSON: event, level, job_id, and the event's own fields.
+
+    The fields of `batch` are beside the others, and null if there is none.
+    """
     content: dict[str, Any] = {"event": event.name, "level": event.level, "job_id": job_id}
+    content |= vars(event)
+    if "batch" in content:
+        batch = content.pop("batch")
+        content |= vars(batch) if batch else dict.fromkeys(_BATCH)
     # Python writes NaN and Infinity, which a diverged loss needs. All readers use Python too.
-    return _encode(content | vars(event))
+    return _encode(content)
 
 
 _RENAMED = {"rung": "fallback"}
@@ -355,10 +354,21 @@ def from_json(line: str) -> Event:
         raise ValueError(f"no known event in {line[:80]!r}")
     content.update({new: content[old] for old, new in _RENAMED.items() if old in content})
     validator, known = _validator(name)
+    if "batch" in known:
+        content["batch"] = _batch(name, content)
     event = validator.validate_python({key: content[key] for key in known if key in content})
     if not 0 <= event.time <= LATEST:
         raise ValueError(f"an event with an impossible time: {event.time}")
     return event
+
+
+def _batch(name: str, content: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of the batch settings; None if the event has none."""
+    found = {field: content[field] for field in _BATCH if field in content}
+    if name == DecisionMade.name:
+        # A decision that names no strategy keeps the one in use.
+        found.setdefault("strategy", "")
+    return found if found.get("micro_batch_size") is not None else None
 
 
 @functools.cache

@@ -163,7 +163,7 @@ def _params(event: Event) -> Iterator[tuple[str, str]]:
         yield from flatten(
             {
                 "world_size": event.world_size,
-                "micro_batch_size": event.micro_batch_size,
+                "micro_batch_size": event.batch.micro_batch_size,
                 "gradient_accumulation_steps": event.gradient_accumulation_steps,
                 "resumed_from_step": event.resumed_from_step,
             }

@@ -39,7 +39,7 @@ def _with_each_field_once(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Defe
         return fields
     names = [name for name, _ in pairs]
     twice = next(name for name in names if names.count(name) > 1)
-    return Defect("bad_format", f"the field {twice[:80]!r} stands twice")
+    return Defect("bad_format", f"the field {twice[:80]!r} appears twice")
 
 
 STRICT_JSON: Final = json.JSONDecoder(object_pairs_hook=_with_each_field_once)

@@ -79,7 +79,7 @@ class LearnerTraining:
             on_saved=self._saved,
             on_wait=lambda: heartbeat.beat("save"),
             on_warning=reporter.warn,
-            snapshot=spec.snapshot,
+            snapshot=spec.batch.snapshot,
         )
         self._tokens = self._reported_tokens = 0
         self._seconds = 0.0

@@ -35,7 +35,8 @@ def take_share(parts: Parts, step: int) -> RankBatches:
     position = batch_at(step, parts.skipped_batches) * size
     indices = share(parts.order.take(position, size), parts.rank, parts.world_size)
     rows = [parts.train[index] for index in indices]
-    batches = [parts.task.collate(part) for part in micro_batches(rows, parts.micro_batch_size)]
+    micro = parts.batch.micro_batch_size
+    batches = [parts.task.collate(part) for part in micro_batches(rows, micro)]
     weight = sum(map(parts.task.weight, batches))
     tokens = sum(map(parts.task.cost, rows))
     padded = getattr(parts.task, "padded", "")

@@ -48,10 +48,7 @@ class Rank(RankProcess):
         parts = set_up(
             config,
             self.data,
-            spec.micro_batch_size,
-            gradient_checkpointing=spec.gradient_checkpointing,
-            strategy=spec.strategy,
-            offload=spec.offload,
+            spec.batch,
             skipped_batches=spec.skipped_batches,
             recipe=spec.recipe,
         )
@@ -62,7 +59,6 @@ class Rank(RankProcess):
             Reporter(stream, spec.attempt),
             self.requests,
             self.cadence(),
-            snapshot=spec.snapshot,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))

@@ -12,11 +12,11 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadytrain.components.memory.setting import Precision
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
-from steadytrain.components.sizing.batch import REPLICATED
 from steadytrain.components.sizing.device import refuse_what_needs_cuda
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 from steadytrain.components.tasks.adapter import attach
@@ -46,7 +46,7 @@ class Parts:
     """
 
     config: RunConfig
-    micro_batch_size: int
+    batch: BatchSettings
     accelerator: Accelerator
     task: TrainingTask
     packager: Packager
@@ -85,19 +85,15 @@ class Parts:
 def set_up(
     config: RunConfig,
     data: DataRecord,
-    micro_batch_size: int,
+    batch: BatchSettings,
     *,
-    gradient_checkpointing: bool = False,
-    strategy: str = REPLICATED,
-    offload: str = "none",
     skipped_batches: Sequence[int] = (),
     recipe: Sequence[Decision] = (),
 ) -> Parts:
     """Build this rank's model, optimizer, schedule and data.
 
     Args:
-        gradient_checkpointing: whether to recompute activations; overrides the configuration.
-        strategy, offload: as in `compute`, but never "auto"; they override the configuration.
+        batch: overrides the configuration.
         skipped_batches: global batches to skip, in ascending order.
         recipe: the decisions of an earlier attempt. If empty, they are made here, from the
             configuration and rules.
@@ -108,7 +104,7 @@ def set_up(
             ask for it.
     """
     training = config.training
-    accelerator = make_accelerator(config, offload=offload)
+    accelerator = make_accelerator(config, offload=batch.offload)
     if training.full_determinism:
         make_deterministic()
     opened = OpenTask(config, data)
@@ -130,14 +126,12 @@ def set_up(
         config.model_copy(update={"training": training}),
         accelerator,
         module,
-        gradient_checkpointing=gradient_checkpointing,
-        strategy=strategy,
-        offload=offload,
+        batch,
     )
     steps = total_steps(training, len(rows))
     return Parts(
         config=config,
-        micro_batch_size=micro_batch_size,
+        batch=batch,
         accelerator=accelerator,
         task=task,
         packager=opened.packager,
@@ -170,21 +164,18 @@ def make_ready(
     config: RunConfig,
     accelerator: Accelerator,
     module: torch.nn.Module,
-    *,
-    gradient_checkpointing: bool = False,
-    strategy: str = REPLICATED,
-    offload: str = "none",
+    batch: BatchSettings,
 ) -> Strategy:
     """Put the model on its device and create its optimizer, ready for steps.
 
     Args:
-        gradient_checkpointing, strategy, offload: as for `set_up`.
+        batch: as for `set_up`.
 
     Raises:
         BadInput, CannotRecompute: as for `set_up`.
     """
     training = config.training
-    if gradient_checkpointing:
+    if batch.gradient_checkpointing:
         recompute_activations(module, configured=training.gradient_checkpointing)
     if training.torch_compile:
         compile_layers(module)
@@ -195,8 +186,8 @@ def make_ready(
         accelerator,
         module,
         OptimizerBuilder(training, scaled=accelerator.scaler is not None),
-        strategy=strategy,
-        offload=offload,
+        strategy=batch.strategy,
+        offload=batch.offload,
     )
 
 

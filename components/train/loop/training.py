@@ -34,7 +34,6 @@ from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, agree, take_step
 from steadytrain.components.train.loop.training_component import Update
 from steadytrain.components.train.loop.validation import best_by, validate
-from steadytrain.components.train.strategy.replicated import Replicated
 
 FAILED_SECONDS: Final = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""
@@ -45,7 +44,6 @@ class Training:
 
     Args:
         cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
-        snapshot: as for `Saver`.
     """
 
     def __init__(
@@ -55,8 +53,6 @@ class Training:
         reporter: Reporter,
         requests: StopRequests,
         cadence: Cadence | None = None,
-        *,
-        snapshot: bool = True,
     ) -> None:
         self.cadence = cadence
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
@@ -71,7 +67,7 @@ class Training:
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
             on_warning=reporter.warn,
-            snapshot=snapshot,
+            snapshot=parts.batch.snapshot,
         )
 
     def run(self) -> AttemptOutcome:
@@ -257,10 +253,11 @@ class Training:
 
     def _with_weights_of(self, chosen: Chosen) -> torch.nn.Module:
         parts = self.parts
-        if isinstance(parts.strategy, Replicated):
+        module = parts.strategy.full_model()
+        if module is not None:
             if chosen.step != self.progress.step:
-                restore_model(parts.module, self.store.load(chosen.step, "model"))
-            return parts.module
+                restore_model(module, self.store.load(chosen.step, "model"))
+            return module
         # Read the other ranks' shards from the checkpoint; gathering them would involve all ranks.
         module = build_module(parts.config, parts.task)
         self.store.load_into(chosen.step, module)

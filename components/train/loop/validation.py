@@ -23,8 +23,8 @@ def validate(parts: Parts) -> dict[str, float]:
     parts.module.eval()
     mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
     sums: Counter[str] = Counter()
-    for start in range(0, len(mine), parts.micro_batch_size):
-        sums.update(_sums(parts, mine[start : start + parts.micro_batch_size]))
+    for start in range(0, len(mine), parts.batch.micro_batch_size):
+        sums.update(_sums(parts, mine[start : start + parts.batch.micro_batch_size]))
     if parts.strategy.shares_weights:
         _keep_up(parts, len(mine))
     total: Counter[str] = Counter()
@@ -46,9 +46,8 @@ def _keep_up(parts: Parts, own: int) -> None:
         own: number of rows that this rank has validated.
     """
     most = math.ceil(len(parts.validation) / parts.world_size)
-    for _ in range(
-        math.ceil(own / parts.micro_batch_size), math.ceil(most / parts.micro_batch_size)
-    ):
+    micro = parts.batch.micro_batch_size
+    for _ in range(math.ceil(own / micro), math.ceil(most / micro)):
         _sums(parts, [0])
 
 

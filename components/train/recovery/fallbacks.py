@@ -6,12 +6,13 @@ learning rates and the number of steps stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
-from steadytrain.components.shared.config.optimizers import Feature
-from steadytrain.components.sizing.batch import REPLICATED, BatchPlan
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config.strategies import strategy_spec
+from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History
@@ -21,100 +22,112 @@ from steadytrain.components.train.recovery.history import History
 class Fallback:
     """An OOM fallback: a change that needs less memory.
 
-    lower: returns the plan one step down, or None if this fallback has nothing left to reduce.
+    change: returns settings that need less memory; the same ones if nothing is left to reduce.
+    memory: the memory that it spares.
+    min_ranks: the fewest ranks that it helps.
+    before: the strategy that it replaces; "" if it works with every strategy.
+    requires: what the configuration must support: the strategy that replaces it, or "cpu".
+    needs_cuda: whether it helps only if the device has memory of its own.
     missing: why it is unavailable; "" if it is available.
     """
 
     name: str
-    lower: Callable[[BatchPlan], BatchPlan | None]
+    change: Callable[[BatchSettings], BatchSettings]
+    memory: Literal["device", "host"] = "device"
+    min_ranks: int = 1
+    before: str = ""
+    requires: str = ""
+    needs_cuda: bool = False
     missing: str = ""
 
-
-def _halved(plan: BatchPlan) -> BatchPlan | None:
-    return plan.within(plan.micro_batch_size // 2) if plan.micro_batch_size > 1 else None
-
-
-def _recomputing(plan: BatchPlan) -> BatchPlan | None:
-    return None if plan.gradient_checkpointing else replace(plan, gradient_checkpointing=True)
-
-
-def _in_place(plan: BatchPlan) -> BatchPlan | None:
-    return replace(plan, snapshot=False) if plan.snapshot else None
+    def lower(self, plan: BatchPlan) -> BatchPlan | None:
+        """Return the plan one step down; None if the fallback does not apply to it."""
+        own = plan.settings
+        if plan.world_size < self.min_ranks or self.before not in ("", own.strategy):
+            return None
+        changed = self.change(own)
+        return None if changed == own else plan.within(changed)
 
 
-def _sharding(above: str, strategy: str) -> Callable[[BatchPlan], BatchPlan | None]:
-    """Move from one strategy to the next; a single rank has no other rank to share with."""
-
-    def lower(plan: BatchPlan) -> BatchPlan | None:
-        shared = plan.strategy == above and plan.world_size > 1
-        return replace(plan, strategy=strategy) if shared else None
-
-    return lower
+def _offloaded(batch: BatchSettings) -> BatchSettings:
+    offloads = strategy_spec(batch.strategy).offloads
+    return replace(batch, offload=offloads[-1]) if offloads else batch
 
 
-def _offloading(plan: BatchPlan) -> BatchPlan | None:
-    wanted = _MOST_OFFLOADED.get(plan.strategy, plan.offload)
-    return None if plan.offload == wanted else replace(plan, offload=wanted)
+def _sharding(before: str) -> Fallback:
+    """Return the fallback from a strategy to the one that its spec names."""
+    after = strategy_spec(before).fallback
+    return Fallback(
+        strategy_spec(after).title,
+        lambda batch: replace(batch, strategy=after),
+        min_ranks=2,
+        before=before,
+        requires=after,
+    )
 
 
-_MOST_OFFLOADED = {"zero1": "optimizer", "zero2": "optimizer", "zero3": "all", "fsdp": "all"}
-FSDP = Fallback("FSDP", _sharding(REPLICATED, "fsdp"))
-# FSDP shards everything that ZeRO-3 does: these are for users who chose DeepSpeed.
-ZERO_2 = Fallback("DeepSpeed ZeRO-2", _sharding("zero1", "zero2"))
-ZERO_3 = Fallback("DeepSpeed ZeRO-3", _sharding("zero2", "zero3"))
-OFFLOAD = Fallback("CPU offload", _offloading)
-DEVICE_FALLBACKS = (
-    Fallback("smaller micro-batch", _halved),
-    Fallback("activation checkpointing", _recomputing),
-    FSDP,
-    ZERO_2,
-    ZERO_3,
-    OFFLOAD,
+_IN_PLACE: Final = Fallback(
+    "no snapshot in host memory", lambda batch: replace(batch, snapshot=False), memory="host"
 )
-"""The fallbacks for device memory, in the order in which they are tried."""
-
-HOST_FALLBACKS = (Fallback("no snapshot in host memory", _in_place),)
-"""The fallbacks for host memory. The training thread reads rows from memory-mapped files, so there
+"""The only one for host memory. The training thread reads rows from memory-mapped files, so there
 are no data loader workers to reduce."""
+_SMALLER: Final = Fallback(
+    "smaller micro-batch",
+    lambda batch: replace(batch, micro_batch_size=max(1, batch.micro_batch_size // 2)),
+)
+_RECOMPUTE: Final = Fallback(
+    "activation checkpointing", lambda batch: replace(batch, gradient_checkpointing=True)
+)
+_OFFLOAD: Final = Fallback(
+    # Offloaded weights are updated on the CPU.
+    "CPU offload",
+    _offloaded,
+    requires="cpu",
+    needs_cuda=True,
+)
+Conflict = Callable[[str], str]
+"""Returns the setting that does not support a strategy, or "cpu"; "" if none."""
 
 
-Conflict = Callable[[Feature], str]
-_NEEDED: Final[Mapping[Fallback, Feature]] = {
-    FSDP: "fsdp",
-    ZERO_2: "zero2",
-    ZERO_3: "zero3",
-    OFFLOAD: "cpu",
-}
-"""What the configuration must support. Offloaded weights are updated on the CPU."""
+def all_fallbacks(strategies: Iterable[str]) -> tuple[Fallback, ...]:
+    """Return every fallback, in the order in which they are tried.
 
-
-def no_conflict(_: Feature) -> str:
-    """Return that the configuration supports every feature."""
-    return ""
+    Args:
+        strategies: those that the run has used.
+    """
+    used = dict.fromkeys(strategies)
+    sharding = [_sharding(name) for name in used if strategy_spec(name).fallback]
+    return (_IN_PLACE, _SMALLER, _RECOMPUTE, *sharding, _OFFLOAD)
 
 
 def fallbacks_for(
-    kind: FailureClass, device: str, *, conflict_with: Conflict = no_conflict
+    kind: FailureClass,
+    device: str,
+    strategies: Iterable[str],
+    *,
+    conflict_with: Conflict = lambda _: "",
 ) -> Sequence[Fallback]:
     """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
-        conflict_with: returns the field that does not support a feature; "" if there is none.
+        strategies: as for `all_fallbacks`.
     """
-    missing = {
-        fallback: f"not with {field}"
-        for fallback, feature in _NEEDED.items()
-        if (field := conflict_with(feature))
-    }
+    spared = {"device"} if kind is FailureClass.GPU_OOM else {"host"}
     if device == CPU:
-        missing[OFFLOAD] = "this memory is host memory"
-    fallbacks = tuple(
-        replace(fallback, missing=missing[fallback]) if fallback in missing else fallback
-        for fallback in DEVICE_FALLBACKS
-    )
-    if kind is FailureClass.GPU_OOM:
-        return fallbacks
-    return (*HOST_FALLBACKS, *fallbacks) if device == CPU else HOST_FALLBACKS
+        spared.add("device")
+    return [
+        replace(fallback, missing=_missing(fallback, device, conflict_with))
+        for fallback in all_fallbacks(strategies)
+        if fallback.memory in spared
+    ]
+
+
+def _missing(fallback: Fallback, device: str, conflict_with: Conflict) -> str:
+    """Return why a fallback is unavailable; "" if it is available."""
+    if fallback.needs_cuda and device == CPU:
+        return "this memory is host memory"
+    setting = conflict_with(fallback.requires) if fallback.requires else ""
+    return f"not with {setting}" if setting else ""
 
 
 Estimate = Callable[[BatchPlan], int | None]
@@ -124,7 +137,7 @@ _WORTH: Final = 0.98
 
 def next_fallback(
     plan: BatchPlan,
-    fallbacks: Sequence[Fallback] = DEVICE_FALLBACKS,
+    fallbacks: Sequence[Fallback],
     estimate: Estimate = lambda _: None,
 ) -> tuple[Fallback, BatchPlan] | None:
     """Return the next fallback for a plan and the resulting plan, or None after the last one.

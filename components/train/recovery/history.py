@@ -46,15 +46,7 @@ class AttemptHistory:
     def plan(self) -> BatchPlan:
         """How the attempt splits the global batch."""
         started = self.started
-        return BatchPlan(
-            started.micro_batch_size,
-            started.gradient_accumulation_steps,
-            started.world_size,
-            started.gradient_checkpointing,
-            started.snapshot,
-            started.strategy,
-            started.offload,
-        )
+        return BatchPlan(started.batch, started.gradient_accumulation_steps, started.world_size)
 
     @property
     def last_step(self) -> int:
@@ -89,8 +81,8 @@ class History:
 
     @property
     def limit(self) -> DecisionMade | None:
-        """The decision whose micro-batch, activation checkpointing and snapshot still apply."""
-        limits = [item for item in self.decisions if item.micro_batch_size is not None]
+        """The decision whose batch settings still apply."""
+        limits = [item for item in self.decisions if item.batch is not None]
         return limits[-1] if limits else None
 
     @property

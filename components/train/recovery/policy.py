@@ -25,17 +25,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.fallbacks import (
-    HOST_FALLBACKS,
     Conflict,
     Estimate,
     fallbacks_for,
     next_fallback,
-    no_conflict,
     what_came_of_it,
 )
 from steadytrain.components.train.recovery.history import History
@@ -51,8 +50,7 @@ class RecoveryDecision:
     action: retry unchanged, retry changed, or stop.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
-    micro_batch_size, gradient_checkpointing, snapshot, strategy, offload: limits for a changed
-        retry and all later attempts; the global batch stays the same.
+    batch: the limits of a changed retry and all later attempts; the global batch stays the same.
     fallback: the OOM fallback, if the decision is one.
     skipped_batch, learning_rate_scale: the responses to a divergence.
     nodes: how many are left, if some are missing.
@@ -62,11 +60,7 @@ class RecoveryDecision:
     action: Literal["retry", "retry_changed", "stop"]
     reason: str
     delay_seconds: float = 0.0
-    micro_batch_size: int | None = None
-    gradient_checkpointing: bool = False
-    snapshot: bool = True
-    strategy: str = ""
-    offload: str = "none"
+    batch: BatchSettings | None = None
     fallback: str = ""
     skipped_batch: int | None = None
     learning_rate_scale: float = 1.0
@@ -80,7 +74,7 @@ def decide(
     settings: RecoveryConfig = RecoveryConfig(),  # noqa: B008  immutable
     run_id: str = "",
     *,
-    conflict_with: Conflict = no_conflict,
+    conflict_with: Conflict = lambda _: "",
     estimate: Estimate = lambda _: None,
     fallbacks: bool = True,
 ) -> RecoveryDecision:
@@ -143,13 +137,15 @@ def _lower(
     history: History, failure: Failure, conflict_with: Conflict, estimate: Estimate
 ) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
+    strategies = [attempt.started.batch.strategy for attempt in history.attempts]
     device = history.attempts[-1].started.device
-    fallbacks = fallbacks_for(kind, device, conflict_with=conflict_with)
+    fallbacks = fallbacks_for(kind, device, strategies, conflict_with=conflict_with)
     # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
     found = next_fallback(plan, fallbacks, known)
     if found is None:
-        if fallbacks is HOST_FALLBACKS:
+        if all(item.memory == "host" for item in fallbacks):
+            # Other processes may have used up the memory beside a GPU, so the run retries.
             return None
         told = [*what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
         tried = "; ".join(filter(None, told))
@@ -159,11 +155,7 @@ def _lower(
         "retry_changed",
         f"{kind}: {fallback.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
         f"batch stays {plan.global_batch_size}",
-        micro_batch_size=lowered.micro_batch_size,
-        gradient_checkpointing=lowered.gradient_checkpointing,
-        snapshot=lowered.snapshot,
-        strategy=lowered.strategy,
-        offload=lowered.offload,
+        batch=lowered.settings,
         fallback=fallback.name,
     )
 

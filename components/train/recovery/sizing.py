@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.decision import Decision, differs, set_by_user
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.sizing.batch import REPLICATED, BatchPlan, plan_batch
+from steadytrain.components.sizing.batch import BatchPlan, plan_batch
 from steadytrain.components.sizing.learned import Learned, learned_path
 from steadytrain.components.sizing.start import Start, estimated_memory, planned_start
 from steadytrain.components.train.failures import FailureClass
@@ -34,15 +35,7 @@ class Sizing:
     def plan(self, history: History) -> BatchPlan:
         """Return the plan of the next attempt."""
         plan, limit = self._configured(self.nodes(history)), history.limit
-        if limit is None or limit.micro_batch_size is None:
-            return plan
-        return plan.within(
-            limit.micro_batch_size,
-            gradient_checkpointing=limit.gradient_checkpointing,
-            snapshot=limit.snapshot,
-            strategy=limit.strategy,
-            offload=limit.offload,
-        )
+        return plan.within(limit.batch) if limit and limit.batch else plan
 
     def decisions(self, history: History) -> list[Decision]:
         """Return the fields that the next attempt's plan sets, each with its reason."""
@@ -84,7 +77,7 @@ class Sizing:
         if not self._path.is_file():
             return None
         plan = self._configured(self.config.compute.nodes)
-        within = Learned.load(self._path).hold(plan)
+        within = plan.within(Learned.load(self._path).limit)
         if within == plan:
             return None
         configured = self.config.training.micro_batch_size
@@ -96,10 +89,7 @@ class Sizing:
             reason=f"an earlier run ran out of memory on {self.device} with more than micro-batch "
             f"x accumulation {within}; this one starts there instead of {plan}"
             f"{bound if configured else ''}. Remove {self._path} to forget that",
-            micro_batch_size=within.micro_batch_size,
-            gradient_checkpointing=within.gradient_checkpointing,
-            strategy=within.strategy,
-            offload=within.offload,
+            batch=within.settings,
         )
 
     def remember(self, history: History) -> None:
@@ -107,14 +97,9 @@ class Sizing:
 
         Whether a snapshot fit in host memory is not saved: it says nothing about the device.
         """
-        learned = replace(self.plan(history), snapshot=True)
+        learned = self.plan(history).changed(snapshot=True)
         if learned != self._configured(self.nodes(history)):
-            Learned(
-                micro_batch_size=learned.micro_batch_size,
-                gradient_checkpointing=learned.gradient_checkpointing,
-                strategy=learned.strategy,
-                offload=learned.offload,
-            ).save(self._path)
+            Learned(limit=learned.settings).save(self._path)
 
     def _checkpoints(self) -> Decision:
         field = "training.save_steps"
@@ -143,8 +128,7 @@ class Sizing:
             plan = plan_batch(training.global_batch_size, ranks, micro)
         compute = self.config.compute
         replicated = compute.strategy in ("auto", "single")
-        return replace(
-            plan,
+        return plan.changed(
             gradient_checkpointing=training.gradient_checkpointing,
             strategy=REPLICATED if replicated else compute.strategy,
             offload=compute.offload,

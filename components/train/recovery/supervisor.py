@@ -184,20 +184,16 @@ class Supervisor:
             if self._changed:
                 watch.tell(Warned(stage="train", message=self._changed))
                 self._changed = ""
-            batch = self._plan(watch)
+            plan = self._plan(watch)
             spec = AttemptSpec(
                 attempt=number,
                 run_id=self.workspace.run_id,
                 config=str(self.workspace.config),
                 data=str(self.workspace.record("preprocess")),
-                micro_batch_size=batch.micro_batch_size,
-                gradient_accumulation_steps=batch.gradient_accumulation_steps,
+                batch=plan.settings,
+                gradient_accumulation_steps=plan.gradient_accumulation_steps,
                 nodes=self.sizing.nodes(history),
                 on_demand=history.on_demand,
-                gradient_checkpointing=batch.gradient_checkpointing,
-                snapshot=batch.snapshot,
-                strategy=batch.strategy,
-                offload=batch.offload,
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
                 learning_rate_scale=history.learning_rate_scale,
@@ -211,14 +207,10 @@ class Supervisor:
             watch.tell(
                 AttemptStarted(
                     attempt=number,
-                    world_size=batch.world_size,
+                    world_size=plan.world_size,
                     nodes=spec.nodes,
-                    micro_batch_size=batch.micro_batch_size,
-                    gradient_accumulation_steps=batch.gradient_accumulation_steps,
-                    gradient_checkpointing=batch.gradient_checkpointing,
-                    snapshot=batch.snapshot,
-                    strategy=batch.strategy,
-                    offload=batch.offload,
+                    batch=plan.settings,
+                    gradient_accumulation_steps=plan.gradient_accumulation_steps,
                     resumed_from_step=resumed_step,
                     inputs=self._inputs,
                     device=self.device,

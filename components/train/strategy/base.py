@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
+from steadytrain.components.shared.config.strategies import StrategySpec
 from steadytrain.components.train.checkpoint.optimizer_state import optimizer_settings
 from steadytrain.components.train.strategy.waiting import Waits
 
@@ -34,17 +35,30 @@ class Strategy(ABC):
     module: the task's own model.
     model: the model that forward passes use.
     optimizer: its parameter groups hold the learning rates.
+    optimizer_spec: what it keeps for each parameter.
+    spec: what it shards. It may differ from the configured strategy: a single rank shards nothing.
     waits: adds up how long this rank waits for the others in a step. None if it never waits, or if
         the ranks synchronize throughout the step, so no single wait can be measured.
     """
 
-    shares_weights: ClassVar[bool] = False
-    """Whether no rank has the full model. Every forward pass then needs all ranks."""
-
+    spec: StrategySpec
     module: torch.nn.Module
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    optimizer_spec: OptimizerSpec
     waits: Waits | None = None
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether no rank has the full model. Every forward pass then needs all ranks."""
+        return "weights" in self.spec.shards
+
+    def full_model(self) -> torch.nn.Module | None:
+        """Return the model with its exact weights; None if the ranks share a part of the state.
+
+        Ranks that only shard the optimizer's state may keep weights of a lower precision.
+        """
+        return None if self.spec.shards else self.module
 
     @abstractmethod
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:

@@ -1,17 +1,17 @@
-"""Choose the strategy that a configuration asks for."""
+"""Set up the strategy that a configuration asks for."""
 
 from __future__ import annotations
 
-import math
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
+from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.sizing.batch import REPLICATED
+from steadytrain.components.shared.config.strategies import Offload, strategy_spec
 from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
-from steadytrain.components.train.strategy.replicated import Replicated
 
 
 def apply_strategy(
@@ -32,28 +32,16 @@ def apply_strategy(
         make_optimizer: creates the optimizer from the model in its final form on this rank.
         strategy, offload: as in `compute`, but never "auto".
     """
-    training, alone = config.training, accelerator.num_processes == 1
-    if strategy == REPLICATED or (alone and offload == "none"):
-        return Replicated(accelerator, module, make_optimizer)
-    if alone:
+    alone = accelerator.num_processes == 1
+    spec = strategy_spec(REPLICATED if alone and offload == "none" else strategy)
+    if alone and spec.shards:
         _join_a_group_of_one()
-    if strategy == "fsdp":
-        from steadytrain.components.train.strategy.fully_sharded import FullySharded
-
-        return FullySharded(
-            accelerator, module, make_optimizer, bf16=training.bf16, offload=offload == "all"
-        )
-    from steadytrain.components.train.strategy.zero import Zero
-
-    return Zero(
-        accelerator,
-        module,
-        make_optimizer,
-        stage=int(strategy.removeprefix("zero")),
-        limit=training.max_grad_norm or math.inf,
-        bf16=training.bf16,
-        offload=offload,
+    applied = cast(
+        Strategy,
+        spec.build(config, accelerator, module, make_optimizer, offload=cast(Offload, offload)),
     )
+    applied.spec = spec
+    return applied
 
 
 def _join_a_group_of_one() -> None:

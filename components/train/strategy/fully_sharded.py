@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -46,8 +46,6 @@ class FullySharded(Strategy):
         offload: whether weights, gradients and optimizer stay in host memory.
     """
 
-    shares_weights: ClassVar[bool] = True
-
     def __init__(
         self,
         accelerator: Accelerator,
@@ -67,7 +65,7 @@ class FullySharded(Strategy):
             for name, item in module.named_parameters()
             if item.requires_grad and isinstance(item, DTensor)
         }
-        self.optimizer, self.spec = make_optimizer(module), make_optimizer.spec
+        self.optimizer, self.optimizer_spec = make_optimizer(module), make_optimizer.spec
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         # Reduce gradients into shards in every micro-batch. Otherwise, full ones would be kept.
@@ -88,7 +86,7 @@ class FullySharded(Strategy):
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
         parts = {
             "model": model_tensors(self.module),
-            "optimizer": optimizer_tensors(self.module, self.optimizer, self.spec),
+            "optimizer": optimizer_tensors(self.module, self.optimizer, self.optimizer_spec),
         }
         return {part: list(self._own(tensors)) for part, tensors in parts.items()}
 
@@ -96,10 +94,10 @@ class FullySharded(Strategy):
         checkpoint.copy_into("model", _regions(model_tensors(self.module)))
         saved = by_parameter(checkpoint.outline("optimizer"))
         for name, parameter in self.module.named_parameters():
-            allocate(self.optimizer, parameter, self.spec, saved.get(name, {}))
-        state = optimizer_tensors(self.module, self.optimizer, self.spec)
+            allocate(self.optimizer, parameter, self.optimizer_spec, saved.get(name, {}))
+        state = optimizer_tensors(self.module, self.optimizer, self.optimizer_spec)
         checkpoint.copy_into("optimizer", _regions(state))
-        settle_numbers(self.optimizer, self.spec)
+        settle_numbers(self.optimizer, self.optimizer_spec)
         restore_groups(self.optimizer, settings["groups"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:

@@ -43,7 +43,7 @@ class Replicated(Strategy):
             accelerator.ddp_handler.broadcast_buffers = learns_in_buffers(module)
         # Create the optimizer after the model is on its device.
         self.model = accelerator.prepare(module)
-        self.optimizer, self.spec = make_optimizer(module), make_optimizer.spec
+        self.optimizer, self.optimizer_spec = make_optimizer(module), make_optimizer.spec
         self._wrapped = accelerator.prepare(self.optimizer)
         self._exchanges = False
         if accelerator.num_processes > 1:
@@ -93,7 +93,7 @@ class Replicated(Strategy):
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         # Buffers differ between ranks, for example batch normalization's statistics.
         buffers = {name for name, _ in self.module.named_buffers()}
-        state = optimizer_tensors(self.module, self.optimizer, self.spec)
+        state = optimizer_tensors(self.module, self.optimizer, self.optimizer_spec)
         return {
             "model": cut(model_tensors(self.module), rank, world, on_first=buffers),
             "optimizer": cut(state, rank, world),
@@ -102,7 +102,9 @@ class Replicated(Strategy):
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         restore_model(self.module, checkpoint.tensors("model"))
         tensors = checkpoint.tensors("optimizer")
-        restore_optimizer(self.module, self.optimizer, self.spec, tensors, settings["groups"])
+        restore_optimizer(
+            self.module, self.optimizer, self.optimizer_spec, tensors, settings["groups"]
+        )
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])
 

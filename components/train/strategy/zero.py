@@ -71,8 +71,7 @@ class Zero(Strategy):
     ) -> None:
         deepspeed = _deepspeed(on_cpu=accelerator.device.type == "cpu")
         self.accelerator, self.module, self.stage = accelerator, module, stage
-        self.shares_weights = stage == 3  # type: ignore[misc]
-        self.optimizer, self.spec = make_optimizer(module), make_optimizer.spec
+        self.optimizer, self.optimizer_spec = make_optimizer(module), make_optimizer.spec
         config = zero_config(
             stage=stage,
             limit=limit,
@@ -114,7 +113,7 @@ class Zero(Strategy):
         alike = {name: whole(tensor) for name, tensor in self._alike().items()}
         checkpoint.copy_into("model", {**weights, **alike})
         checkpoint.copy_into("optimizer", self._allocated(checkpoint, shards))
-        settle_numbers(self.optimizer, self.spec)
+        settle_numbers(self.optimizer, self.optimizer_spec)
         spread_weights(self._zero, shards, self.stage)
         restore_groups(self.optimizer, settings["groups"])
 
@@ -156,7 +155,9 @@ class Zero(Strategy):
         """
         scalars: dict[str, torch.Tensor] = {}
         for shard in shards:
-            for key, tensor in state_tensors(self.optimizer, shard.flat, self.spec).items():
+            for key, tensor in state_tensors(
+                self.optimizer, shard.flat, self.optimizer_spec
+            ).items():
                 if key in self._scalars:
                     scalars[key] = tensor.detach().cpu()
                 else:
@@ -170,7 +171,9 @@ class Zero(Strategy):
         """Allocate this rank's optimizer state, and return the regions that a checkpoint fills."""
         saved, regions = by_parameter(checkpoint.outline("optimizer")), {}
         for shard in shards:
-            own = allocate(self.optimizer, shard.flat, self.spec, saved.get(shard.name, {}))
+            own = allocate(
+                self.optimizer, shard.flat, self.optimizer_spec, saved.get(shard.name, {})
+            )
             for key, tensor in own.items():
                 region = whole(tensor) if key in self._scalars else shard.region(tensor)
                 regions[f"{shard.name}/{key}"] = region
@@ -178,4 +181,4 @@ class Zero(Strategy):
 
     @property
     def _scalars(self) -> set[str]:
-        return {*self.spec.scalars, *self.spec.numbers}
+        return {*self.optimizer_spec.scalars, *self.optimizer_spec.numbers}

@@ -318,19 +318,36 @@ def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
 
 
 @pytest.mark.parametrize(
-    ("section", "fields"),
+    ("section", "fields", "setting"),
     [
-        ("training", {"fp16": True}),
-        ("training", {"torch_compile": True}),
-        ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}),
-        ("model", {"base": "hub:x", "adapter": {"kind": "lora", "frozen_head": "8bit"}}),
-        ("model", {"base": "hub:x", "adapter": {"kind": "lora", "frozen_embeddings": "host"}}),
+        ("training", {"fp16": True}, "training.fp16"),
+        ("training", {"torch_compile": True}, "training.torch_compile"),
+        ("model", {"adapter": {"kind": "qlora"}}, "model.adapter.kind qlora"),
+        ("model", {"adapter": {"frozen_head": "8bit"}}, "model.adapter.frozen_head 8bit"),
+        ("model", {"adapter": {"frozen_head": "4bit"}}, "model.adapter.frozen_head 4bit"),
+        (
+            "model",
+            {"adapter": {"frozen_embeddings": "host"}},
+            "model.adapter.frozen_embeddings host",
+        ),
     ],
 )
-def test_options_that_do_not_support_sharding_are_rejected_with_it(section, fields):
-    with pytest.raises(ConfigError, match="which does not support sharding"):
-        from_mapping({**MINIMAL, "compute": {"strategy": "fsdp"}, section: fields})
-    assert from_mapping({**MINIMAL, section: fields}).conflict_with("fsdp")
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero2", "zero3"])
+def test_settings_that_need_the_complete_state_are_rejected_with_sharding(
+    strategy, section, fields, setting
+):
+    if section == "model":
+        fields = {"base": "hub:x", "adapter": {"kind": "lora", **fields["adapter"]}}
+    content = {**MINIMAL, section: fields}
+    with pytest.raises(ConfigError, match=f"it does not support {setting}: [a-z]"):
+        from_mapping({**content, "compute": {"strategy": strategy}})
+    assert from_mapping(content).conflict_with(strategy) == setting
+    assert not from_mapping({**content, "compute": {"strategy": "ddp"}}).conflict_with("ddp")
+
+
+def test_unknown_strategy_is_rejected_with_the_known_ones():
+    with pytest.raises(ConfigError, match="ddp, fsdp, single, zero1, zero2, zero3"):
+        from_mapping({**MINIMAL, "compute": {"strategy": "zero4"}})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import pytest
 import typer.main
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import types
 from steadytrain.components.train.failures import FailureClass
@@ -114,8 +116,18 @@ def test_every_event_and_its_fields_are_there(pages):
         kind = getattr(types, node.name)
         section = page.split(f"## {kind.name}\n")[1].split("\n## ")[0]
         for item in node.body:
-            if isinstance(item, ast.AnnAssign) and "ClassVar" not in ast.unparse(item.annotation):
+            told = ast.unparse(item.annotation) if isinstance(item, ast.AnnAssign) else "ClassVar"
+            if not told.startswith(("ClassVar", "BatchSettings")):
                 assert f"| `{item.target.id}` |" in section, (kind.name, item.target.id)
+
+
+def test_the_batch_settings_are_fields_of_their_events(pages):
+    page = pages["reference/events.md"]
+    for kind in (types.AttemptStarted, types.DecisionMade):
+        section = page.split(f"## {kind.name}\n")[1].split("\n## ")[0]
+        for item in dataclasses.fields(BatchSettings):
+            assert f"| `{item.name}` |" in section, (kind.name, item.name)
+        assert "| `batch` |" not in section
 
 
 def test_every_failure_class_is_there_with_its_fix(pages):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from steadytrain.components.shared.config.parameters import FIELDS
+from steadytrain.components.detect_change.component import detect_change
+from steadytrain.components.preprocess.component import preprocess
+from steadytrain.components.report.component import report
+from steadytrain.components.shared.config.parameters import PARAMETERS
 from steadytrain.pipelines.attached import MOUNT_PATH, NAME, SECRETS, STEP_SECRETS
 from steadytrain.pipelines.compile import compile_pipeline
 
@@ -83,9 +88,29 @@ def test_the_report_runs_whatever_happened(spec):
 
 def test_the_form_has_a_handful_of_parameters_each_described(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters) == {*FIELDS, "config", "overrides", "volume"}
+    assert list(parameters) == sorted(item.name for item in PARAMETERS)
     assert all(parameter.get("description") for parameter in parameters.values())
     assert all(parameter.get("isOptional") for parameter in parameters.values())
+
+
+def test_the_form_shows_each_parameter_as_it_is_declared(spec):
+    shown = spec["root"]["inputDefinitions"]["parameters"]
+    for item in PARAMETERS:
+        assert shown[item.name]["description"] == item.description
+        assert shown[item.name]["defaultValue"] == item.default
+
+
+@pytest.mark.parametrize("component", [preprocess, report, detect_change])
+def test_the_steps_that_resolve_the_configuration_take_every_parameter(component):
+    """KFP sends these functions as source, so they repeat the names and types."""
+    taken = inspect.signature(component.python_func).parameters.values()
+    inputs = {item.name: item.annotation for item in taken if isinstance(item.annotation, type)}
+    declared = {item.name: type(item.default) for item in PARAMETERS if item.name != "volume"}
+    assert inputs == {**declared, "job": str}
+    body = ast.parse(inspect.getsource(component.python_func))
+    (passed,) = (node for node in ast.walk(body) if isinstance(node, ast.Dict))
+    assert [ast.literal_eval(key) for key in passed.keys] == list(inputs)
+    assert [value.id for value in passed.values] == list(inputs)
 
 
 def test_fused_it_has_four_executors(tmp_path, spec):

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from steadytrain.components.report.sentences import amount, duration
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -83,7 +84,7 @@ STARTED = TrainingStarted(
             AttemptStarted(
                 attempt=2,
                 world_size=2,
-                micro_batch_size=4,
+                batch=BatchSettings(4),
                 gradient_accumulation_steps=8,
                 resumed_from_step=1200,
             ),
@@ -91,7 +92,7 @@ STARTED = TrainingStarted(
         ),
         (
             AttemptStarted(
-                attempt=1, world_size=1, micro_batch_size=4, gradient_accumulation_steps=8
+                attempt=1, world_size=1, batch=BatchSettings(4), gradient_accumulation_steps=8
             ),
             "attempt 1 starts from step 0",
         ),
@@ -215,7 +216,7 @@ def attempt(number, resumed=0):
     return AttemptStarted(
         attempt=number,
         world_size=1,
-        micro_batch_size=4,
+        batch=BatchSettings(4),
         gradient_accumulation_steps=8,
         resumed_from_step=resumed or None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.components.plan.plan import plan_training
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.sizing.hardware import all_gpus, find_gpu
@@ -51,8 +52,7 @@ def smaller(micro_batch_size, **changes):
         failure_class="gpu_oom",
         action="retry_changed",
         reason="so",
-        micro_batch_size=micro_batch_size,
-        **changes,
+        batch=BatchSettings(micro_batch_size, **{"strategy": "", **changes}),
     )
 
 

@@ -15,6 +15,7 @@ from steadytrain.components.report.page import render
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.summary import summary
 from steadytrain.components.report.timeline import LEFT, WIDTH, timeline
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, CheckpointSaved
 from steadytrain.components.train.recovery.history import AttemptHistory, History
@@ -40,7 +41,11 @@ def bars(drawing: str) -> list[dict[str, Any]]:
 def attempt(number: int, start: float, end: float, *, saves: int = 1) -> AttemptHistory:
     """Return an attempt that saves `saves` times at even intervals and ends at its last save."""
     began = AttemptStarted(
-        time=start, attempt=number, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1
+        time=start,
+        attempt=number,
+        world_size=1,
+        batch=BatchSettings(1),
+        gradient_accumulation_steps=1,
     )
     pitch = (end - start) / saves
     saved = [

@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted
 from steadytrain.components.shared.lease import lease
@@ -224,7 +225,7 @@ def test_a_ledger_whose_answers_are_lost_has_each_event_once(storage, proxy):
         proxy.queued.append("lose")
         ledger.record(
             AttemptStarted(
-                attempt=number, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1
+                attempt=number, world_size=1, batch=BatchSettings(1), gradient_accumulation_steps=1
             )
         )
         proxy.queued.append("lose")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptStarted, Warned
@@ -135,7 +136,9 @@ def test_attempt_left_open_by_a_killed_supervisor_is_ended(
 ) -> None:
     stream = workspace.stream("supervisor")
     stream.emit(
-        AttemptStarted(attempt=1, world_size=1, micro_batch_size=1, gradient_accumulation_steps=1)
+        AttemptStarted(
+            attempt=1, world_size=1, batch=BatchSettings(1), gradient_accumulation_steps=1
+        )
     )
     stream.close()
     MlflowSink(config, workspace, batch_seconds=0.05).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.naming import FOLDER, attempt_labels, job_name
@@ -47,7 +48,7 @@ def spec(tmp_path):
         run_id="tiny",
         config=str(tmp_path / "config.yaml"),
         data="",
-        micro_batch_size=1,
+        batch=BatchSettings(1),
         gradient_accumulation_steps=1,
         nodes=2,
         generation=2,

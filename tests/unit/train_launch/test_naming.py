@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.launch.naming import (
     FOLDER,
@@ -52,7 +53,7 @@ def test_labels_are_valid_and_lead_to_the_run(run, attempt):
         run_id=run,
         config="",
         data="",
-        micro_batch_size=1,
+        batch=BatchSettings(1),
         gradient_accumulation_steps=1,
         generation=7,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
@@ -55,7 +56,7 @@ def _parts(task: _Task) -> Any:
         train=range(ROWS),
         rank=0,
         world_size=1,
-        micro_batch_size=2,
+        batch=BatchSettings(2),
         steps=STEPS,
         skipped_batches=(),
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
@@ -330,7 +331,8 @@ def test_an_open_learning_rate_is_as_it_was_decided_before(make_bench):
 
 def test_the_plan_can_ask_for_activation_checkpointing(make_bench):
     bench = make_bench()
-    rank = Rank(AttemptFolder(changed_spec(bench.attempt(), gradient_checkpointing=True)))
+    folder = changed_spec(bench.attempt(), batch=BatchSettings(2, gradient_checkpointing=True))
+    rank = Rank(AttemptFolder(folder))
     rank.run()
     assert rank.training.parts.module.is_activation_checkpointing
 
@@ -339,7 +341,7 @@ def test_model_without_checkpointing_support_fails_with_memory_as_the_cause(make
     bench = make_bench(
         model={"config": {"model_type": "ctrl", "n_embd": 32, "n_layer": 1, "n_head": 2}}
     )
-    folder = changed_spec(bench.attempt(), gradient_checkpointing=True)
+    folder = changed_spec(bench.attempt(), batch=BatchSettings(2, gradient_checkpointing=True))
     with pytest.raises(CannotRecompute, match="CTRL"):
         Rank(AttemptFolder(folder)).run()
 

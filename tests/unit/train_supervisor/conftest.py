@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import ComputeConfig, from_mapping
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
@@ -47,7 +48,7 @@ def make_folder(tmp_path, config):
             run_id=config.run_id,
             config=str(tmp_path / "config.yaml"),
             data="",
-            micro_batch_size=8,
+            batch=BatchSettings(8),
             gradient_accumulation_steps=1,
             generation=1,
         ).save(folder.spec)

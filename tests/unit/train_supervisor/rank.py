@@ -111,7 +111,8 @@ def save(folder: AttemptFolder) -> int:
 
 def fit(folder: AttemptFolder) -> int:
     """Run out of memory with a micro-batch above 2, else finish."""
-    return report(folder) if AttemptSpec.load(folder.spec).micro_batch_size > 2 else finish(folder)
+    micro = AttemptSpec.load(folder.spec).batch.micro_batch_size
+    return report(folder) if micro > 2 else finish(folder)
 
 
 def kill_first(folder: AttemptFolder) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
@@ -40,7 +41,7 @@ def started(attempt, *, time=0.0, resumed=None):
         time=time,
         attempt=attempt,
         world_size=1,
-        micro_batch_size=2,
+        batch=BatchSettings(2),
         gradient_accumulation_steps=2,
         resumed_from_step=resumed,
     )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -20,7 +21,7 @@ from steadytrain.components.sizing.batch import BatchPlan, plan_batch
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.train.failures import Failure, FailureClass
 from steadytrain.components.train.recovery.fallbacks import (
-    DEVICE_FALLBACKS,
+    all_fallbacks,
     fallbacks_for,
     next_fallback,
 )
@@ -50,12 +51,8 @@ class Run:
             AttemptStarted(
                 attempt=number,
                 world_size=plan.world_size,
-                micro_batch_size=plan.micro_batch_size,
+                batch=plan.settings,
                 gradient_accumulation_steps=plan.gradient_accumulation_steps,
-                gradient_checkpointing=plan.gradient_checkpointing,
-                snapshot=plan.snapshot,
-                strategy=plan.strategy,
-                offload=plan.offload,
                 resumed_from_step=self.step or None,
                 device=self.device,
                 nodes=self.nodes,
@@ -85,11 +82,7 @@ class Run:
                 action=decision.action,
                 reason=decision.reason,
                 delay_seconds=decision.delay_seconds,
-                micro_batch_size=decision.micro_batch_size,
-                gradient_checkpointing=decision.gradient_checkpointing,
-                snapshot=decision.snapshot,
-                strategy=decision.strategy,
-                offload=decision.offload,
+                batch=decision.batch,
                 fallback=decision.fallback,
                 skipped_batch=decision.skipped_batch,
                 learning_rate_scale=decision.learning_rate_scale,
@@ -102,14 +95,8 @@ class Run:
                 plan.global_batch_size, plan.world_size // self.nodes * decision.nodes
             )
             self.nodes = decision.nodes
-        if decision.micro_batch_size is not None:
-            self.plan = plan.within(
-                decision.micro_batch_size,
-                gradient_checkpointing=decision.gradient_checkpointing,
-                snapshot=decision.snapshot,
-                strategy=decision.strategy,
-                offload=decision.offload,
-            )
+        if decision.batch is not None:
+            self.plan = plan.within(decision.batch)
         return decision
 
 
@@ -265,7 +252,7 @@ def test_fallbacks_are_tried_in_order_and_listed_at_the_end():
         walked.append(str(run.plan))
         assert run.plan.global_batch_size == 8
     assert walked == ["4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"]
-    for fallback in DEVICE_FALLBACKS:
+    for fallback in fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"]):
         assert fallback.name in decision.reason
     assert "FSDP: nothing left to reduce" in decision.reason
     assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
@@ -285,7 +272,7 @@ def test_fallbacks_are_tried_in_order_and_listed_at_the_end():
 )
 def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
     run = Run(batch=2, ranks=2, device=device)
-    run.plan = replace(run.plan, strategy=begins, gradient_checkpointing=True)
+    run.plan = run.plan.changed(strategy=begins, gradient_checkpointing=True)
     found = []
     while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
         found.append(str(run.plan).removeprefix("1 x 1, activation checkpointing, "))
@@ -298,22 +285,20 @@ def test_a_rung_that_would_not_help_is_passed_over():
     needed = {4: 990, 2: 985, 1: 980}
 
     def estimate(plan):
-        return needed[plan.micro_batch_size] - (500 if plan.strategy == "fsdp" else 0)
+        return needed[plan.micro_batch_size] - (500 if plan.settings.strategy == "fsdp" else 0)
 
     plan = plan_batch(8, 2, 4)
-    fallback, lowered = next_fallback(plan, DEVICE_FALLBACKS, estimate)
+    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"])
+    fallback, lowered = next_fallback(plan, found, estimate)
     assert (fallback.name, str(lowered)) == ("FSDP", "4 x 1, fsdp")
-    fallback, _ = next_fallback(plan, DEVICE_FALLBACKS)
+    fallback, _ = next_fallback(plan, found)
     assert fallback.name == "smaller micro-batch"
 
 
 def test_option_without_sharding_support_skips_the_sharding_fallback():
-    found = fallbacks_for(
-        FailureClass.GPU_OOM,
-        "GPU",
-        conflict_with={"fsdp": "training.fp16", "zero2": "", "zero3": "", "cpu": ""}.get,
-    )
-    plan = replace(plan_batch(2, 2), gradient_checkpointing=True)
+    conflicts = {"fsdp": "training.fp16", "cpu": ""}
+    found = fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"], conflict_with=conflicts.get)
+    plan = plan_batch(2, 2).changed(gradient_checkpointing=True)
     assert next_fallback(plan, found) is None
     assert {fallback.name: fallback.missing for fallback in found}[
         "FSDP"
@@ -391,16 +376,18 @@ def test_what_was_lowered_stays_lowered():
 
 @given(share=st.integers(1, 500), world=st.integers(1, 64))
 def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
-    plan, fallbacks = BatchPlan(share, 1, world), 0
-    while found := next_fallback(plan):
+    plan, fallbacks = BatchPlan(BatchSettings(share), 1, world), 0
+    known = [item for item in all_fallbacks(["ddp", "fsdp"]) if item.memory == "device"]
+    while found := next_fallback(plan, known):
         _, lowered = found
         assert lowered.global_batch_size == share * world
         assert lowered.micro_batch_size <= max(1, plan.micro_batch_size // 2)
         plan, fallbacks = lowered, fallbacks + 1
     shared = world > 1
     assert fallbacks <= share.bit_length() + 2 * shared
-    assert (plan.micro_batch_size, plan.gradient_checkpointing) == (1, True)
-    assert (plan.strategy, plan.offload) == (("fsdp", "all") if shared else ("ddp", "none"))
+    own = plan.settings
+    assert (own.micro_batch_size, own.gradient_checkpointing) == (1, True)
+    assert (own.strategy, own.offload) == (("fsdp", "all") if shared else ("ddp", "none"))
 
 
 FAULTS = st.tuples(st.sampled_from(list(FailureClass)), st.booleans(), st.booleans())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.train.recovery.history import History
@@ -18,8 +19,7 @@ def decided(micro_batch_size, **changes):
         failure_class="host_oom",
         action="retry_changed",
         reason="so",
-        micro_batch_size=micro_batch_size,
-        **changes,
+        batch=BatchSettings(micro_batch_size, **{"strategy": "", **changes}),
     )
 
 
@@ -39,7 +39,7 @@ def test_fewer_nodes_have_more_of_the_same_batch_each(config, data):
     content = config.model_dump() | {"compute": compute, "training": training}
     sizing = Sizing(from_mapping(content), data, "GPU", 8)
     assert (sizing.nodes(History()), str(sizing.plan(History()))) == (4, "3 x 2")
-    fewer = replace(decided(None), nodes=3)
+    fewer = replace(decided(1), batch=None, nodes=3)
     history = History(decisions=[fewer])
     assert (sizing.nodes(history), str(sizing.plan(history))) == (3, "2 x 4")
     assert sizing.plan(history).global_batch_size == 48
@@ -55,8 +55,8 @@ def test_host_without_room_for_a_snapshot_sets_no_device_limit(config, data):
 def test_of_a_smaller_micro_batch_all_but_the_snapshot_is_learned(config, data):
     sizing = Sizing(config, data, "GPU", 1)
     sizing.remember(History(decisions=[decided(2, snapshot=False)]))
-    assert sizing.learned().micro_batch_size == 2
-    assert sizing.learned().snapshot
+    assert sizing.learned().batch.micro_batch_size == 2
+    assert sizing.learned().batch.snapshot
 
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -126,20 +126,20 @@ def test_what_the_user_has_set_is_where_it_begins(config, data):
     micro = sized(config, data, training={"global_batch_size": 64, "micro_batch_size": 4})
     assert str(micro.plan(History())) == "4 x 16"
     zero = sized(config, data, ranks=2, compute={"strategy": "zero1"})
-    assert zero.plan(History()).strategy == "zero1"
+    assert zero.plan(History()).settings.strategy == "zero1"
     recomputing = sized(config, data, training={"gradient_checkpointing": True})
-    assert recomputing.plan(History()).gradient_checkpointing
+    assert recomputing.plan(History()).settings.gradient_checkpointing
 
 
 def test_what_is_too_large_for_one_gpu_is_shared_from_the_start(config, data):
     model = {"config": {**LARGE, "intermediate_size": 8192, "num_attention_heads": 16}}
     sections = {"model": model, "training": {**WIDE, "global_batch_size": 8, "bf16": True}}
     alone = sized(config, data, **sections).plan(History())
-    assert (alone.strategy, alone.micro_batch_size) == ("ddp", 8)
+    assert (alone.settings.strategy, alone.micro_batch_size) == ("ddp", 8)
     shared = sized(config, data, "Tesla A100-SXM4-40GB", ranks=4, **sections)
-    assert shared.plan(History()).strategy == "ddp"
+    assert shared.plan(History()).settings.strategy == "ddp"
     known = sized(config, data, "NVIDIA A100-SXM4-40GB", ranks=4, **sections)
-    assert known.plan(History()).strategy == "fsdp"
+    assert known.plan(History()).settings.strategy == "fsdp"
 
 
 def test_what_does_not_fit_anyhow_begins_as_configured(config, data):
@@ -152,7 +152,7 @@ def test_what_does_not_fit_anyhow_begins_as_configured(config, data):
 def test_what_the_host_has_no_room_for_is_no_way_to_begin(config, data, host, offloads):
     sections = {"model": {"config": TALL}, "training": {**WIDE, "optim": "adamw_torch"}}
     sizing = replace(sized(config, data, ranks=8, **sections), host_memory=host)
-    assert (sizing.plan(History()).offload != "none") == offloads
+    assert (sizing.plan(History()).settings.offload != "none") == offloads
 
 
 def test_what_ran_out_of_memory_all_the_same_goes_down_from_there(config, data):
@@ -164,6 +164,6 @@ def test_what_ran_out_of_memory_all_the_same_goes_down_from_there(config, data):
 def test_plan_is_estimated_if_the_formula_covers_the_gpu(config, data):
     sizing = sized(config, data, ranks=2, training=WIDE)
     plan = sizing.plan(History())
-    assert sizing.estimate(replace(plan, gradient_checkpointing=True)) < sizing.estimate(plan)
-    assert sizing.estimate(replace(plan, strategy="fsdp")) < sizing.estimate(plan)
+    assert sizing.estimate(plan.changed(gradient_checkpointing=True)) < sizing.estimate(plan)
+    assert sizing.estimate(plan.changed(strategy="fsdp")) < sizing.estimate(plan)
     assert sized(config, data, "GPU", training=WIDE).estimate(plan) is None

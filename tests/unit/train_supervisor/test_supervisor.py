@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, RunBusy
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
@@ -23,8 +24,9 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.lease import hold
-from steadytrain.components.train.recovery.fallbacks import DEVICE_FALLBACKS
+from steadytrain.components.train.recovery.fallbacks import fallbacks_for
 from steadytrain.components.train.recovery.policy import RecoveryDecision
 
 RANK = Path(__file__).with_name("rank.py")
@@ -62,7 +64,7 @@ def test_a_run_that_finishes(supervisor, workspace):
 def test_ranks_get_everything_from_their_folder(supervisor, workspace, data):
     supervisor("finish").run()
     spec = AttemptSpec.load(AttemptFolder(workspace.attempts / "0001").spec)
-    assert (spec.micro_batch_size, spec.gradient_accumulation_steps) == (8, 1)
+    assert (spec.batch.micro_batch_size, spec.gradient_accumulation_steps) == (8, 1)
     assert spec.resume_from == ""
     assert spec.config == str(workspace.config)
     assert spec.data == str(workspace.record("preprocess"))
@@ -138,17 +140,18 @@ def test_a_policy_that_retries(supervisor):
 
 def test_a_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, workspace):
     def halve(history, failure):
-        return RecoveryDecision("retry_changed", "smaller", micro_batch_size=4)
+        return RecoveryDecision("retry_changed", "smaller", batch=BatchSettings(4))
 
     assert supervisor("finish_second", decide=halve).run().succeeded
     first, second = events(workspace, AttemptStarted)
-    assert (first.micro_batch_size, first.gradient_accumulation_steps) == (8, 1)
-    assert (second.micro_batch_size, second.gradient_accumulation_steps) == (4, 2)
+    assert (first.batch.micro_batch_size, first.gradient_accumulation_steps) == (8, 1)
+    assert (second.batch.micro_batch_size, second.gradient_accumulation_steps) == (4, 2)
 
 
 def test_a_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(supervisor, workspace):
     assert supervisor("fit").run().attempts == 3
-    assert [event.micro_batch_size for event in events(workspace, AttemptStarted)] == [8, 4, 2]
+    begun = events(workspace, AttemptStarted)
+    assert [event.batch.micro_batch_size for event in begun] == [8, 4, 2]
     told = [event.reason for event in events(workspace, DecisionMade)]
     assert "8 x 1 becomes 4 x 2" in told[0]
     assert "4 x 2 becomes 2 x 4" in told[1]
@@ -156,11 +159,11 @@ def test_a_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(supervi
     later = supervisor("fit", run="later")
     assert later.run().attempts == 1
     (begun,) = events(later.workspace, AttemptStarted)
-    assert (begun.micro_batch_size, begun.gradient_accumulation_steps) == (2, 4)
+    assert (begun.batch.micro_batch_size, begun.gradient_accumulation_steps) == (2, 4)
     (warned,) = events(later.workspace, Warned)
     assert "2 x 4" in warned.message
     assert "instead of 8 x 1" in warned.message
-    assert later.ledger.history().limit.micro_batch_size == 2
+    assert later.ledger.history().limit.batch.micro_batch_size == 2
 
     other = supervisor("fit", run="other", model={"config": {"model_type": "gpt2"}})
     assert other.run().attempts == 3, "what one model taught says nothing about another"
@@ -170,7 +173,7 @@ def test_learned_limit_stays_within_the_next_runs_own_bound(supervisor, workspac
     supervisor("fit").run()
     small = supervisor("fit", run="small", training={"global_batch_size": 8, "micro_batch_size": 1})
     small.run()
-    assert events(small.workspace, AttemptStarted)[0].micro_batch_size == 1
+    assert events(small.workspace, AttemptStarted)[0].batch.micro_batch_size == 1
     assert not events(small.workspace, Warned)
 
 
@@ -180,21 +183,21 @@ def test_out_of_memory_to_the_end_the_account_names_every_attempt(supervisor):
     text = "\n".join(outcome.account)
     for plan in ("8 x 1", "4 x 2", "2 x 4", "1 x 8", "1 x 8, activation checkpointing"):
         assert f"micro-batch x accumulation {plan}," in text
-    for fallback in DEVICE_FALLBACKS:
+    for fallback in fallbacks_for(FailureClass.GPU_OOM, "GPU", ["ddp"]):
         assert fallback.name in text
 
 
 def test_new_supervisor_continues_with_the_decision_of_a_dead_one(supervisor, workspace):
     def halve(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
-        return RecoveryDecision("retry_changed", "smaller", delay_seconds=4, micro_batch_size=4)
+        return RecoveryDecision("retry_changed", "smaller", delay_seconds=4, batch=BatchSettings(4))
 
     assert supervisor("crash", decide=halve).run().outcome == "preempted"
     assert supervisor("finish").run().attempts == 2
     (decided,) = events(workspace, DecisionMade)
     second = events(workspace, AttemptStarted)[1]
     assert second.time >= decided.time + decided.delay_seconds
-    assert second.micro_batch_size == 4
+    assert second.batch.micro_batch_size == 4
 
 
 def test_killed_while_it_waits_for_a_retry(supervisor, workspace, data, config, wait_for):

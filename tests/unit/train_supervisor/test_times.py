@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -34,7 +35,7 @@ def started(attempt, time, resumed=0):
         time=time,
         attempt=attempt,
         world_size=1,
-        micro_batch_size=2,
+        batch=BatchSettings(2),
         gradient_accumulation_steps=2,
         resumed_from_step=resumed or None,
     )
