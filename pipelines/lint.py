@@ -14,6 +14,7 @@ import yaml
 
 from steadytrain.components.shared.config.secrets import find_secrets, names_a_secret
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import duration
 
 DEFAULT_RETRY_SECONDS = 3600
 """How long KFP retries a task that sets no other limit."""
@@ -146,16 +147,16 @@ def _retry_window(task: _Task) -> Iterator[Finding]:
         if window <= DEFAULT_RETRY_SECONDS:
             yield Finding(
                 task.place,
-                f"is retried only within {window:g} s, and has no time-out: {counted}, so that "
-                "what fails later is never retried",
+                f"is retried only within {duration(window)}, and has no time-out: {counted}, so "
+                "that what fails later is never retried",
                 "set_retry(backoff_max_duration=...) longer than the task can take, or a "
                 "time-out (kfp.kubernetes.set_timeout)",
             )
     elif window < limit * retries:
         yield Finding(
             task.place,
-            f"may take {limit:g} s, and its window for {retries} retries is {window:g} s: "
-            f"{counted}, so that the last one may never come",
+            f"may take {duration(limit)}, and its window for {retries} retries is "
+            f"{duration(window)}: {counted}, so that the last one may never come",
             f"set_retry(backoff_max_duration='{limit * (retries + 1):g}s') allows every retry",
             unsafe=window < limit,
         )

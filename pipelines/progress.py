@@ -12,7 +12,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from steadytrain.components.report.telling import amount, duration, recovery, tell
+from steadytrain.components.report.telling import amount, recovery, tell
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -26,6 +26,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     WorkProgress,
 )
+from steadytrain.components.shared.quantities import duration, size
 
 PLAIN_SECONDS = 10.0
 """Without a terminal, a piece of work prints at most one line in this time."""
@@ -153,7 +154,7 @@ class ProgressDisplay:
             f"step {event.step:,}{of}",
             f"loss {event.loss:.4f}",
             f"{amount(event.tokens_per_second)} tokens/s",
-            f"memory {amount(memory)}B",
+            f"memory {size(memory)}",
         ]
         self._show(work, event.time, parts, left)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from steadytrain.components.memory.frozen import frozen_decisions
 from steadytrain.components.shared.decision import Decision, set_by_user
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.sizing.machine import Workload
@@ -184,5 +185,6 @@ def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Decision:
     return Decision(
         "training.save_steps",
         None,
-        f"as often as pays: about each {interval:.0f} s here (steps: {steps}), by Young's interval",
+        f"as often as pays: about each {duration(interval)} here (steps: {steps}), by Young's "
+        "interval",
     )

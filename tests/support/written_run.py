@@ -60,13 +60,13 @@ class Writer:
         stream.close()
         self.ledger.record(event)
 
-    def begin(self, step: str) -> None:
+    def start_run(self, step: str) -> None:
         self.clock += 0.2
         self.emit(step, StepStarted, stage=step, environment=environment())
 
     def again(self) -> None:
         """Record the start of the pipeline, for the first time or again."""
-        self.begin("begin")
+        self.start_run("begin")
         self.finish("begin", 0.1)
 
     def finish(self, step: str, seconds: float, summary: str = "", reused: bool = False) -> None:
@@ -93,7 +93,7 @@ class Writer:
     def preprocess(
         self, *, labels: tuple[str, ...] = (), card: dict[str, Any] | None = None
     ) -> DataRecord:
-        self.begin("preprocess")
+        self.start_run("preprocess")
         folder = self.workspace.prepared / "5f3a9c1be2d44a70"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card or {}))
@@ -224,7 +224,7 @@ class Writer:
         self.finish("train", 1.0, f"{steps} steps, best validation {metric} 2.213")
 
     def evaluated(self, **fields: Any) -> None:
-        self.begin("evaluate")
+        self.start_run("evaluate")
         EvaluationRecord(
             task=self.config.data.task, weights_digest="w", scores="scores.parquet", **fields
         ).save(self.workspace.record("evaluate"))
@@ -247,11 +247,11 @@ class Writer:
             champion=champion,
             reason=reason,
         )
-        self.begin("register")
+        self.start_run("register")
         record.save(self.workspace.record("register"))
         self.finish("register", 8.0, f"version {version} of {self.config.model_name}")
         if champion:
-            self.begin("promote")
+            self.start_run("promote")
             record.save(self.workspace.record("promote"))
             self.finish("promote", 2.0, f"version {version} is the champion")
 

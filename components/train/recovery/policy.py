@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
@@ -218,11 +219,11 @@ def _retry(
     if same == limit - 1 and _moves(kind, settings):
         return RecoveryDecision(
             "retry_changed",
-            f"{told}; the last attempt asks for nodes on demand, in {delay:.1f} s",
+            f"{told}; the last attempt asks for nodes on demand, in {duration(delay)}",
             delay_seconds=delay,
             on_demand=True,
         )
-    return RecoveryDecision("retry", f"{told}; nothing changes, again in {delay:.1f} s", delay)
+    return RecoveryDecision("retry", f"{told}; nothing changes, again in {duration(delay)}", delay)
 
 
 def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
@@ -242,7 +243,7 @@ def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Recove
     if crashes > settings.breaker_failures:
         return RecoveryDecision("stop", f"{told}: the circuit breaker's last try")
     delay = settings.breaker_reset_seconds
-    told = f"{told}: the circuit breaker is open, one last try in {delay:g} s"
+    told = f"{told}: the circuit breaker is open, one last try in {duration(delay)}"
     if _moves(kind, settings):
         return RecoveryDecision("retry_changed", f"{told}, on demand", delay, on_demand=True)
     return RecoveryDecision("retry", told, delay)

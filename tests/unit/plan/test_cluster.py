@@ -113,10 +113,10 @@ def test_a_kind_that_the_table_lacks_is_left_out_and_told(answers):
     answers.listing(NODES, node("8", "900Gi", **odd), node("4", "180Gi", **T4), node("2"))
     found, remarks = plan("--cluster")
     assert found["hardware"]["gpu"] == "T4"
-    assert "NVIDIA-B999 (192 GiB)" in remarks
+    assert "NVIDIA-B999 (206 GB)" in remarks
     assert "GPU of unknown make (memory not labelled)" in remarks
     answers.listing(NODES, node("8", "900Gi", **odd))
-    with pytest.raises(BadInput, match=r"knows none: NVIDIA-B999 \(192 GiB\)"):
+    with pytest.raises(BadInput, match=r"knows none: NVIDIA-B999 \(206 GB\)"):
         plan("--cluster")
 
 

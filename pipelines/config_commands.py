@@ -1,0 +1,71 @@
+"""The commands about a configuration itself: validate, schema, presets."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from steadytrain.pipelines import completion, json_output
+from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
+
+
+def validate(
+    source: DataSource,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    run: Run = "",
+    output: RunOutput = "",
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the full configuration, including defaults.")
+    ] = False,
+    explain: Annotated[
+        str,
+        typer.Option(
+            metavar="FIELD",
+            autocompletion=completion.fields,
+            help="Explain a field or a section: type, values, default, its value here and where "
+            "that comes from, and what a change affects.",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Check a configuration and report every problem at once."""
+    from steadytrain.pipelines.explained import explained
+    from steadytrain.pipelines.sources import open_source
+
+    chosen = open_source(source, given(overrides, run=run, output=output))
+    for remark in chosen.remarks:
+        typer.echo(remark, err=True)
+    config = chosen.config
+    if explain:
+        told = explained(explain, chosen)
+        json_output.show(told.as_data()) if as_json else typer.echo("\n".join(told.lines()))
+    elif as_json:
+        content = {"run": config.run_id, "configuration": config.model_dump(mode="json")}
+        json_output.show({"valid": True, **content})
+    else:
+        typer.echo(config.to_yaml().rstrip() if show else f"valid: run {config.run_id}")
+
+
+def schema() -> None:
+    """Print every field of a configuration as JSON Schema."""
+    from steadytrain.components.shared.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+def presets(as_json: Json = False) -> None:
+    """List the configurations that ship with steadytrain."""
+    from steadytrain.components.shared.config import load, preset_names
+
+    found = [
+        {"name": name, "task": config.data.task, "source": config.data.source}
+        for name, config in ((name, load(name)) for name in preset_names())
+    ]
+    if as_json:
+        json_output.show({"presets": found})
+        return
+    for item in found:
+        typer.echo(f"{item['name']}: {item['task']} on {', '.join(item['source'])}")
