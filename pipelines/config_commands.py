@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import completion, json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
 
+if TYPE_CHECKING:
+    from steadytrain.pipelines.explained import Explained
+
 
 def validate(
-    source: DataSource,
+    source: DataSource = "",
     overrides: Overrides = [],  # noqa: B006  typer copies it
     run: Run = "",
     output: RunOutput = "",
@@ -31,22 +35,33 @@ def validate(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check a configuration and report every problem at once."""
+    """Check a configuration and report every problem at once.
+
+    With --explain, it needs no configuration: `steadytrain validate --explain training.max_steps`
+    """
     from steadytrain.pipelines.explained import explained
     from steadytrain.pipelines.sources import open_source
 
+    if not source and explain:
+        _show(explained(explain), as_json=as_json)
+        return
+    if not source:
+        raise BadInput("no configuration is given", remedy="name a YAML file, a preset, or data")
     chosen = open_source(source, given(overrides, run=run, output=output))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
     if explain:
-        told = explained(explain, chosen)
-        json_output.show(told.as_data()) if as_json else typer.echo("\n".join(told.lines()))
+        _show(explained(explain, chosen), as_json=as_json)
     elif as_json:
         content = {"run": config.run_id, "configuration": config.model_dump(mode="json")}
         json_output.show({"valid": True, **content})
     else:
         typer.echo(config.to_yaml().rstrip() if show else f"valid: run {config.run_id}")
+
+
+def _show(told: Explained, *, as_json: bool) -> None:
+    json_output.show(told.as_data()) if as_json else typer.echo("\n".join(told.lines()))
 
 
 def schema() -> None:

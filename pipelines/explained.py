@@ -36,7 +36,7 @@ class Explained:
     """A field with its present value.
 
     value: as plain data; a section's fields have explanations of their own in `inner`.
-    origin: where the value comes from, such as a file, --set or the default.
+    origin: where the value comes from, such as a file, --set or the default; "" if it is not known.
     """
 
     field: Field
@@ -53,8 +53,12 @@ class Explained:
 
     def __str__(self) -> str:
         """Return the field with its value in one line, or only the name of a section."""
-        value = "" if self.inner else f" = {_plain(self.value)} ({self.origin})"
-        return f"{self.field.name}{value}"
+        known = self.origin and not self.inner
+        return f"{self.field.name} = {self._value}" if known else self.field.name
+
+    @property
+    def _value(self) -> str:
+        return f"{_plain(self.value)} ({self.origin})"
 
     def as_data(self) -> dict[str, Any]:
         """Return the explanation for programs."""
@@ -76,22 +80,28 @@ class Explained:
             if field.unit:
                 yield "unit", field.unit
             yield "default", "none, it is required" if required else _plain(field.default)
-            yield "value", f"{_plain(self.value)} ({self.origin})"
+            if self.origin:
+                yield "value", self._value
         if self.affects:
             yield "affects", self.affects
 
 
-def explained(name: str, chosen: Chosen) -> Explained:
+def explained(name: str, chosen: Chosen | None = None) -> Explained:
     """Explain a field or section by its full name, such as training.max_steps or gate.
+
+    Args:
+        chosen: the configuration with its value; None leaves out the value.
 
     Raises:
         BadInput: there is no such field. The message names the closest one.
     """
     field = describe(name)
+    inner = tuple(explained(f"{name}.{part}", chosen) for part in field.inner)
+    if chosen is None:
+        return Explained(field, None, "", _affects(field), inner)
     value: Any = chosen.config.model_dump(mode="json")
     for part in name.split("."):
         value = value[part]
-    inner = tuple(explained(f"{name}.{part}", chosen) for part in field.inner)
     return Explained(field, value, chosen.origin(name), _affects(field), inner)
 
 

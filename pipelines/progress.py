@@ -136,9 +136,13 @@ class ProgressDisplay:
             work = _Work(event.stage, event.work, event.total, event.done, event.time)
         self.work, work.total = work, event.total
         rate, left = work.advance(event.done, event.time)
-        of = f"/{amount(event.total)}" if event.total is not None else ""
-        parts = [f"{amount(event.done)}{of} {event.unit}"]
-        parts += [f"{amount(rate)} {event.unit}/s"] if rate else []
+        if event.unit == "bytes":
+            of = f" of {size(event.total)}" if event.total is not None else ""
+            parts = [f"{size(event.done)}{of}"] + ([f"{size(rate)}/s"] if rate else [])
+        else:
+            of = f"/{amount(event.total)}" if event.total is not None else ""
+            parts = [f"{amount(event.done)}{of} {event.unit}"]
+            parts += [f"{amount(rate)} {event.unit}/s"] if rate else []
         self._show(work, event.time, parts, left)
 
     def _advance_training(self, event: TrainingStep) -> None:

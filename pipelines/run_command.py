@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import Stopped
-from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
     DataSource,
@@ -73,6 +72,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 
 
 def _run(config: RunConfig) -> None:
+    from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.light_kfp import import_kfp
     from steadytrain.pipelines.local import run_locally

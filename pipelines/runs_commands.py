@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from steadytrain.components.report.words import moment
     from steadytrain.pipelines.runs import list_runs
 
     runs = list(list_runs(output))
@@ -26,7 +26,7 @@ def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
         return
     table = Table("run", "state", "step", "started", box=None, pad_edge=False)
     for item in runs:
-        started = f"{datetime.fromtimestamp(item.started):%Y-%m-%d %H:%M}" if item.started else ""
+        started = moment(item.started) if item.started else ""
         table.add_row(item.run_id, item.state, item.step, started)
     if not table.row_count:
         typer.echo(f"no runs in {output}")

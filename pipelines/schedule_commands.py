@@ -101,6 +101,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
     from rich.console import Console
     from rich.table import Table
 
+    from steadytrain.components.report import words
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.differences import told
     from steadytrain.pipelines.server.schedules import present
@@ -121,7 +122,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
     table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
     for item in found:
         state = "on" if item.enabled else "paused"
-        since = f"{item.item.created_at:%Y-%m-%d %H:%M}"
+        since = words.moment(item.item.created_at.timestamp())
         table.add_row(f"{item.group}/{item.name}", told(item)["when"], state, since)
     if not table.row_count:
         typer.echo("none of ours on the server")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,6 +94,7 @@ def watch(
     started is recorded in storage, so you can restart watchers at any time, and run several of
     them. Stops on SIGTERM and Ctrl-C.
     """
+    from steadytrain.components.report.words import moment
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
 
@@ -110,7 +111,7 @@ def watch(
         what,
         every_seconds=every,
         quiet_seconds=quiet,
-        tell=lambda text: typer.echo(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}"),
+        tell=lambda text: typer.echo(f"{moment(time.time())} {text}"),
         wait=stop.wait,
     )
 

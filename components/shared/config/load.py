@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args
@@ -252,7 +253,9 @@ def _explain(item: Mapping[str, Any]) -> Problem:
         return Problem(field, value, "no such field", _suggest(location))
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         return Problem(field, value, message, f"put it in quotes: {field.split('.')[-1]}: '...'")
-    return Problem(field, value, message, f"change {field}; `steadytrain schema` tells its values")
+    name = ".".join(takewhile(lambda part: isinstance(part, str), location))
+    remedy = f"change {field}; `steadytrain validate --explain {name}` shows its values"
+    return Problem(field, value, message, redact(remedy))
 
 
 def _suggest(location: list[Any]) -> str:

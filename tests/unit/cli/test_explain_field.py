@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -101,6 +102,20 @@ def test_any_text_is_an_error_and_no_more(chosen, field):
     with pytest.raises(BadInput) as caught:
         explained(field, chosen)
     assert len(str(caught.value)) < 300
+
+
+def test_without_a_configuration_it_leaves_out_the_value(tmp_path):
+    done = call("validate", "--explain", "gate.margin", folder=tmp_path)
+    assert done.code == 0
+    assert "default  0.0" in done.out
+    assert "value" not in done.out
+    assert call("validate", folder=tmp_path).code == 2
+
+
+def test_an_invalid_value_leads_to_its_explanation(tmp_path):
+    done = call("validate", "chat", "--set", "gate.margin=-1", folder=tmp_path)
+    (command,) = re.findall("`steadytrain (.+?)`", done.err)
+    assert "(≥ 0)" in call(*command.split(), folder=tmp_path).out
 
 
 def test_the_command_prints_it_for_people_and_for_programs(tmp_path):

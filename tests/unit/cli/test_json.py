@@ -23,7 +23,7 @@ DOCUMENTED = dict(ROW.findall((ROOT / "docs" / "guides" / "scripts.md").read_tex
 
 def documented(command):
     """Return the keys of a command's object, and those of its items if it is a list of them."""
-    outer, _, inner = DOCUMENTED[command].partition(": each with ")
+    outer, _, inner = DOCUMENTED[command].partition("; ")[0].partition(": each with ")
     return {*re.findall(r"`(\w+)`", outer)}, {*re.findall(r"`(\w+)`", inner)}
 
 

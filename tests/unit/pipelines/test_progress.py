@@ -149,15 +149,18 @@ def test_a_display_that_comes_late_knows_no_end():
     assert "left" not in text
 
 
-def work(done, time, total=100.0, name="reading"):
-    return WorkProgress(
-        time=time, stage="preprocess", work=name, done=done, total=total, unit="records"
-    )
+def work(done, time, total=100.0, name="reading", unit="records"):
+    return WorkProgress(time=time, stage="preprocess", work=name, done=done, total=total, unit=unit)
 
 
 def test_work_shows_rate_and_time_left():
     text = shown(work(0, 100.0), work(20, 140.0))
     assert "preprocess: reading: 20/100 records, 0.5 records/s, 2 min 40 s left" in text
+
+
+def test_work_in_bytes_is_shown_as_sizes():
+    text = shown(work(0, 100.0, 3e6, unit="bytes"), work(1_500_000, 140.0, 3e6, unit="bytes"))
+    assert "reading: 1.5 MB of 3 MB, 37.5 kB/s, 40 s left" in text
 
 
 def test_work_without_a_known_end():
