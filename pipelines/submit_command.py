@@ -94,7 +94,11 @@ def submit(
         **options,
     )
     if as_json:
-        _as_json(run, run.wait() if wait else None)
+        try:
+            _as_json(run, run.wait() if wait else None)
+        except (KeyboardInterrupt, Stopped):
+            _as_json(run, None)
+            raise typer.Exit(130) from None
         return
     upload = "uploaded" if run.version.uploaded else "there already"
     typer.echo(f"pipeline  {run.version.pipeline}, version {run.version.name} ({upload})")

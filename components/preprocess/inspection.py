@@ -31,9 +31,8 @@ _FILES: Final = 10
 _DOWNLOAD_BYTES: Final = 256_000_000
 _FEW: Final = 20
 """With fewer records, the number of different labels says nothing."""
-
-
 _Files = list[tuple[SourceFile, str]]
+"""Files with their formats."""
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Inspection:
     good: how many records each task can use.
     defects: why the others cannot be used, by task.
     labels: how many records have each label.
-    characters: the length of each text, or of the chat's messages as JSON.
     """
 
     records: int = 0
@@ -53,13 +51,6 @@ class Inspection:
     good: Counter[str] = field(default_factory=Counter)
     defects: dict[str, Counter[str]] = field(default_factory=lambda: {t: Counter() for t in TASKS})
     labels: Counter[str] = field(default_factory=Counter)
-    characters: list[int] = field(default_factory=list)
-
-    @property
-    def usual_length(self) -> int:
-        """The characters that 95 % of the records do not exceed."""
-        lengths = sorted(self.characters)
-        return lengths[int(0.95 * (len(lengths) - 1))] if lengths else 0
 
 
 def inspect(data: DataConfig) -> Inspection:
@@ -135,7 +126,8 @@ def _first(chunks: Iterator[Chunk], count: int) -> Iterator[Row]:
         yield from islice((row for chunk in chunks for row in chunk.rows()), count)
     finally:
         # Ends the process that decodes the file.
-        getattr(chunks, "close", lambda: None)()
+        if isinstance(chunks, Generator):
+            chunks.close()
 
 
 def _check_sizes(files: _Files) -> None:
@@ -156,7 +148,6 @@ def _add(
             reasons[row.reason] += 1
         return
     found.columns.update(name for name, value in row.items() if value is not None)
-    length = 0
     for task, data in as_tasks.items():
         try:
             checked = check(row, data)
@@ -164,11 +155,8 @@ def _add(
             found.defects[task][defect.reason] += 1
             continue
         found.good[task] += 1
-        length = max(length, len(checked.content))
         if checked.label is not None:
             found.labels[checked.label] += 1
-    if length:
-        found.characters.append(length)
 
 
 def _are_classes(found: Inspection) -> bool:
@@ -194,7 +182,7 @@ def _label_count(found: Inspection, task: str) -> str:
 
 
 def _odd_labels(found: Inspection, usable: list[str]) -> str:
-    if "sequence_classification" not in usable:
+    if "sequence_classification" not in usable or _are_classes(found):
         return ""
     return f", and {len(found.labels)} different labels, which are many for classes"
 

@@ -99,9 +99,9 @@ def test_a_data_set_by_its_hub_address(tmp_path):
 def test_records_that_suit_several_tasks_are_an_error_that_lists_them(tmp_path, rows, tasks):
     with pytest.raises(BadInput) as caught:
         open_source(jsonl(tmp_path / "a.jsonl", *rows), [])
-    assert {
-        item.removeprefix("--set data.task=") for item in caught.value.remedy.split(" or ")
-    } == (tasks)
+    assert ("many for classes" in caught.value.message) == (len(rows) == 50)
+    choices = caught.value.remedy.split(" or ")
+    assert {choice.removeprefix("--set data.task=") for choice in choices} == tasks
 
 
 def test_the_user_resolves_it(tmp_path):
@@ -143,6 +143,13 @@ def test_a_model_is_no_data(tmp_path):
     with pytest.raises(BadInput, match="is a model") as caught:
         open_source("model", [])
     assert "--set model.base=model" in caught.value.remedy
+
+
+def test_a_model_of_the_hub_is_no_data_either(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="cannot be loaded") as caught:
+        open_source("hub:org/some-model", [])
+    assert "model.base" in caught.value.remedy
 
 
 def test_only_the_first_records_are_read(tmp_path, monkeypatch):
