@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -36,17 +31,12 @@ def sources(incomplete: str) -> list[str]:
 
 def overrides(incomplete: str) -> list[str]:
     """Return fields of the configuration, as FIELD=, that start with the text typed so far."""
+    return [f"{name}=" for name in fields(incomplete)]
+
+
+def fields(incomplete: str) -> list[str]:
+    """Return fields of the configuration that start with the text typed so far."""
     from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.config.fields import leaves
 
-    return [f"{name}=" for name in _fields(RunConfig) if name.startswith(incomplete)]
-
-
-def _fields(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    from pydantic import BaseModel
-
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name
+    return [item.name for item in leaves(RunConfig) if item.name.startswith(incomplete)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.start_run import MIN_FREE_BYTES
 from steadytrain.components.shared.tracking.connect import (
     brisk,
@@ -32,7 +33,6 @@ _CREDENTIALS = (
     "MLFLOW_TRACKING_TOKEN",
     "STEADYTRAIN_WEBHOOK_URL",
 )
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Finding:
     topic: str
     text: str
     good: bool = True
+
+    def as_data(self) -> dict[str, str]:
+        """Return the result for programs, with the keys of the checks of a cluster."""
+        state = "pass" if self.good else "fail"
+        return {"topic": self.topic, "state": state, "text": self.text, "remedy": ""}
 
 
 def examine(output: Path) -> list[Finding]:
@@ -64,13 +69,11 @@ def examine(output: Path) -> list[Finding]:
 def _machine(output: Path) -> Iterator[Finding]:
     yield Finding("python", sys.version.split()[0], good=sys.version_info >= (3, 11))
     memory = psutil.virtual_memory()
-    yield Finding(
-        "memory", f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
-    )
+    yield Finding("memory", f"{size(memory.available)} of {size(memory.total)} available")
     yield Finding("cores", str(len(os.sched_getaffinity(0))))
     place = next(folder for folder in [output, *output.parents] if folder.is_dir())
     free, writable = shutil.disk_usage(place).free, os.access(place, os.W_OK)
-    text = f"{free / _GIB:.1f} GiB free at {place}{'' if writable else ', not writable'}"
+    text = f"{size(free)} free at {place}{'' if writable else ', not writable'}"
     yield Finding("disk", text, good=writable and free >= MIN_FREE_BYTES)
 
 

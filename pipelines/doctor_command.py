@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Output
 
 Cluster = Annotated[
@@ -42,14 +43,14 @@ def doctor(
     image: Image = "",
     storage: Storage = "",
     host: Host = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Check this machine: versions, memory, disk, tracking, and credentials.
+    """Check this machine or, with --cluster, a cluster.
 
-    With --cluster, check the cluster instead: rights, object kinds, GPUs, quota, volume, image, S3,
-    MLflow, and Kubeflow Pipelines. Each check that does not pass comes with a fix. The checks
-    create and remove a pod, an object in S3, and an experiment in MLflow. The exit status is 1 if a
-    check fails.
+    On this machine: versions, memory, disk, tracking, and credentials. On a cluster: rights, object
+    kinds, GPUs, quota, volume, image, S3, MLflow, and Kubeflow Pipelines. Each check that does not
+    pass comes with a fix. The checks create and remove a pod, an object in S3, and an experiment in
+    MLflow. The exit status is 1 if a check fails.
     """
     if not cluster:
         _this_machine(output, as_json=as_json)
@@ -72,7 +73,7 @@ def doctor(
             if line.remedy:
                 typer.echo(f"{'':<11}remedy: {line.remedy}")
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(line) for line in lines], indent=2))
+        json_output.show({"checks": [dataclasses.asdict(line) for line in lines]})
     if any(line.state == "fail" for line in lines):
         raise typer.Exit(1)
 
@@ -82,7 +83,7 @@ def _this_machine(output: Path, *, as_json: bool) -> None:
 
     findings = examine(output)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        json_output.show({"checks": [finding.as_data() for finding in findings]})
     for finding in findings if not as_json else ():
         typer.echo(f"{'ok ' if finding.good else 'BAD'}  {finding.topic}: {finding.text}")
     if not all(finding.good for finding in findings):

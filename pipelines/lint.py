@@ -14,6 +14,7 @@ import yaml
 
 from steadytrain.components.shared.config.secrets import find_secrets, names_a_secret
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import duration
 
 DEFAULT_RETRY_SECONDS = 3600
 """How long KFP retries a task that sets no other limit."""
@@ -146,7 +147,7 @@ def _retry_window(task: _Task) -> Iterator[Finding]:
         if window <= DEFAULT_RETRY_SECONDS:
             yield Finding(
                 task.place,
-                f"is retried only within {window:g} s, and has no timeout: {counted}, so a "
+                f"is retried only within {duration(window)}, and has no timeout: {counted}, so a "
                 "later failure is never retried",
                 "set_retry(backoff_max_duration=...) longer than the task can take, or a "
                 "timeout (kfp.kubernetes.set_timeout)",
@@ -154,8 +155,8 @@ def _retry_window(task: _Task) -> Iterator[Finding]:
     elif window < limit * retries:
         yield Finding(
             task.place,
-            f"may take {limit:g} s, and its window for {retries} retries is {window:g} s: "
-            f"{counted}, so the last one may never happen",
+            f"may take {duration(limit)}, and its window for {retries} retries is "
+            f"{duration(window)}: {counted}, so the last one may never happen",
             f"set_retry(backoff_max_duration='{limit * (retries + 1):g}s') allows every retry",
             unsafe=window < limit,
         )

@@ -24,6 +24,7 @@ from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Follower, Sink
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
@@ -242,7 +243,7 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
     while holder(workspace) is not None:
         if time.monotonic() > deadline:
             raise RunBusy(
-                f"run {workspace.run_id!r}: {found} has not stopped in {grace_seconds:.0f} s",
+                f"run {workspace.run_id!r}: {found} has not stopped in {duration(grace_seconds)}",
                 remedy="allow more time with --grace, or end the process",
             )
         time.sleep(_POLL_SECONDS)

@@ -1,11 +1,11 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the configuration that they describe."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -59,6 +59,24 @@ Source = Annotated[
         help="A preset's name or the path of a YAML file.", autocompletion=completion.sources
     ),
 ]
+DataSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A preset's name, the path of a YAML file, or data: a file, a folder, a glob, s3://, "
+        "hub:NAME or package:NAME.",
+        autocompletion=completion.sources,
+    ),
+]
+Run = Annotated[
+    str, typer.Option("--run", help="Name of the run. The same name continues the same run.")
+]
+RunOutput = Annotated[
+    str,
+    typer.Option(
+        "--output", "-o", help="Folder for the runs, instead of the configuration's `output`."
+    ),
+]
 Overrides = Annotated[
     list[str],
     typer.Option(
@@ -81,3 +99,12 @@ Namespace = Annotated[
     str,
     typer.Option(help="Namespace of your profile on a multi-user server. Default: KFP_NAMESPACE."),
 ]
+
+
+def given(overrides: Sequence[str], **options: str | int) -> list[str | tuple[str, Any]]:
+    """Return the overrides of a configuration, with the options that stand for a field added.
+
+    Args:
+        options: by the field's name, such as run="mine". "" and 0 mean that it was not given.
+    """
+    return [*overrides, *((field, value) for field, value in options.items() if value)]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
@@ -16,6 +18,8 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.pipelines.interrupts import say, silence
 from steadytrain.pipelines.local import LocalRun
+
+_DONE = ("finished", "reused")
 
 
 def outline(config: RunConfig) -> list[str]:
@@ -58,12 +62,32 @@ def ending(run: LocalRun) -> list[str]:
             f"mlflow  {_tracking(load(workspace.config), workspace, version)}",
         ]
     elif run.stopped is not None:
-        lines.append("stopped; the same command continues it")
+        lines += stopping(workspace)
     elif run.failure is not None:
         lines += _failure(run.failure, run.log)
     if workspace.report.is_file():
         lines.append(f"report  {workspace.report}")
     return lines
+
+
+def stopping(workspace: Workspace) -> list[str]:
+    """Return lines on what a stopped run has saved, and the command that continues it."""
+    if not workspace.config.is_file():
+        return ["stopped before anything was saved; the same command starts it again"]
+    facts = gather(workspace)
+    done = [item.stage for item in latest(executions(facts.events)) if item.state in _DONE]
+    step, planned = facts.history.last_step, facts.history.planned_steps
+    if step and "train" not in done:
+        saved = f"the checkpoint of step {step:,}" + (f" of {planned:,}" if planned else "")
+    else:
+        saved = f"the results of {', '.join(done)}" if done else "nothing yet"
+    return ["stopped", f"saved   {saved}", f"next    {resume_command(workspace)}"]
+
+
+def resume_command(workspace: Workspace) -> str:
+    """Return the command that continues a run from any folder."""
+    place = shlex.quote(str(workspace.output))
+    return f"steadytrain resume {workspace.run_id} --output {place}"
 
 
 def tell_ending(run: LocalRun) -> None:

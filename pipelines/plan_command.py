@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines.options import Overrides, Source, at_most
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, at_most, given
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.peak import Memory
@@ -22,8 +23,10 @@ _LARGEST_MEMORY_GB = 1e6
 
 
 def plan(
-    source: Source,
+    source: DataSource,
     overrides: Overrides = [],  # noqa: B006  typer copies it
+    run: Run = "",
+    output: RunOutput = "",
     gpu: Annotated[
         str,
         typer.Option(
@@ -83,16 +86,17 @@ def plan(
             "--formula", help="Skip the dry run. This is faster, but the memory is less exact."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show what a training run needs and why: memory, strategy, micro-batch, hours, cost, GPUs.
+    """Show what a training run needs, and why.
 
-    The plan needs only the model's configuration: no weights, and no network unless you pass
-    --cluster. It is computed by formula. If torch is installed, a dry run on fake tensors
-    determines the memory of the chosen setup, which takes seconds. What you set is never changed.
-    What you left open is filled in, each field with the rule behind it. If an earlier run in the
-    same output found out what fits, the plan uses that instead of the formula. If the configuration
-    cannot work, the plan says so, shows the nearest one that does, and exits with status 1.
+    That is memory, strategy, micro-batch, hours, cost and GPUs. The plan needs only the model's
+    configuration: no weights, and no network unless you pass --cluster. It is computed by formula.
+    If torch is installed, a dry run on fake tensors determines the memory of the chosen setup,
+    which takes seconds. What you set is never changed. What you left open is filled in, each field
+    with the rule behind it. If an earlier run in the same output found out what fits, the plan uses
+    that instead of the formula. If the configuration cannot work, the plan says so, shows the
+    nearest one that does, and exits with status 1.
 
     For example: `steadytrain plan chat --gpu rtx4050 --set model.base=hub:meta-llama/Llama-3.1-8B`
 
@@ -107,8 +111,13 @@ def plan(
     from steadytrain.components.sizing.hardware import all_gpus, priced
     from steadytrain.components.sizing.time_cost import by_table
     from steadytrain.pipelines.plan_hardware import choose_hardware
+    from steadytrain.pipelines.sources import open_source
 
-    config = _load(source, overrides, nodes, gpus_per_node)
+    sizes = {"compute.nodes": nodes, "compute.nproc_per_node": gpus_per_node}
+    chosen = open_source(source, given(overrides, run=run, output=output, **sizes))
+    for remark in chosen.remarks:
+        typer.echo(remark, err=True)
+    config = chosen.config
     table = all_gpus() if prices is None else priced(prices)
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb
@@ -121,7 +130,7 @@ def plan(
         measure=None if by_formula else _measure(config),
         timed=_on_this_machine() if calibrate else by_table,
     )
-    typer.echo(json.dumps(found.as_data(), indent=2) if as_json else render(found))
+    json_output.show(found.as_data()) if as_json else typer.echo(render(found))
     if write is not None:
         from steadytrain.components.plan.launch_files import write_files
 
@@ -129,13 +138,6 @@ def plan(
             typer.echo(f"wrote {path}", err=True)
     if not found.works:
         raise typer.Exit(1)
-
-
-def _load(source: str, overrides: list[str], nodes: int, gpus_per_node: int) -> RunConfig:
-    from steadytrain.components.shared.config import load
-
-    sizes = (("compute.nodes", nodes), ("compute.nproc_per_node", gpus_per_node))
-    return load(source, [*overrides, *(f"{field}={size}" for field, size in sizes if size)])
 
 
 def _measure(config: RunConfig) -> Measure | None:

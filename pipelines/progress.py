@@ -12,7 +12,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from steadytrain.components.report.sentences import amount, describe, duration, recovery
+from steadytrain.components.report.sentences import amount, describe, recovery
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -26,6 +26,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     WorkProgress,
 )
+from steadytrain.components.shared.quantities import duration, size
 
 PLAIN_SECONDS = 10.0
 """Without a terminal, a piece of work prints at most one line in this time."""
@@ -135,9 +136,13 @@ class ProgressDisplay:
             work = _Work(event.stage, event.work, event.total, event.done, event.time)
         self.work, work.total = work, event.total
         rate, left = work.advance(event.done, event.time)
-        of = f"/{amount(event.total)}" if event.total is not None else ""
-        parts = [f"{amount(event.done)}{of} {event.unit}"]
-        parts += [f"{amount(rate)} {event.unit}/s"] if rate else []
+        if event.unit == "bytes":
+            of = f" of {size(event.total)}" if event.total is not None else ""
+            parts = [f"{size(event.done)}{of}"] + ([f"{size(rate)}/s"] if rate else [])
+        else:
+            of = f"/{amount(event.total)}" if event.total is not None else ""
+            parts = [f"{amount(event.done)}{of} {event.unit}"]
+            parts += [f"{amount(rate)} {event.unit}/s"] if rate else []
         self._show(work, event.time, parts, left)
 
     def _advance_training(self, event: TrainingStep) -> None:
@@ -153,7 +158,7 @@ class ProgressDisplay:
             f"step {event.step:,}{of}",
             f"loss {event.loss:.4f}",
             f"{amount(event.tokens_per_second)} tokens/s",
-            f"memory {amount(memory)}B",
+            f"memory {size(memory)}",
         ]
         self._show(work, event.time, parts, left)
 

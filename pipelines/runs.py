@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
@@ -17,6 +18,7 @@ from steadytrain.components.shared.events.types import StepFailed, StepFinished,
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import held
+from steadytrain.pipelines.json_output import moment
 from steadytrain.pipelines.lock import holder
 
 STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "report")
@@ -34,6 +36,12 @@ class RunState:
     step: str
     started: float
     damage: Sequence[str] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the state for programs."""
+        started = moment(self.started)
+        named = {"run": self.run_id, "state": self.state, "step": self.step, "started": started}
+        return {**named, "damaged": list(self.damage)}
 
 
 def list_runs(output: Path) -> Iterator[RunState]:

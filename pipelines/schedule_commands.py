@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json, moment
 from steadytrain.pipelines.options import Host, Namespace
 
 if TYPE_CHECKING:
@@ -15,9 +17,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Manage recurring runs on a Kubeflow server, declared in a YAML file.\n\nA file has a "
-    "name, and owns the schedules on the server that carry that name. `apply` creates, replaces "
-    "and deletes only those. Credentials come from the environment, as for `steadytrain submit`.",
+    help="Manage recurring runs on a Kubeflow server.\n\nThey are declared in a YAML file. A "
+    "file has a name, and owns the schedules on the server that carry that name. `apply` creates, "
+    "replaces and deletes only those. Credentials come from the environment, as for `steadytrain "
+    "submit`.",
 )
 
 File = Annotated[Path, typer.Argument(help="The YAML file with the schedules.")]
@@ -35,6 +38,7 @@ def apply(
         bool,
         typer.Option("--dry-run", help="Show the changes like `diff`, but exit with status 0."),
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Make the server's schedules match a file.
 
@@ -67,41 +71,58 @@ def apply(
     declaration = Declaration.read(file)
     server = connect(host, namespace)
     if dry_run:
-        _show(declaration.plan(server, uploading=False))
+        _show(declaration.plan(server, uploading=False), as_json=as_json)
         return
     changes = applied(server, declaration)
+    if as_json:
+        _show(changes, as_json=True)
+        return
     done = {"create": "created", "replace": "replaced", "delete": "deleted", "keep": "left alone"}
     for change in changes:
         typer.echo(f"{done[change.action]} {declaration.file.name}/{change.name}")
 
 
 @app.command()
-def diff(file: File, host: Host = "", namespace: Namespace = "") -> None:
+def diff(file: File, host: Host = "", namespace: Namespace = "", as_json: Json = False) -> None:
     """Show what `apply` would change. The exit status is 1 if there are changes."""
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.applying import Declaration
 
     declaration = Declaration.read(file)
     changes = declaration.plan(connect(host, namespace), uploading=False)
-    _show(changes)
+    _show(changes, as_json=as_json)
     if any(change.action != "keep" for change in changes):
         raise typer.Exit(1)
 
 
 @app.command("list")
-def list_(host: Host = "", namespace: Namespace = "") -> None:
+def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> None:
     """List the schedules on the server that were applied from files."""
     from rich.console import Console
     from rich.table import Table
 
+    from steadytrain.components.report import words
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.differences import described
     from steadytrain.pipelines.server.schedules import present
 
+    found = present(connect(host, namespace))
+    if as_json:
+        schedules = [
+            {
+                "schedule": f"{item.group}/{item.name}",
+                "when": described(item)["when"],
+                "enabled": bool(item.enabled),
+                "since": moment(item.item.created_at.timestamp()),
+            }
+            for item in found
+        ]
+        json_output.show({"schedules": schedules})
+        return
     table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
-    for item in present(connect(host, namespace)):
+    for item in found:
         state = "on" if item.enabled else "paused"
-        since = f"{item.item.created_at:%Y-%m-%d %H:%M}"
+        since = words.moment(item.item.created_at.timestamp())
         table.add_row(f"{item.group}/{item.name}", described(item)["when"], state, since)
     if not table.row_count:
         typer.echo("no steadytrain schedules on the server")
@@ -147,9 +168,16 @@ def _switch(name: str, host: str, namespace: str, *, on: bool) -> None:
         schedules.switch(server, item, on=on)
 
 
-def _show(changes: list[Change]) -> None:
+def _show(changes: list[Change], *, as_json: bool) -> None:
     from steadytrain.pipelines.server.differences import differences
 
+    if as_json:
+        told = [
+            {"schedule": item.name, "action": item.action, "differences": list(differences(item))}
+            for item in changes
+        ]
+        json_output.show({"changes": told})
+        return
     for change in changes:
         typer.echo(f"{_MARKS[change.action]} {change.name}: {change.action}")
         if change.action in ("create", "replace"):

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import Stopped
-from steadytrain.pipelines.options import Host, Namespace, Overrides, Pipeline, Source
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines.options import (
+    Host,
+    Namespace,
+    Overrides,
+    Pipeline,
+    Run,
+    RunOutput,
+    Source,
+    given,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +32,8 @@ if TYPE_CHECKING:
 def submit(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
+    run_name: Run = "",
+    output: RunOutput = "",
     pipeline: Pipeline = "finetune",
     host: Host = "",
     namespace: Namespace = "",
@@ -43,6 +56,7 @@ def submit(
         bool,
         typer.Option("--dry-run", help="Show what would be sent, without contacting a server."),
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Start a run on a Kubeflow server.
 
@@ -54,26 +68,38 @@ def submit(
     multi-user Kubeflow). In a pod, the token that the cluster mounts is used. From a machine with
     kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
     """
+    from steadytrain.components.shared.config import load
     from steadytrain.pipelines.server import submission
 
+    config = load(source, given(overrides, run=run_name, output=output))
     options = {
         "experiment": experiment,
         "pipeline_root": pipeline_root,
         "service_account": service_account,
     }
     if dry_run:
-        planned = submission.Submission.of(source, overrides, **options)
-        typer.echo("\n".join(submission.outline(planned, _warn, pipeline=pipeline)))
+        planned = submission.Submission.of(config, **options)
+        lines = submission.outline(planned, _warn, pipeline=pipeline)
+        if as_json:
+            json_output.show({"parameters": planned.parameters, "experiment": planned.experiment})
+        else:
+            typer.echo("\n".join(lines))
         return
     run = submission.submit(
-        source,
-        overrides,
+        config,
         pipeline=pipeline,
         host=host,
         namespace=namespace,
         tell=_warn,
         **options,
     )
+    if as_json:
+        try:
+            _as_json(run, run.wait() if wait else None)
+        except (KeyboardInterrupt, Stopped):
+            _as_json(run, None)
+            raise typer.Exit(130) from None
+        return
     upload = "uploaded" if run.version.uploaded else "there already"
     typer.echo(f"pipeline  {run.version.pipeline}, version {run.version.name} ({upload})")
     typer.echo(f"run       {run.name} ({run.run_id})")
@@ -81,6 +107,19 @@ def submit(
         typer.echo(f"link      {run.url}")
     if wait:
         _end(run, _followed(run))
+
+
+def _as_json(run: SubmittedRun, outcome: PipelineOutcome | None) -> None:
+    """Print the run and, if it was followed, its end; exit with status 1 if it failed."""
+    version = {"pipeline": run.version.pipeline, "version": run.version.name}
+    named = {"run": run.name, "run_id": run.run_id, "link": run.url or None}
+    steps = outcome and {name: step.state for name, step in outcome.steps.items()}
+    state = outcome and outcome.state
+    json_output.show(
+        {**named, **version, "uploaded": run.version.uploaded, "state": state, "steps": steps}
+    )
+    if outcome and not outcome.succeeded:
+        raise typer.Exit(1)
 
 
 def _followed(run: SubmittedRun) -> PipelineOutcome:
@@ -143,7 +182,7 @@ def _table(steps: Steps) -> Table:
 
 
 def _state(step: Step) -> str:
-    from steadytrain.components.report.sentences import duration
+    from steadytrain.components.shared.quantities import duration
 
     ended = step.seconds is not None and step.state not in ("PENDING", "RUNNING")
     took = f" ({duration(step.seconds)})" if ended and step.seconds is not None else ""

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import signal
 import threading
-from datetime import datetime
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import (
     YEAR,
     Host,
     Namespace,
     Overrides,
     Pipeline,
+    RunOutput,
     Source,
     at_most,
+    given,
 )
 
 if TYPE_CHECKING:
+    from steadytrain.components.shared.config.load import Override
     from steadytrain.pipelines.server.triggers import Trigger
 
 State = Annotated[
@@ -35,11 +41,13 @@ Experiment = Annotated[str, typer.Option(help="KFP experiment. Default: `trackin
 def trigger(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
+    output: RunOutput = "",
     pipeline: Pipeline = "retrain",
     host: Host = "",
     namespace: Namespace = "",
     experiment: Experiment = "",
     state: State = "",
+    as_json: Json = False,
 ) -> None:
     """Start a run on a Kubeflow server for the current data, once.
 
@@ -50,13 +58,19 @@ def trigger(
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
 
-    what = _trigger(source, overrides, pipeline, experiment, state)
-    typer.echo(str(triggers.trigger(connect(host, namespace), what)))
+    what = _trigger(source, given(overrides, output=output), pipeline, experiment, state)
+    answer = triggers.trigger(connect(host, namespace), what)
+    if as_json:
+        named = {"run": answer.run, "run_id": answer.run_id, "link": answer.url or None}
+        json_output.show({"outcome": answer.kind, **named})
+    else:
+        typer.echo(str(answer))
 
 
 def watch(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
+    output: RunOutput = "",
     pipeline: Pipeline = "retrain",
     host: Host = "",
     namespace: Namespace = "",
@@ -73,16 +87,21 @@ def watch(
         ),
     ] = 300,
 ) -> None:
-    """Watch `data.source` (folders, s3:// prefixes), and start a run when it has changed.
+    """Start a run on a Kubeflow server whenever the data change.
 
-    A run starts once nothing has changed for a while, since an upload may be in progress, and once
-    the run before it has ended. What was started is recorded in storage, so you can restart
-    watchers at any time, and run several of them. Stops on SIGTERM and Ctrl-C.
+    It watches `data.source` (folders, s3:// prefixes). A run starts once nothing has changed for a
+    while, since an upload may be in progress, and once the run before it has ended. What was
+    started is recorded in storage, so you can restart watchers at any time, and run several of
+    them. Stops on SIGTERM and Ctrl-C.
     """
+    from steadytrain.components.report.words import moment
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
 
-    what, stop = _trigger(source, overrides, pipeline, experiment, state), threading.Event()
+    what, stop = (
+        _trigger(source, given(overrides, output=output), pipeline, experiment, state),
+        threading.Event(),
+    )
     server = connect(host, namespace)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -92,16 +111,17 @@ def watch(
         what,
         every_seconds=every,
         quiet_seconds=quiet,
-        tell=lambda text: typer.echo(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}"),
+        tell=lambda text: typer.echo(f"{moment(time.time())} {text}"),
         wait=stop.wait,
     )
 
 
 def _trigger(
-    source: str, overrides: list[str], pipeline: Pipeline, experiment: str, state: str
+    source: str, overrides: Sequence[Override], pipeline: Pipeline, experiment: str, state: str
 ) -> Trigger:
+    from steadytrain.components.shared.config import load
     from steadytrain.pipelines.server.submission import Submission
     from steadytrain.pipelines.server.triggers import Trigger
 
-    submission = Submission.of(source, overrides, experiment=experiment)
+    submission = Submission.of(load(source, overrides), experiment=experiment)
     return Trigger.of(submission, pipeline, state)

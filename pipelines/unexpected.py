@@ -17,7 +17,7 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.redaction import redact, traceback_of
+from steadytrain.pipelines import json_output
 
 
 class _Output(io.FileIO):
@@ -41,8 +42,10 @@ class _Output(io.FileIO):
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def told(*, as_json: bool = False) -> Iterator[None]:
     """End the process with an exit status, and with at most one message on standard error.
+
+    With `as_json`, an error is a JSON object on standard output instead.
 
     A SteadytrainError prints its message and sets its status. Ctrl-C exits with 130. If the reader
     of the output is gone, the process exits with 1 and prints nothing. If the output cannot be
@@ -60,14 +63,17 @@ def told() -> Iterator[None]:
     except SystemExit as end:
         status = end.code
     except SteadytrainError as error:
-        _say(f"error: {error}")
+        _report(f"error: {error}", json_output.of_error(error) if as_json else None)
         status = error.exit_code
     except KeyboardInterrupt:
         status = 130
     except BaseException as error:
         status = 1
         if error is not output.refused:
-            _say(_defect(error))
+            message, remedy = _defect(error)
+            content = json_output.failure(type(error).__name__, message, remedy, 70)
+            text = f"error: {message}\n  remedy: {remedy}"
+            _report(text, content if as_json else None)
             status = 70
     if output.refused:
         _discard(output.fileno())
@@ -93,6 +99,17 @@ def _open_streams() -> _Output:
     return output
 
 
+def _report(text: str, content: Mapping[str, Any] | None) -> None:
+    """Report an error: on standard output if it has content for programs, else as text."""
+    if content is None:
+        _say(text)
+        return
+    # If the write fails, the stream remembers it, and `told` reports it.
+    with contextlib.suppress(OSError):
+        json_output.show(content)
+        sys.stdout.flush()
+
+
 def _say(text: str) -> None:
     try:
         sys.stderr.write(f"{text}\n")
@@ -109,7 +126,8 @@ def _discard(descriptor: int) -> None:
         os.close(nowhere)
 
 
-def _defect(error: BaseException) -> str:
+def _defect(error: BaseException) -> tuple[str, str]:
+    """Write a log. Return the message and the remedy."""
     identity = _identity(error)
     try:
         log = f"log: {_write_log(error, identity)}"
@@ -118,10 +136,10 @@ def _defect(error: BaseException) -> str:
     kind = type(error).__name__
     message = redact(f"{error}".splitlines()[0][:200] if f"{error}" else "")
     return (
-        f"error: unexpected {kind}{f': {message}' if message else ''}\n  at {_place(error)}\n  "
-        f"id {identity}; {log}\n  remedy: this is a bug in steadytrain: report the id, the "
-        "command, and the log, from which known secrets are removed; review it before you send "
-        "it"
+        f"unexpected {kind}{f': {message}' if message else ''}\n  at {_place(error)}\n"
+        f"  id {identity}; {log}",
+        "this is a bug in steadytrain: report the id, the command, and the log, from which "
+        "known secrets are removed; review it before you send it",
     )
 
 

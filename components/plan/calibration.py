@@ -25,6 +25,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
@@ -156,7 +157,7 @@ class Trial:
         """Yield for each step its tokens, and the seconds of a micro-batch and of an update."""
         began, lengths = self._now(), row_lengths(self.config, STEPS * self.rows)
         self._warm_up(lengths)
-        tell(f"calibrating: warmed up in {self._now() - began:.1f} s")
+        tell(f"calibrating: warmed up in {duration(self._now() - began)}")
         for step in range(STEPS):
             if step and self._now() - began > SECONDS:
                 return

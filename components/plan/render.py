@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from steadytrain.components.plan.offer import Offer
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.plan.scaling import Size, policy
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.time_cost import THE_TABLE, Span
 
@@ -74,8 +75,9 @@ def _spending(plan: Plan) -> Iterator[str]:
     lost = plan.preemptions
     yield (
         f"  USD on spot     {_span(offer.spot_usd)}; preemptions every "
-        f"{plan.job.config.recovery.seconds_between_failures / 3600:g} h make it "
-        f"{lost.factor:.2f} times as long, with a checkpoint every {lost.interval_seconds:.0f} s"
+        f"{duration(plan.job.config.recovery.seconds_between_failures)} make it "
+        f"{lost.factor:.2f} times as long, with a checkpoint every "
+        f"{duration(lost.interval_seconds)}"
     )
 
 

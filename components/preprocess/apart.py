@@ -20,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 
 from steadytrain.components.shared.bounded import data_bytes
 from steadytrain.components.shared.errors import DataError, SteadytrainError
+from steadytrain.components.shared.quantities import size
 
 MEMORY_BYTES: Final = 1 << 30
 """Memory for decoding, on top of what the process uses after its imports."""
@@ -118,8 +119,7 @@ def _serve(memory: int) -> None:
                 answer = error
             except MemoryError:
                 answer = DataError(
-                    f"{what}: the file cannot be read: decoding it takes more than "
-                    f"{memory >> 20} MiB",
+                    f"{what}: the file cannot be read: decoding it takes more than {size(memory)}",
                     remedy="write it with smaller record batches or row groups, or leave it out",
                 )
             pickle.dump(answer, answers)

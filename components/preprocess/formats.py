@@ -34,22 +34,13 @@ from steadytrain.components.preprocess.chunks import (
 from steadytrain.components.preprocess.columnar import COLUMNAR, require_distinct
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.data import SUFFIXES
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_ROWS: Final = 4096
 LINE_LIMIT: Final = 64 << 20
 """A longer line is skipped while it is read, to limit memory."""
-
-SUFFIXES: Final = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".txt": "text",
-    ".arrow": "arrow",
-}
 
 _SEPARATORS = re.compile(r"[\s,\[]*")
 

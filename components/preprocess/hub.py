@@ -134,5 +134,6 @@ def _unreadable(address: str, error: Exception) -> BadInput:
     return BadInput(
         f"data.source = {address!r}: the data set cannot be loaded ({type(error).__name__}: "
         f"{str(error).splitlines()[0] if str(error) else ''})",
-        remedy="check name, split and network; a private one needs HF_TOKEN in the environment",
+        remedy="check name, split and network; a private one needs HF_TOKEN in the environment; "
+        "the name of a model belongs in model.base",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -29,7 +30,7 @@ def model_card(
             f"# {config.model_name}",
             f"Task `{config.data.task}`, {train.parameters:,} parameters, from "
             f"{config.model.base or 'scratch'}. Trained by steadytrain for {train.steps:,} steps "
-            f"({train.seconds:.0f} s, {attempts}); "
+            f"({duration(train.seconds)}, {attempts}); "
             f"the best {train.metric} of the validation side was {train.best_score:.4g}, at step "
             f"{train.best_step:,}.",
             "## Gate",

@@ -43,15 +43,13 @@ def line_chart(
     show: Format = number,
     marks: Sequence[tuple[float, str]] = (),
     from_zero: bool = False,
-    binary: bool = False,
 ) -> Markup:
     """Draw curves over steps: the first as a line, the others as lines with dots.
 
     Args:
-        show: formats values in tooltips and in the description, and tick labels if `binary`.
+        show: formats values in tick labels, in tooltips and in the description.
         marks: steps with their labels, drawn as vertical lines.
         from_zero: the vertical axis includes 0.
-        binary: the vertical axis starts at 0 and its ticks are round in units of 1024.
 
     Returns:
         The SVG, or "" if no curve has a point.
@@ -61,10 +59,11 @@ def line_chart(
         return Markup("")
     steps = [x for x, _ in points] + [x for curve in curves for x in curve.broken]
     values = [y for _, y in points]
-    ticks = _value_ticks(values, from_zero=from_zero, binary=binary)
+    ticks = nice_ticks(min(0.0, *values) if from_zero else min(values), max(values))
     x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - RIGHT)
     y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [_grid(ticks, y, show if binary else _tick), _step_axis(x)]
+    # Digits that `number` always shows would only clutter the axis.
+    parts = [_grid(ticks, y, _tick if show is number else show), _step_axis(x)]
     parts += [_mark(x(step), label) for step, label in marks]
     for index, curve in enumerate(curves):
         parts.append(_line(curve, index, x, y, show))
@@ -133,18 +132,6 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
-
-
-def byte_ticks(high: float, count: int = 5) -> list[float]:
-    """Return ticks from 0 that are round in the unit that `high` is written in."""
-    unit = 1024.0 ** max(0, math.floor(math.log(max(high, 1.0), 1024)))
-    return [tick * unit for tick in nice_ticks(0, max(high, 1.0) / unit, count)]
-
-
-def _value_ticks(values: Sequence[float], *, from_zero: bool, binary: bool) -> list[float]:
-    if binary:
-        return byte_ticks(max(values))
-    return nice_ticks(min(0.0, *values) if from_zero else min(values), max(values))
 
 
 def _svg(title: str, description: str, parts: Sequence[Markup]) -> Markup:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.sentences import recovery
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import RunSummary, outcome
-from steadytrain.components.report.words import duration, number, percent
+from steadytrain.components.report.words import number, percent
+from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 
@@ -35,6 +38,43 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     lines += _training(facts)
     lines.append(f"next: {_next(workspace, standing, running=running)}")
     return [_short(line) for line in lines]
+
+
+def as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
+    """Return the same for programs. Times are seconds; None means unknown or not reached."""
+    facts = gather(workspace)
+    standing, history, times = outcome(facts), facts.history, Spending.of(facts).times
+    return {
+        "run": workspace.run_id,
+        "state": "running" if running else standing.state,
+        "summary": standing.sentence,
+        "failure": failure_as_data(None if running else standing.failure),
+        "damaged": facts.unreadable,
+        "attempts": [
+            {
+                "attempt": attempt.started.attempt,
+                "resumed_from_step": attempt.started.resumed_from_step or 0,
+                "outcome": attempt.ended.outcome if attempt.ended else None,
+                "failure_class": attempt.ended.failure_class if attempt.ended else None,
+            }
+            for attempt in history.attempts
+        ],
+        "recoveries": recoveries(history),
+        "checkpoint_step": history.last_step or None,
+        "max_steps": history.planned_steps,
+        "training_seconds": times.wall,
+        "lost_seconds": times.lost,
+        "goodput": times.goodput if times.wall else None,
+        "next": _next(workspace, standing, running=running),
+    }
+
+
+def failure_as_data(failure: StepFailed | None) -> dict[str, str] | None:
+    """Return the failure of a step for programs."""
+    if failure is None:
+        return None
+    names = ("stage", "error", "message", "remedy")
+    return {name: getattr(failure, name) for name in names}
 
 
 def recoveries(history: History) -> list[str]:
@@ -65,8 +105,8 @@ def _training(facts: Facts) -> Iterator[str]:
     if earlier > 0:
         yield f"({earlier} earlier {'recovery' if earlier == 1 else 'recoveries'})"
     yield from described[-RECOVERIES:]
-    planned = [attempt.ready.max_steps for attempt in history.attempts if attempt.ready]
-    of = f" of {number(planned[-1])}" if planned else ""
+    planned = history.planned_steps
+    of = "" if planned is None else f" of {number(planned)}"
     newest = history.last_step
     stands = f"newest checkpoint at step {number(newest)}{of}" if newest else "no checkpoint yet"
     times = Spending.of(facts).times

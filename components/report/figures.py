@@ -17,8 +17,9 @@ from steadytrain.components.report.curves import (
 )
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.story import attempts
-from steadytrain.components.report.words import number, size
+from steadytrain.components.report.words import number
 from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.quantities import size
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _figure(
         )
         for attempt in attempts(facts)[1:]
     ]
-    chart = line_chart(title, drawn, show=show, marks=marks, from_zero=from_zero, binary=in_bytes)
+    chart = line_chart(title, drawn, show=show, marks=marks, from_zero=from_zero or in_bytes)
     legend = [curve.name for curve in drawn] if len(drawn) > 1 else []
     return Figure(title, chart, legend, _caption(drawn, show))
 

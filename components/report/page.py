@@ -27,7 +27,7 @@ from steadytrain.components.report.story import (
 )
 from steadytrain.components.report.timeline import timeline
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
-from steadytrain.components.report.words import duration, moment, number, percent
+from steadytrain.components.report.words import moment, number, percent
 from steadytrain.components.shared.events.types import (
     DecisionMade,
     StepStarted,
@@ -35,6 +35,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Warned,
 )
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.tracking.notes import RUN, recall
 
 _PACKAGE = "steadytrain.components.report"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import singledispatch
 
 from steadytrain.components.shared.batch import REPLICATED
@@ -22,6 +21,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
+from steadytrain.components.shared.quantities import duration, size
 
 
 def amount(number: float) -> str:
@@ -30,11 +30,6 @@ def amount(number: float) -> str:
         if abs(number) >= limit:
             return f"{number / (1e3 if unit == 'k' else limit):.3g}{unit}"
     return f"{number:,.0f}" if abs(number) >= 10 or number == round(number) else f"{number:.2g}"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration for people: 4.2 s, 0:03:05, 1 day, 2:03:05."""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> str:
@@ -125,7 +120,7 @@ def _(event: Validated) -> str:
 @describe.register
 def _(event: CheckpointSaved) -> str:
     return (
-        f"train: step {event.step:,} checkpoint saved, {amount(event.bytes)}B "
+        f"train: step {event.step:,} checkpoint saved, {size(event.bytes)} "
         f"in {duration(event.seconds)}"
     )
 

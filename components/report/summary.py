@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from steadytrain.components.report.evaluation import interval
+from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts, executions, latest, outcome
 from steadytrain.components.report.timing import wall_seconds
-from steadytrain.components.report.words import duration, number
+from steadytrain.components.report.words import number
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -33,6 +37,31 @@ def summary(workspace: Workspace) -> list[str]:
     lines += Spending.of(facts).lines()
     # If a run was resumed and failed, its records are from before.
     return lines if standing.failure else lines + _results(facts)
+
+
+def as_data(workspace: Workspace) -> dict[str, Any]:
+    """Return the same for programs. None means that the run has not got that far."""
+    facts = gather(workspace)
+    standing, trained, scored = outcome(facts), facts.training, facts.evaluation
+    decided = facts.promotion or facts.gate
+    champion = facts.promotion or facts.registration
+    return {
+        "run": workspace.run_id,
+        "state": standing.state,
+        "summary": standing.sentence,
+        "failure": failure_as_data(standing.failure),
+        "steps": [
+            {"step": item.stage, "state": item.state, "seconds": item.seconds}
+            for item in latest(executions(facts.events))
+        ],
+        "attempts": len(attempts(facts)),
+        "training": trained
+        and {"metric": trained.metric, "best": trained.best_score, "step": trained.best_step},
+        "test": scored and {name: metric.value for name, metric in scored.metrics.items()},
+        "gate": decided
+        and {"reason": decided.reason, "champion": bool(champion and champion.champion)},
+        "report": str(workspace.report),
+    }
 
 
 def _results(facts: Facts) -> list[str]:

@@ -12,7 +12,8 @@ from itertools import accumulate
 
 from markupsafe import Markup
 
-from steadytrain.components.report.words import duration, moment
+from steadytrain.components.report.words import moment
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.recovery.history import AttemptHistory
 from steadytrain.components.train.recovery.times import Span
 

@@ -1,4 +1,4 @@
-"""Format numbers, sizes and times for people."""
+"""Format numbers and times of the clock for people. See also `shared/quantities.py`."""
 
 from __future__ import annotations
 
@@ -29,26 +29,6 @@ def number(value: float | int | None, digits: int = 4) -> str:
 def percent(share: float) -> str:
     """Format a fraction of 1 as a percentage."""
     return f"{share:.1%}"
-
-
-def size(count: float) -> str:
-    """Format bytes in a suitable unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.4g} {unit}" if abs(count) >= 100 else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.4g} TiB"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as 12.3 s, 3 min 05 s, 2 h 04 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
 
 
 def moment(time: float) -> str:

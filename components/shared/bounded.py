@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.quantities import duration, size
 
 CPU_SECONDS: Final = 10.0
 MEMORY_BYTES: Final = 1 << 30
@@ -45,7 +46,7 @@ def bounded(what: str) -> Iterator[None]:
 def _refusal(what: str) -> SteadytrainError:
     global _overruns
     _overruns += 1
-    cost = f"{what} takes more than {CPU_SECONDS:g} s of CPU time or {MEMORY_BYTES >> 20} MiB"
+    cost = f"{what} takes more than {duration(CPU_SECONDS)} of CPU time or {size(MEMORY_BYTES)}"
     if _overruns < OVERRUNS:
         return BadInput(f"{cost} for one record", remedy="shorten the record")
     return SteadytrainError(

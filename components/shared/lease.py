@@ -20,6 +20,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import RunBusy, StorageError
 from steadytrain.components.shared.paths import checked
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.storage.row import Row
 
@@ -121,7 +122,7 @@ class _Numbered:
         """Raise an error if our time has expired, because another process may hold the lock."""
         if time.time() >= self.expires:
             raise StorageError(
-                f"the lock {self.row.storage.uri} expired after {self.expiry_seconds:.0f} s",
+                f"the lock {self.row.storage.uri} expired after {duration(self.expiry_seconds)}",
                 remedy="start the step again: it has changed nothing",
             )
 
@@ -147,7 +148,7 @@ def _wait(take: Callable[[], bool], place: str, wait_seconds: float) -> None:
     while not take():
         if time.monotonic() >= end:
             raise RunBusy(
-                f"the lock {place} has been held by another run for {wait_seconds:.0f} s",
+                f"the lock {place} has been held by another run for {duration(wait_seconds)}",
                 remedy="wait for the other run to finish its promotion, then start the step again",
             )
         time.sleep(_POLL_SECONDS)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import check_tracking, parent_run
@@ -47,7 +48,7 @@ def _check_room(workspace: Workspace) -> None:
     free = shutil.disk_usage(workspace.folder).free
     if free < MIN_FREE_BYTES:
         raise BadInput(
-            f"output = {str(workspace.output)!r} has {free / 2**20:.0f} MiB free, "
-            f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB",
+            f"output = {str(workspace.output)!r} has {size(free)} free, "
+            f"less than {size(MIN_FREE_BYTES)}",
             remedy="free space there, or set another output",
         )

@@ -10,6 +10,7 @@ from typing import Final
 from steadytrain.components.memory.frozen import frozen_decisions
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.decision import Decision, set_by_user
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.sizing.machine import Workload
@@ -187,5 +188,5 @@ def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Decision:
     return Decision(
         "training.save_steps",
         None,
-        f"Young's interval: about every {interval:.0f} s here (steps: {steps})",
+        f"Young's interval: about every {duration(interval)} here (steps: {steps})",
     )

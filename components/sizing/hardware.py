@@ -16,6 +16,7 @@ from steadytrain.components.shared.config.base import Section
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import size
 
 GIB: Final = 2**30
 Price = Annotated[float, Field(ge=0)]
@@ -120,11 +121,13 @@ def advice(needed: int) -> str:
     if not needed:
         return ""
     gpu = smallest_gpu(needed)
-    size = f"{needed / GIB:.1f} GiB" if needed >= GIB / 10 else f"{needed / 2**20:.1f} MiB"
-    return f"even with micro-batch 1 and activation checkpointing a rank needs about {size}; " + (
-        f"the smallest GPU with enough memory: {gpu.name} ({gpu.memory_gb:g} GB)"
-        if gpu
-        else "no single GPU has that much"
+    return (
+        f"even with micro-batch 1 and activation checkpointing a rank needs about {size(needed)}; "
+        + (
+            f"the smallest GPU with enough memory: {gpu.name} ({gpu.memory_gb:g} GB)"
+            if gpu
+            else "no single GPU has that much"
+        )
     )
 
 

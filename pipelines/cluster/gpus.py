@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.shared.quantities import size
 
 GPU: Final = "nvidia.com/gpu"
 _SHARED: Final = "-SHARED"
@@ -30,7 +31,7 @@ class GpuNode:
     memory: int
 
     def __str__(self) -> str:
-        memory = f"{self.gpu_memory / 1024:.0f} GiB" if self.gpu_memory else "memory not labeled"
+        memory = size(self.gpu_memory * 2**20) if self.gpu_memory else "memory not labelled"
         return f"{self.product or 'unknown GPU'} ({memory})"
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
+from steadytrain.components.shared.quantities import duration
 from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
@@ -131,7 +132,8 @@ def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: 
         if time.monotonic() > deadline:
             return failed(
                 topic,
-                f"{image}: the pod has not ended after {timeout_seconds:.0f} s{_unscheduled(pod)}",
+                f"{image}: the pod has not ended after {duration(timeout_seconds)}"
+                f"{_unscheduled(pod)}",
                 "check free capacity and taints with `kubectl describe nodes`; if the image is "
                 "large and new to the nodes, run it again",
             )

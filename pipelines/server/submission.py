@@ -13,6 +13,7 @@ import kfp_server_api
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server, connect
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
@@ -166,13 +167,13 @@ def outline(
     with tempfile.TemporaryDirectory() as folder:
         fuse = submission.config.pipeline.fuse
         path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)
-        version, size = version_name(path), path.stat().st_size
+        version, uploaded = version_name(path), path.stat().st_size
     rest = {
         "pipeline root": submission.pipeline_root,
         "service account": submission.service_account,
     }
     return [
-        f"pipeline    steadytrain-{pipeline}, version {version} ({size / 1000:.0f} kB), uploaded "
+        f"pipeline    steadytrain-{pipeline}, version {version} ({size(uploaded)}), uploaded "
         "if the server does not have it",
         f"experiment  {submission.experiment}",
         f"run         {submission.config.run_id}",

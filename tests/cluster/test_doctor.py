@@ -36,7 +36,7 @@ def doctor(namespace, *options):
     done = subprocess.run(
         [*command, "--namespace", namespace, *options], capture_output=True, text=True
     )
-    lines = {line["topic"]: line for line in json.loads(done.stdout)}
+    lines = {line["topic"]: line for line in json.loads(done.stdout)["checks"]}
     assert done.returncode == any(line["state"] == "fail" for line in lines.values())
     for line in lines.values():
         assert bool(line["remedy"]) == (line["state"] != "pass")

@@ -77,7 +77,8 @@ def test_stopped_again_and_again_it_leaves_nothing_behind_and_continues(steadytr
         assert process.returncode != 0
         wait_for(lambda: not left_behind(steadytrain), 60)
         if leave is not kill:
-            assert "continues it" in out
+            assert "saved   the checkpoint of step " in out
+            assert f"next    steadytrain resume {folder.name} --output " in out
             assert (folder / "report.html").is_file(), "a stopped run has its report too"
             (folder / "report.html").unlink()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +11,17 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import PlainJson, Section, at_odds, check_plugins
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
+
+SUFFIXES: Final[Mapping[str, DataFormat]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".arrow": "arrow",
+}
+"""The format of a file by its suffix."""
 
 
 class Columns(Section):

@@ -20,6 +20,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import size
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 64
@@ -127,7 +128,7 @@ def read(path: Path, what: str, remedy: str) -> str:
     except OSError as error:
         raise BadInput(f"{what}: {error.strerror}", remedy=remedy) from error
     if len(content) > MAX_BYTES:
-        raise BadInput(f"{what}: larger than {MAX_BYTES // 2**20} MiB", remedy=remedy)
+        raise BadInput(f"{what}: larger than {size(MAX_BYTES)}", remedy=remedy)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args
@@ -55,10 +56,19 @@ def load(source: str | Path, overrides: Iterable[Override] | Mapping[str, Any] =
         BadInput: if there is no preset or file with that name, or the text is not YAML.
         ConfigError: with every problem in the configuration.
     """
-    content = _parse(_read(source))
-    for field, value in _override_items(overrides):
+    content = read_mapping(source)
+    for field, value in override_items(overrides):
         _assign(content, field, value)
     return from_mapping(content)
+
+
+def read_mapping(source: str | Path) -> dict[str, Any]:
+    """Return what a preset, file or text states, without overrides, defaults or checks.
+
+    Raises:
+        BadInput: if there is no preset or file with that name, or the text is not YAML.
+    """
+    return _parse(_read(source))
 
 
 def from_mapping(content: Mapping[str, Any]) -> RunConfig:
@@ -151,9 +161,14 @@ def _parse(text: str) -> dict[str, Any]:
     return content
 
 
-def _override_items(
+def override_items(
     overrides: Iterable[Override] | Mapping[str, Any],
 ) -> Iterable[tuple[str, Any]]:
+    """Yield the field and the value of each override.
+
+    Raises:
+        BadInput: if one is not of the form section.field=value.
+    """
     for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
         if isinstance(item, tuple):
             yield item
@@ -238,7 +253,9 @@ def _explain(item: Mapping[str, Any]) -> Problem:
         return Problem(field, value, "no such field", _suggest(location))
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         return Problem(field, value, message, f"put it in quotes: {field.split('.')[-1]}: '...'")
-    return Problem(field, value, message, f"change {field}; `steadytrain schema` shows its values")
+    name = ".".join(takewhile(lambda part: isinstance(part, str), location))
+    remedy = f"change {field}; `steadytrain validate --explain {name}` shows its values"
+    return Problem(field, value, message, redact(remedy))
 
 
 def _suggest(location: list[Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, TrackingError
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.redaction import (
     PLACEHOLDER,
     login_of,
@@ -138,7 +139,7 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
         failure = within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
     if isinstance(failure, TimeoutError):
         raise TrackingError(
-            f"the tracking store {shown(uri)} has not answered for {CHECK_SECONDS:.0f} s",
+            f"the tracking store {shown(uri)} has not answered for {duration(CHECK_SECONDS)}",
             remedy=_REMEDY,
         )
     if failure is not None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, TrackingError
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import (
@@ -90,7 +91,7 @@ def _reported(
     if failure is None:
         return True
     if isinstance(failure, TimeoutError):
-        reason = f"the tracking store did not accept everything within {FINISH_SECONDS:.0f} s"
+        reason = f"the tracking store did not accept everything within {duration(FINISH_SECONDS)}"
     elif isinstance(failure, TrackingError | BadInput):
         reason = failure.message
     else:

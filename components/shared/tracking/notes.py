@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 
@@ -64,7 +65,7 @@ def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
     except RunBusy as error:
         raise TrackingError(
             f"another process of run {workspace.run_id!r} has been waiting for the tracking "
-            f"store for {TURN_SECONDS:.0f} s",
+            f"store for {duration(TURN_SECONDS)}",
             remedy="none needed: what it does not send is sent at the end of the run",
         ) from error
 

@@ -13,6 +13,7 @@ import time
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.tracking.connect import brisk, open_tracking
 from steadytrain.components.shared.tracking.delivery import Delivery
 from steadytrain.components.shared.tracking.notes import warn
@@ -63,7 +64,7 @@ class MlflowSink:
         self._thread.join(limit)
         if self._thread.is_alive():
             self._abandoned.set()
-            self._warn(f"MLflow has not answered for {limit:.0f} s")
+            self._warn(f"MLflow has not answered for {duration(limit)}")
 
     def _work(self) -> None:
         with brisk():

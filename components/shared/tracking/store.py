@@ -14,6 +14,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.lease import WAIT_SECONDS, lease
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import set_aside
 from steadytrain.components.shared.tracking.notes import warn
@@ -57,7 +58,8 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
                 LocalStorage(path.parent).write(path.name, content, if_absent=True)
     except RunBusy as error:
         raise TrackingError(
-            f"another process has been creating the tracking store {path} for {WAIT_SECONDS:.0f} s",
+            f"another process has been making the tracking store {path} for "
+            f"{duration(WAIT_SECONDS)}",
             remedy=f"if it hangs, end it (fuser {workspace.locks / 'tracking-store.lock'} shows "
             "its process), then start the run again",
         ) from error

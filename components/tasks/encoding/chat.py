@@ -129,7 +129,7 @@ def _message(item: Any) -> dict[str, str]:
         raise Defect("bad_messages", "a message is not a mapping with role and content")
     role, content = item["role"], item["content"]
     if role not in _ROLES:
-        raise Defect("bad_messages", f"role {str(role)[:40]!r} is none of {', '.join(_ROLES)}")
+        raise Defect("bad_messages", f"role {str(role)[:40]!r} is not one of {', '.join(_ROLES)}")
     if not isinstance(content, str):
         raise Defect("wrong_type", f"content is {type(content).__name__}, not text")
     if role == "assistant" and not content.strip():

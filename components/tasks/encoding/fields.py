@@ -9,13 +9,13 @@ from typing import Any, Final
 DEFECTS: Final = {
     "bad_encoding": "is not valid UTF-8",
     "bad_format": "cannot be read in the format of its file",
-    "wrong_type": "a field holds something else than it should",
+    "wrong_type": "a field has the wrong type or value",
     "missing_field": "a field is absent or null",
-    "empty_field": "a field holds nothing but white space",
-    "bad_messages": "messages are not a chat in which the assistant says something",
+    "empty_field": "a field holds only white space",
+    "bad_messages": "messages are not a chat with an assistant message",
     "unknown_label": "the label is not among data.labels",
     "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
-    "refused_by_template": "the tokenizer's chat template refuses it",
+    "refused_by_template": "the tokenizer's chat template rejects it",
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 """By reason: what is wrong with a record."""
@@ -89,4 +89,4 @@ def utf8_size(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
-        raise Defect("bad_encoding", "holds bytes or code points that are not UTF-8") from error
+        raise Defect("bad_encoding", "contains bytes or code points that are not UTF-8") from error

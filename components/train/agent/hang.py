@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.processes import alive
 from steadytrain.components.train.agent.ranks import NodeShare
 from steadytrain.components.train.agent.stacks import is_stopped, save_stacks, state
@@ -36,9 +37,9 @@ class Standing:
 
     def __str__(self) -> str:
         if self.beat is None or self.process is None:
-            return f"silent for {self.silence:.0f} s, not started"
+            return f"silent for {duration(self.silence)}, not started"
         doing = f"{self.beat.phase}, step {self.beat.step}"
-        return f"silent for {self.silence:.0f} s ({doing}, {state(self.process)})"
+        return f"silent for {duration(self.silence)} ({doing}, {state(self.process)})"
 
 
 class HangWatch:
@@ -78,8 +79,8 @@ class HangWatch:
             rank=rank,
             time=found,
             kind="Hang",
-            message=f"no progress for longer than {standings[rank].limit:g} s: {silences}; stacks: "
-            f"{self.folder.stacks(rank)}",
+            message=f"no progress for longer than {duration(standings[rank].limit)}: {silences}; "
+            f"stacks: {self.folder.stacks(rank)}",
             traceback="",
             step=max((item.beat.step for item in standings.values() if item.beat), default=0),
             still_since=found - standings[rank].silence,

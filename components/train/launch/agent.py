@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.config import RecoveryConfig, load
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.ranks import OUTLIVE_SECONDS
 from steadytrain.components.train.attempt import (
@@ -151,7 +152,7 @@ class _Node:
         elif beat is None and silence > self._start_seconds(started=started):
             self._lose("Hang", self._silent_start(silence), still_since=time.time() - silence)
         elif beat is not None and silence > self.recovery.lease_seconds:
-            self._lose("NodeLost", f"gave no sign of life for {silence:.0f} s")
+            self._lose("NodeLost", f"gave no sign of life for {duration(silence)}")
         elif overdue:
             self._lose("NodeLost", "did not stop the ranks when asked to")
         return self.lost
@@ -163,7 +164,7 @@ class _Node:
     def _silent_start(self, silence: float) -> str:
         last_line = tail(self.folder.log).rstrip().rpartition("\n")[2]
         return (
-            f"gave no sign of life for {silence:.0f} s after its scheduled start "
+            f"gave no sign of life for {duration(silence)} after its scheduled start "
             f"(recovery.start_timeout_seconds); its log, {self.folder.log}, "
             + (f"ends with: {last_line}" if last_line else "is empty")
         )

@@ -22,6 +22,7 @@ from steadytrain.components.shared.patience import (
     Patience,
     patiently,
 )
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.launch.evidence import (
     Evidence,
@@ -152,8 +153,8 @@ class JobFollower(threading.Thread):
     def _late(self, what: str, reason: str) -> Evidence:
         return Evidence(
             "PendingTimeout",
-            f"{what} did not start within {self._limit:g} s (compute.pods.pending_timeout_seconds)"
-            f"{': ' if reason else ''}{reason}",
+            f"{what} did not start within {duration(self._limit)} "
+            f"(compute.pods.pending_timeout_seconds){': ' if reason else ''}{reason}",
             time.time(),
             "request less (compute.nodes, compute.pods), wait until there is capacity, or "
             "raise compute.pods.pending_timeout_seconds",

@@ -11,6 +11,7 @@ from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.device import CPU
@@ -111,7 +112,7 @@ class PodsLauncher:
             left = [str(error)]
         if left:
             # Its agents end with the lease; the exit handler or the next attempt removes it.
-            print(f"not removed within {seconds:g} s: {', '.join(left)}", file=sys.stderr)
+            print(f"not removed within {duration(seconds)}: {', '.join(left)}", file=sys.stderr)
 
     def _job(self, folder: AttemptFolder) -> Job:
         spec = AttemptSpec.load(folder.spec)

@@ -39,8 +39,8 @@ def best_metric(
         )
     if training.greater_is_better is None:
         raise BadInput(
-            f"training.metric_for_best_model = {metric!r}: whether more of it is better is not "
-            "known",
+            f"training.metric_for_best_model = {metric!r}: it is not known whether higher or "
+            "lower is better",
             remedy="set training.greater_is_better too",
         )
     return metric, training.greater_is_better

@@ -82,7 +82,7 @@ def build_scheduler(
         raise BadInput(
             f"training.learning_rate = {peak}: training.lr_scheduler_type {kind} ends with "
             f"{spec.last_rate}",
-            remedy="take a higher one, or another training.lr_scheduler_type",
+            remedy="use a higher one, or another training.lr_scheduler_type",
         )
     whole = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
     course = Course(steps, whole if spec.warms_up else 0, peak)

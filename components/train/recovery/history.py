@@ -80,6 +80,12 @@ class History:
         return self.attempts[-1].last_step if self.attempts else 0
 
     @property
+    def planned_steps(self) -> int | None:
+        """The steps that training is to take; None if no attempt has got that far."""
+        planned = [attempt.ready.max_steps for attempt in self.attempts if attempt.ready]
+        return planned[-1] if planned else None
+
+    @property
     def limit(self) -> DecisionMade | None:
         """The decision whose batch settings still apply."""
         limits = [item for item in self.decisions if item.batch is not None]

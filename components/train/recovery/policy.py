@@ -27,6 +27,7 @@ from typing import Literal
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
@@ -214,11 +215,11 @@ def _retry(
     if same == limit - 1 and _moves(kind, settings):
         return RecoveryDecision(
             "retry_changed",
-            f"{told}; the last attempt requests on-demand nodes, in {delay:.1f} s",
+            f"{told}; the last attempt requests on-demand nodes, in {duration(delay)}",
             delay_seconds=delay,
             on_demand=True,
         )
-    return RecoveryDecision("retry", f"{told}; retry unchanged in {delay:.1f} s", delay)
+    return RecoveryDecision("retry", f"{told}; retry unchanged in {duration(delay)}", delay)
 
 
 def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
@@ -238,7 +239,7 @@ def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> Recove
     if crashes > settings.breaker_failures:
         return RecoveryDecision("stop", f"{told}: the circuit breaker's last attempt failed")
     delay = settings.breaker_reset_seconds
-    told = f"{told}: the circuit breaker is open, and the last attempt starts in {delay:g} s"
+    told = f"{told}: the circuit breaker is open, and the last attempt starts in {duration(delay)}"
     if _moves(kind, settings):
         return RecoveryDecision(
             "retry_changed", f"{told}, on on-demand nodes", delay, on_demand=True

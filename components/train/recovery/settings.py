@@ -114,3 +114,15 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tupl
             old, new = before[section][name], now[section][name]
             if old != new:
                 yield f"{section}.{name}", f"{old!r} -> {new!r}"
+
+
+def effect(name: str) -> str:
+    """Describe for people what a change of a field of the model, training or compute does."""
+    if not _may_differ(name):
+        return "what the model learns. A run cannot continue with another value"
+    if name in _REORDERING:
+        return (
+            "how training is done. A run may continue with another value; its weights then agree, "
+            "but not to the bit"
+        )
+    return "how training is done, not what it learns. A run may continue with another value"

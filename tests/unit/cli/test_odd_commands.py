@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.odd import LONG, QUICK, argument, call, commands
 
 ORDINARY = {
+    ("init",): ["init.yaml", "--data=file", "--set=data.format=text"],
     ("run",): ["good.yaml", "--dry-run"],
     ("stop",): ["mine"],
     ("resume",): ["mine"],

@@ -67,8 +67,8 @@ def test_gpus_are_counted_by_make_with_their_memory(answers):
     )
     text = check_gpus(open_cluster("ours")).text
     assert text == (
-        "16 x NVIDIA-A100-SXM4-80GB (80 GiB), 2 x Tesla-T4 (15 GiB), 1 x unknown GPU (memory "
-        "not labeled)"
+        "16 x NVIDIA-A100-SXM4-80GB (85.9 GB), 2 x Tesla-T4 (16.1 GB), "
+        "1 x unknown GPU (memory not labeled)"
     )
 
 

@@ -32,7 +32,7 @@ with told():
     except typer.Exit as end:
         sys.exit(end.exit_code)
 """
-ENDING = "\nstopped; the same command continues it\n"
+ENDING = "\nstopped before anything was saved; the same command starts it again\n"
 
 
 @pytest.fixture

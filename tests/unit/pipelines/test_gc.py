@@ -9,8 +9,8 @@ import pytest
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from steadytrain.components.report.words import size
 from steadytrain.components.shared.events.types import SupervisorStarted
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.train.checkpoint import (
     CheckpointStore,

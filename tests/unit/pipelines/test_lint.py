@@ -106,12 +106,12 @@ def unlimited():
 @pytest.mark.parametrize(
     ("body", "place", "words", "unsafe"),
     [
-        (retried(num_retries=2), "task work", "within 3600 s, and has no timeout", True),
-        (retried(num_retries=1, timeout=2 * HOUR), "task work", "is 3600 s", True),
+        (retried(num_retries=2), "task work", "within 1 h, and has no timeout", True),
+        (retried(num_retries=1, timeout=2 * HOUR), "task work", "is 1 h", True),
         (
             retried(num_retries=3, timeout=HOUR, backoff_max_duration="2h"),
             "task work",
-            "window for 3 retries is 7200 s",
+            "window for 3 retries is 2 h",
             False,
         ),
         (

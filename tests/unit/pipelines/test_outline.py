@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.registry.verdict import decided_about
 from steadytrain.pipelines.local import LocalRun
-from steadytrain.pipelines.outline import ending
+from steadytrain.pipelines.outline import ending, stopping
 
 
 @pytest.fixture
@@ -55,3 +55,27 @@ def test_the_store_in_the_output_is_served_by_a_command(ended, tmp_path):
     line, _ = ended(output=tmp_path / "a b?c")
     address = f"sqlite+pysqlite:///{tmp_path}/a b%3Fc/mlflow.db"
     assert line == f"mlflow  mlflow ui --backend-store-uri {shlex.quote(address)}"
+
+
+def test_a_stopped_run_says_what_is_saved_and_how_to_continue(make_run, tmp_path):
+    run = make_run(output=tmp_path / "a b")
+    run.finish("preprocess", 1.0)
+    run.workspace.config.write_text(run.config.to_yaml())
+    again = f"next    steadytrain resume tiny --output '{tmp_path}/a b'"
+    assert stopping(run.workspace) == ["stopped", "saved   nothing yet", again]
+    run.preprocess()
+    assert stopping(run.workspace)[1] == "saved   the results of preprocess"
+    run.start_run("train")
+    run.attempt(1, last=170, max_steps=1400, outcome="stopped")
+    assert stopping(run.workspace) == [
+        "stopped",
+        "saved   the checkpoint of step 100 of 1,400",
+        again,
+    ]
+
+
+def test_a_run_that_was_stopped_at_once_can_only_be_started_again(make_run):
+    run = make_run()
+    run.workspace.config.unlink(missing_ok=True)
+    (line,) = stopping(run.workspace)
+    assert "the same command starts it again" in line

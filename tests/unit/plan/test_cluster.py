@@ -113,10 +113,10 @@ def test_gpu_missing_from_the_table_is_skipped_and_reported(answers):
     answers.listing(NODES, node("8", "900Gi", **odd), node("4", "180Gi", **T4), node("2"))
     found, remarks = plan("--cluster")
     assert found["hardware"]["gpu"] == "T4"
-    assert "NVIDIA-B999 (192 GiB)" in remarks
+    assert "NVIDIA-B999 (206 GB)" in remarks
     assert "unknown GPU (memory not labeled)" in remarks
     answers.listing(NODES, node("8", "900Gi", **odd))
-    with pytest.raises(BadInput, match=r"is in the plan's table: NVIDIA-B999 \(192 GiB\)"):
+    with pytest.raises(BadInput, match=r"is in the plan's table: NVIDIA-B999 \(206 GB\)"):
         plan("--cluster")
 
 

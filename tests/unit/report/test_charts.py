@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.report.charts import (
-    byte_ticks,
     histogram,
     line_chart,
     nice_ticks,
 )
 from steadytrain.components.report.curves import Curve, standing, thin
-from steadytrain.components.report.words import duration, moment, number, percent, size
+from steadytrain.components.report.words import moment, number, percent
 from steadytrain.components.shared.events.types import Validated
 
 finite = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
@@ -30,11 +29,6 @@ def test_ticks_enclose_the_values_and_are_few(one: float, other: float) -> None:
     assert ticks[-1] >= high - slack
     assert 2 <= len(ticks) <= 8
     assert all(after > before for before, after in pairwise(ticks))
-
-
-def test_byte_ticks_are_round_in_their_unit() -> None:
-    assert byte_ticks(1.3 * 2**30) == [0, 0.5 * 2**30, 2**30, 1.5 * 2**30]
-    assert byte_ticks(0)[0] == 0
 
 
 @given(st.lists(finite, min_size=1, max_size=3000))
@@ -122,22 +116,6 @@ def test_histogram() -> None:
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (59.94, "59.9 s"), (185, "3 min 05 s"), (7440, "2 h 04 min")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (512, "512 B"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**50, "1,024 TiB")],
-)
-def test_sizes(count: int, text: str) -> None:
-    assert size(count) == text
 
 
 def test_shares_and_moments() -> None:

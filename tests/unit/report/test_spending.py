@@ -74,7 +74,7 @@ def test_the_timeline_has_a_row_for_each_attempt_and_no_gap(language_model: Any)
     assert found[0]["x"] == LEFT
     for before, after in pairwise(found):
         assert before["x"] + before["width"] == pytest.approx(after["x"], abs=0.5)
-    assert any(re.search(r"attempt 2: lost \d+\.\d s, from 2023", bar["title"]) for bar in found)
+    assert any(re.search(r"attempt 2: lost \d[\d.]* s, from 2023", bar["title"]) for bar in found)
 
 
 def test_a_wait_of_days_is_drawn_shorter_and_says_so() -> None:
@@ -82,7 +82,7 @@ def test_a_wait_of_days_is_drawn_shorter_and_says_so() -> None:
     drawing = timeline(history.attempts, spans(history))
     (wait,) = [bar for bar in bars(drawing) if "waiting" in bar["kind"]]
     assert wait["width"] < (WIDTH - LEFT) / 3
-    assert "before attempt 2: waiting 47 h 59 min" in wait["title"]
+    assert "before attempt 2: waiting 2 d" in wait["title"]
     assert "drawn shorter" in wait["title"]
     assert "2 d" in drawing
 

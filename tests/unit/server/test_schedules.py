@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -284,7 +285,17 @@ def test_the_commands_apply_list_and_delete(kfp, write):
     assert "nightly/bot" in shown
     assert "every 21600 s" in shown
     assert "paused" in shown
+    listed = json.loads(command(kfp, "list", "--json").stdout)["schedules"]
+    assert {item["schedule"]: item["enabled"] for item in listed} == {
+        "nightly/bot": True,
+        "nightly/classes": False,
+    }
+    kept = json.loads(command(kfp, "apply", write(), "--json").stdout)["changes"]
+    assert [item["action"] for item in kept] == ["keep", "keep"]
     assert command(kfp, "delete", "bot").exit_code == 0
+    changed = command(kfp, "diff", write(), "--json")
+    actions = {item["schedule"]: item["action"] for item in json.loads(changed.stdout)["changes"]}
+    assert (changed.exit_code, actions) == (1, {"bot": "create", "classes": "keep"})
     assert [item["display_name"] for item in kfp.all("recurringruns")] == ["classes"]
     missing = command(kfp, "pause", "bot")
     assert isinstance(missing.exception, BadInput)

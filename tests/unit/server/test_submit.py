@@ -243,13 +243,24 @@ def test_command_shows_where_it_runs(kfp):
     assert "(uploaded)" in done.stdout
 
 
+def test_for_programs_it_is_one_object(kfp):
+    kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", "FAILED"), ("run", "FAILED")]]
+    line = ("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--run", "mine", "--json")
+    started = json.loads(command(*line).stdout)
+    assert (started["run"], started["uploaded"], started["state"]) == ("mine", True, None)
+    done = command(*line, "--wait")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["state"], told["steps"]["train"]) == (1, "FAILED", "FAILED")
+    assert told.keys() == started.keys()
+
+
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("CANCELED", 1)])
 def test_waiting_exits_with_the_runs_outcome(kfp, state, code):
     kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", state), ("run", state)]]
     done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
     assert done.exit_code == code
     assert done.stdout.count("preprocess: running") == 1
-    assert f"preprocess: succeeded (4.0 s)\ntrain: pending\ntrain: {state.lower()}" in done.stdout
+    assert f"preprocess: succeeded (4 s)\ntrain: pending\ntrain: {state.lower()}" in done.stdout
     assert ("failed in train" in done.stderr) == (state == "FAILED")
 
 
@@ -260,7 +271,7 @@ def test_a_terminal_gets_a_table(monkeypatch):
     with submit_command._view() as show:
         show({"preprocess": Step("SUCCEEDED", 4.0), "train": Step("RUNNING", 2.0)})
     assert "preprocess" in written.getvalue()
-    assert "succeeded (4.0 s)" in written.getvalue()
+    assert "succeeded (4 s)" in written.getvalue()
 
 
 def test_ctrl_c_leaves_the_run_alone(kfp, submitted, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -319,6 +320,9 @@ def test_the_command_triggers(kfp, what, tmp_path):
     assert done.exit_code == 0
     assert done.stdout.startswith("started bot-")
     assert "nothing to start" in CliRunner().invoke(cli.app, line).stdout
+    told = json.loads(CliRunner().invoke(cli.app, [*line, "--json"]).stdout)
+    assert told["outcome"] == "known"
+    assert done.stdout.split()[1] == told["run"]
     assert kfp.all("experiments")[0]["display_name"] == "data"
 
 

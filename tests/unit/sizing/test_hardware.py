@@ -125,7 +125,7 @@ def test_unreadable_prices_are_an_error(tmp_path, text, message):
 
 @pytest.mark.parametrize(
     ("needed", "said"),
-    [(0, ""), (5 * 2**20, "5.0 MiB"), (GIB, "RTX4050"), (400 * GIB, "no single GPU has that much")],
+    [(0, ""), (5 * 2**20, "5.24 MB"), (GIB, "RTX4050"), (400 * GIB, "no single GPU has that much")],
 )
 def test_what_a_need_means(needed, said):
     assert said in advice(needed)

@@ -256,7 +256,7 @@ def test_fallbacks_are_tried_in_order_and_listed_at_the_end():
         assert fallback.name in decision.reason
     assert "FSDP: nothing left to reduce" in decision.reason
     assert "4 x 2 ended with gpu_oom at step 0" in decision.reason
-    assert "about 30.0 GiB" in decision.reason
+    assert "about 32.2 GB" in decision.reason
     assert "smallest GPU with enough memory: A100-40 (40 GB)" in decision.reason
 
 

@@ -1,0 +1,206 @@
+"""Look at the first records of a data set to find the task that they are made for.
+
+The records are read and checked as the preprocess step does it, but only RECORDS of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.preprocess.chunks import Chunk, Row
+from steadytrain.components.preprocess.formats import read_files
+from steadytrain.components.preprocess.hub import read_dataset
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.sources import RemoteFile, SourceFile
+from steadytrain.components.preprocess.validate import check, needed_columns
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.quantities import size
+from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.registry import open_encoder
+
+RECORDS: Final = 200
+TASKS: Final = ("supervised_finetuning", "sequence_classification", "causal_lm")
+_FILES: Final = 10
+"""Number of files to inspect: the files of one folder may differ."""
+_DOWNLOAD_BYTES: Final = 256_000_000
+_FEW: Final = 20
+"""With fewer records, the number of different labels says nothing."""
+_Files = list[tuple[SourceFile, str]]
+"""Files with their formats."""
+
+
+@dataclass
+class Inspection:
+    """What the first records of a data set are.
+
+    records: how many were read.
+    columns: how many records have each column.
+    good: how many records each task can use.
+    defects: why the others cannot be used, by task.
+    labels: how many records have each label.
+    """
+
+    records: int = 0
+    columns: Counter[str] = field(default_factory=Counter)
+    good: Counter[str] = field(default_factory=Counter)
+    defects: dict[str, Counter[str]] = field(default_factory=lambda: {t: Counter() for t in TASKS})
+    labels: Counter[str] = field(default_factory=Counter)
+
+
+def inspect(data: DataConfig) -> Inspection:
+    """Read the first records at `data.source` and check them for each built-in task.
+
+    Raises:
+        BadInput: there is no data, or not one record, or only large remote files.
+        DataError: a file cannot be read.
+    """
+    found = Inspection()
+    encoders = {task: _encoder(data, task) for task in TASKS}
+    with closing(_rows(data)) as rows:
+        for _, _, row in rows:
+            found.records += 1
+            _add(found, row, data, encoders)
+    if not found.records:
+        raise DataError(
+            f"data.source = {', '.join(data.source)} has no records",
+            remedy="give a data set that is not empty",
+        )
+    return found
+
+
+def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
+    """Return the task that the records are made for, and the reason.
+
+    Raises:
+        BadInput: no task can use them, or several can. The message lists the choices.
+    """
+    usable = [task for task in TASKS if 2 * found.good[task] > found.records]
+    if not usable:
+        raise BadInput(
+            f"{_where(data)}: no task can use the records; {_columns(found)}. "
+            + "; ".join(f"{task} {_lacks(found, task, data)}" for task in TASKS),
+            remedy="name the columns, for example --set data.columns.text=COLUMN, or "
+            "data.columns.label and data.columns.messages",
+        )
+    if "sequence_classification" in usable and _are_classes(found):
+        # Every labeled text could also be learned as plain text, but then the label is unused.
+        usable.remove("causal_lm")
+    if len(usable) > 1:
+        raise BadInput(
+            f"{_where(data)}: the records suit {' and '.join(usable)}; {_columns(found)}"
+            + _odd_labels(found, usable),
+            remedy=" or ".join(f"--set data.task={task}" for task in usable),
+        )
+    (task,) = usable
+    return task, f"{_columns(found)}{_label_count(found, task)}"
+
+
+def _rows(data: DataConfig) -> Generator[Row]:
+    inputs = find_inputs(data)
+    parts: list[_Files | str] = [*_parts(inputs.files), *inputs.datasets]
+    each = max(1, RECORDS // max(1, len(parts)))
+    with tempfile.TemporaryDirectory() as scratch:
+        for part in parts:
+            if isinstance(part, str):
+                yield from _first(read_dataset(part), each)
+            else:
+                _check_sizes(part)
+                yield from _first(read_files(part, data, Path(scratch)), each)
+
+
+def _parts(files: _Files) -> list[_Files]:
+    """Return the files to read from. Whole files are records, so that they come together."""
+    if files and files[0][1] == "source":
+        return [files[:RECORDS]]
+    return [[file] for file in files[:: max(1, len(files) // _FILES)][:_FILES]]
+
+
+def _first(chunks: Iterator[Chunk], count: int) -> Iterator[Row]:
+    try:
+        yield from islice((row for chunk in chunks for row in chunk.rows()), count)
+    finally:
+        # Ends the process that decodes the file.
+        if isinstance(chunks, Generator):
+            chunks.close()
+
+
+def _check_sizes(files: _Files) -> None:
+    for file, _ in files:
+        if isinstance(file.location, RemoteFile) and file.size > _DOWNLOAD_BYTES:
+            raise BadInput(
+                f"{file.name} has {size(file.size)}, too much to download just to inspect its "
+                "records",
+                remedy="write a configuration with data.task, or give a smaller file",
+            )
+
+
+def _encoder(data: DataConfig, task: str) -> Encoder:
+    return open_encoder(data.model_copy(update={"task": task}))
+
+
+def _add(
+    found: Inspection,
+    row: Mapping[str, Any] | Defect,
+    data: DataConfig,
+    encoders: Mapping[str, Encoder],
+) -> None:
+    if isinstance(row, Defect):
+        for reasons in found.defects.values():
+            reasons[row.reason] += 1
+        return
+    found.columns.update(name for name, value in row.items() if value is not None)
+    for task, encoder in encoders.items():
+        try:
+            checked = check(row, data, encoder)
+        except Defect as defect:
+            found.defects[task][defect.reason] += 1
+            continue
+        found.good[task] += 1
+        if checked.label is not None:
+            found.labels[checked.label] += 1
+
+
+def _are_classes(found: Inspection) -> bool:
+    """Return whether labels repeat, as classes do. Names and measured values do not."""
+    return found.records < _FEW or 2 * len(found.labels) <= found.records
+
+
+def _where(data: DataConfig) -> str:
+    return f"data.source = {', '.join(data.source)}"
+
+
+def _columns(found: Inspection) -> str:
+    names = ", ".join(found.columns) or "none"
+    start = f"the first {found.records} records have" if found.records > 1 else "the record has"
+    return f"{start} the {'column' if len(found.columns) == 1 else 'columns'} {names}"
+
+
+def _label_count(found: Inspection, task: str) -> str:
+    if task != "sequence_classification":
+        return ""
+    count = len(found.labels)
+    return f", with {count} {'label' if count == 1 else 'different labels'}"
+
+
+def _odd_labels(found: Inspection, usable: list[str]) -> str:
+    if "sequence_classification" not in usable or _are_classes(found):
+        return ""
+    return f", and {len(found.labels)} different labels, which is a lot for classes"
+
+
+def _lacks(found: Inspection, task: str, data: DataConfig) -> str:
+    choices = needed_columns(data, _encoder(data, task))
+    missing = [[name for name in names if not found.columns[name]] for names in choices]
+    if all(missing):
+        return f"needs {' or '.join(' + '.join(names) for names in choices)}"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in found.defects[task].most_common(3))
+    return f"finds defects ({reasons})"

@@ -1,0 +1,174 @@
+"""Describe the fields of a configuration for people: type, default, unit, limits and meaning."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from steadytrain.components.shared.config.plain import shown
+from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.errors import BadInput
+
+_UNITS = {
+    "_seconds": "seconds",
+    "seconds_between_failures": "seconds",
+    "_bytes": "bytes",
+    "_share": "share, 0 to 1",
+    "price_per_hour": "USD per hour",
+    "sequence_length": "tokens",
+    "vocab_size": "tokens",
+    "batch_size": "sequences",
+    "_epochs": "epochs",
+    "max_steps": "optimizer steps",
+    "logging_steps": "optimizer steps",
+    "eval_steps": "optimizer steps",
+    "save_steps": "optimizer steps",
+    "save_keep_every": "optimizer steps",
+    "spike_window": "optimizer steps",
+    "warmup_steps": "optimizer steps, or a share below 1",
+    "early_stopping_patience": "validations",
+    "save_total_limit": "checkpoints",
+    "pods.memory": "Kubernetes quantity",
+    "shared_memory": "Kubernetes quantity",
+    "temporary_storage": "Kubernetes quantity",
+    "pods.cpu": "cores",
+    "threads_per_rank": "threads",
+    "compute.nodes": "nodes",
+    "min_nodes": "nodes",
+    "nproc_per_node": "ranks",
+    "pods.gpus": "GPUs",
+    "_examples": "examples",
+    "bootstrap_samples": "resamples",
+    "spike_threshold": "deviations",
+    "recovery.resubmit": "submissions",
+    "max_preemptions": "preemptions",
+    "max_failures_per_class": "failures",
+    "breaker_failures": "failures",
+    "max_concurrency": "runs",
+}
+"""By the end of a field's full name. Ratios and seeds have no unit."""
+_LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+REQUIRED = PydanticUndefined
+"""The default of a field that has none."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field, or a section.
+
+    name: full name, such as training.max_steps.
+    kind: type, or the allowed values; "" for a section.
+    default: the plain value; REQUIRED if there is none.
+    unit: "" if it has none.
+    limits: bounds of a number, such as "≥ 1"; "" if it has none.
+    inner: names of a section's own fields, in the order of the code.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    unit: str
+    limits: str
+    description: str
+    inner: tuple[str, ...] = ()
+
+
+def describe(name: str) -> Field:
+    """Return the description of a field or section of the configuration by its full name.
+
+    Raises:
+        BadInput: there is no such field. The message names the closest one.
+    """
+    section: type[BaseModel] | None = RunConfig
+    found: FieldInfo | None = None
+    for part in name.split("."):
+        if section is None or part not in section.model_fields:
+            raise _unknown(name)
+        found = section.model_fields[part]
+        section = section_of(found.annotation)
+    if found is None:
+        raise _unknown(name)
+    if section is None:
+        return _leaf(name, found)
+    summary, inner = summary_of(section), tuple(section.model_fields)
+    return Field(name, "", found.get_default(), "", "", summary, inner)
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
+    """Yield every field that is not a section, depth first, in the order of the code."""
+    for name, found in model.model_fields.items():
+        inner = section_of(found.annotation)
+        if inner:
+            yield from leaves(inner, f"{prefix}{name}.")
+        else:
+            yield _leaf(f"{prefix}{name}", found)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model that a field holds, alone or in a list."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            # Volumes and the like are values; a section has a default or is required.
+            return None if typing.get_origin(annotation) is types.UnionType else kind
+    return None
+
+
+def summary_of(section: type[BaseModel]) -> str:
+    """Return the first paragraph of a section's docstring."""
+    return (section.__doc__ or "").partition("\n\n")[0]
+
+
+def _leaf(name: str, found: FieldInfo) -> Field:
+    return Field(
+        name=name,
+        kind=_named(found.annotation),
+        default=found.default,
+        unit=next((unit for end, unit in _UNITS.items() if name.endswith(end)), ""),
+        limits=", ".join(
+            f"{sign} {getattr(item, limit):g}"
+            for item in found.metadata
+            for limit, sign in _LIMITS
+            if getattr(item, limit, None) is not None
+        ),
+        description=found.description or "",
+    )
+
+
+def _named(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " | ".join(str(item) for item in arguments)
+    if origin is typing.Annotated:
+        return _named(arguments[0])
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(_named(item) for item in arguments)
+    if origin:
+        return f"{origin.__name__}[{', '.join(_named(item) for item in arguments)}]"
+    if annotation is type(None):
+        return "null"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"{{{', '.join(annotation.model_fields)}}}"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _unknown(name: str) -> BadInput:
+    known = [field.name for field in leaves(RunConfig)]
+    known += {field.rpartition(".")[0] for field in known if "." in field}
+    last = name.rpartition(".")[2]
+    # The user may know only the last part of a name.
+    same = [field for field in known if field.rpartition(".")[2] == last]
+    close = same or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return BadInput(
+        f"field {shown(name)}: no such field",
+        remedy=f"did you mean {' or '.join(close)}?"
+        if close
+        else "`steadytrain schema` lists every field",
+    )

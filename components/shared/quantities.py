@@ -1,0 +1,28 @@
+"""Durations and sizes as people read them, in the terminal, the report and error messages.
+
+Sizes are decimal, as on data sheets of GPUs and disks: 1 GB is 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+_DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as 4.2 s, 12 s, 3 min 05 s, 1 h 05 min, or 2 d 03 h."""
+    for unit, name, lower, lower_name in _DURATIONS:
+        # Round to what is shown, so that 59 min 59.9 s is 1 h and not 59 min 60 s.
+        count, rest = divmod(round(seconds / lower), unit // lower)
+        if count > 0:
+            return f"{count} {name}" + (f" {rest:02d} {lower_name}" if rest else "")
+    return f"{round(seconds, 1 if seconds < 9.95 else None):g} s"
+
+
+def size(count: float) -> str:
+    """Format bytes with three digits, as 512 B, 1.5 kB, 12.3 MB, or 5.5 GB."""
+    for unit, name in _SIZES:
+        # From 999.5 on, three digits round up to the next unit.
+        if abs(count) >= 0.9995 * unit:
+            return f"{float(f'{count / unit:.3g}'):,g} {name}"
+    return f"{count:.0f} B"

@@ -1,0 +1,117 @@
+"""Explain a field or section of a configuration: what it is, its value, and what it affects."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.components.shared.config.fields import REQUIRED, Field, describe
+from steadytrain.components.train.recovery.settings import effect
+from steadytrain.pipelines.sources import Chosen
+
+_EFFECTS = {
+    "name": "the names of the runs and of the registered model",
+    "run": "the name of this run alone",
+    "output": "where everything is written. A run continues only in its own folder",
+    "data": "the prepared data, and so what the model learns. A run keeps the data that it began "
+    "with",
+    "pipeline": "how many pods the steps need, not what they do",
+    "evaluation": "the scores. They are computed again; training is reused",
+    "gate": "the verdict on the new model. The gate decides again; training is reused",
+    "registry": "the names under which the model is registered",
+    "tracking": "where the run is recorded and reported",
+    "retrain": "when the pipeline retrain goes on to train, not what it trains",
+    "schema_version": "how the configuration is read",
+    "compute.price_per_hour": "only the cost that is shown",
+    "compute.pods": "the pods that train, not what they compute. A run may continue with others",
+}
+"""By field or section. For the rest, the recovery decides (`effect`)."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A field with its present value.
+
+    value: as plain data; a section's fields have explanations of their own in `inner`.
+    origin: where the value comes from, such as a file, --set or the default; "" if it is not known.
+    """
+
+    field: Field
+    value: Any
+    origin: str
+    affects: str
+    inner: tuple[Explained, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the explanation for a terminal."""
+        meaning = textwrap.indent(textwrap.fill(self.field.description, 86), "  ").splitlines()
+        rows = (f"  {name:8} {text}" for name, text in self._rows())
+        return [self.field.name, *meaning, "", *rows, *(f"  {item}" for item in self.inner)]
+
+    def __str__(self) -> str:
+        """Return the field with its value in one line, or only the name of a section."""
+        known = self.origin and not self.inner
+        return f"{self.field.name} = {self._value}" if known else self.field.name
+
+    @property
+    def _value(self) -> str:
+        return f"{_plain(self.value)} ({self.origin})"
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the explanation for programs."""
+        field = self.field
+        told: dict[str, Any] = {"field": field.name, "description": field.description}
+        if self.inner:
+            return {**told, "affects": self.affects, "fields": [i.as_data() for i in self.inner]}
+        required = field.default is REQUIRED
+        default = {} if required else {"default": field.default}
+        kind = {"type": field.kind, "limits": field.limits, "unit": field.unit}
+        rest = {"value": self.value, "origin": self.origin, "affects": self.affects}
+        return {**told, **kind, "required": required, **default, **rest}
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        field = self.field
+        if not self.inner:
+            required = field.default is REQUIRED
+            yield "type", f"{field.kind} ({field.limits})" if field.limits else field.kind
+            if field.unit:
+                yield "unit", field.unit
+            yield "default", "none, it is required" if required else _plain(field.default)
+            if self.origin:
+                yield "value", self._value
+        if self.affects:
+            yield "affects", self.affects
+
+
+def explained(name: str, chosen: Chosen | None = None) -> Explained:
+    """Explain a field or section by its full name, such as training.max_steps or gate.
+
+    Args:
+        chosen: the configuration with its value; None leaves out the value.
+
+    Raises:
+        BadInput: there is no such field. The message names the closest one.
+    """
+    field = describe(name)
+    inner = tuple(explained(f"{name}.{part}", chosen) for part in field.inner)
+    if chosen is None:
+        return Explained(field, None, "", _affects(field), inner)
+    value: Any = chosen.config.model_dump(mode="json")
+    for part in name.split("."):
+        value = value[part]
+    return Explained(field, value, chosen.origin(name), _affects(field), inner)
+
+
+def _affects(field: Field) -> str:
+    """Return what a change affects; "" for a section whose fields affect different things."""
+    name = field.name
+    places = [name, name.rpartition(".")[0], name.partition(".")[0]]
+    found = next((_EFFECTS[place] for place in places if place in _EFFECTS), "")
+    return found if found or field.inner else effect(name)
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""`steadytrain run` and `resume`: run the pipeline on this machine, or continue a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steadytrain.components.shared.errors import Stopped
+from steadytrain.pipelines.options import (
+    DEFAULT_OUTPUT,
+    DataSource,
+    Output,
+    Overrides,
+    Run,
+    RunName,
+    RunOutput,
+    given,
+)
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
+
+
+def run(
+    source: DataSource = "causal-lm",
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    name: Run = "",
+    output: RunOutput = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the run would do, and exit.")
+    ] = False,
+) -> None:
+    """Run the pipeline on this machine, or continue a stopped run.
+
+    The same configuration continues the same run. Completed work is not repeated.
+
+    For data (a file, a folder, a glob, s3://, hub:NAME or package:NAME), a look at the first
+    records finds the task: messages or prompt and completion are a chat, text and label are a
+    classification, and text alone is a language model. The task's preset does the rest. If the
+    records suit several tasks, the error lists them.
+    """
+    from steadytrain.pipelines.sources import open_source
+
+    chosen = open_source(source, given(overrides, run=name, output=output))
+    for remark in chosen.remarks:
+        typer.echo(remark, err=True)
+    if dry_run:
+        from steadytrain.pipelines.outline import outline
+
+        typer.echo("\n".join(outline(chosen.config)))
+        return
+    _run(chosen.config)
+
+
+def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
+    """Continue a run that stopped or failed.
+
+    It uses the run's own stored configuration. Completed work is not repeated: training resumes
+    from the newest verified checkpoint. The run may have been stopped, killed or preempted, or may
+    have failed. First fix what its error names (`steadytrain explain RUN`). To continue with other
+    settings, edit the file OUTPUT/runs/RUN/config.yaml. Settings that determine the weights cannot
+    change within a run.
+    """
+    from steadytrain.pipelines.runs import find_run, state_of
+
+    config, workspace = find_run(output, name)
+    if state_of(workspace).state == "finished":
+        typer.echo(
+            f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
+        )
+        return
+    _run(config)
+
+
+def _run(config: RunConfig) -> None:
+    from steadytrain.components.shared.workspace import Workspace
+    from steadytrain.pipelines.interrupts import say
+    from steadytrain.pipelines.light_kfp import import_kfp
+    from steadytrain.pipelines.local import run_locally
+    from steadytrain.pipelines.outline import stopping, tell_ending
+    from steadytrain.pipelines.progress import ProgressDisplay
+
+    import_kfp()
+    try:
+        ended = run_locally(config, display=ProgressDisplay())
+    except Stopped:
+        # The third signal. Checkpoints that were saved before are still good.
+        say("\n".join(stopping(Workspace.of(config))))
+        raise
+    tell_ending(ended)

@@ -1,0 +1,81 @@
+"""The commands that look at a run or stop it: list, stop, report."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from steadytrain.components.shared.errors import RunBusy
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, RunName, at_most
+
+
+def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
+    """List the runs in an output folder."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from steadytrain.components.report.words import moment
+    from steadytrain.pipelines.runs import list_runs
+
+    runs = list(list_runs(output))
+    if as_json:
+        json_output.show({"runs": [item.as_data() for item in runs]})
+        return
+    table = Table("run", "state", "step", "started", box=None, pad_edge=False)
+    for item in runs:
+        started = moment(item.started) if item.started else ""
+        table.add_row(item.run_id, item.state, item.step, started)
+    if not table.row_count:
+        typer.echo(f"no runs in {output}")
+        return
+    Console().print(table)
+    for item in runs:
+        for problem in item.damage:
+            typer.echo(f"{item.run_id}: {problem}")
+
+
+def stop(
+    name: RunName,
+    output: Output = DEFAULT_OUTPUT,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, callback=at_most(YEAR), help="Seconds to wait for the run to stop."),
+    ] = 60,
+    as_json: Json = False,
+) -> None:
+    """Stop a run on this machine. It saves a checkpoint, and you can continue it later."""
+    from steadytrain.pipelines.local import stop_run
+    from steadytrain.pipelines.outline import resume_command
+    from steadytrain.pipelines.runs import find_workspace
+
+    workspace = find_workspace(output, name)
+    stopped, again = stop_run(workspace, grace_seconds=grace), resume_command(workspace)
+    if as_json:
+        json_output.show({"run": name, "stopped": stopped, "next": again})
+    elif stopped:
+        typer.echo(f"stopped {name}; continue it with {again}")
+    else:
+        typer.echo(f"{name} is not running")
+
+
+def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
+    """Write the HTML report of a run again, and summarize it."""
+    from steadytrain.components.report.step import run as write_report
+    from steadytrain.components.report.step import write_page
+    from steadytrain.components.report.summary import as_data, summary
+    from steadytrain.pipelines.lock import run_lock
+    from steadytrain.pipelines.runs import find_run
+
+    config, workspace = find_run(output, name)
+    try:
+        with run_lock(workspace):
+            write_report(config)
+    except RunBusy:
+        write_page(workspace)
+    if as_json:
+        json_output.show(as_data(workspace))
+    else:
+        typer.echo("\n".join([*summary(workspace), f"report: {workspace.report}"]))

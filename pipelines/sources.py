@@ -1,0 +1,184 @@
+"""What a command is given to run: a preset, a configuration, or data.
+
+For data, a look at the first records finds the task, and the task's preset does the rest. Nothing
+is guessed: if the records suit several tasks, the error lists them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from steadytrain.components.shared.config import RunConfig, load, preset_names
+from steadytrain.components.shared.config.data import SUFFIXES
+from steadytrain.components.shared.config.load import Override, override_items, read_mapping
+from steadytrain.components.shared.errors import BadInput
+
+PRESETS: Final = {
+    "causal_lm": "causal-lm",
+    "supervised_finetuning": "chat",
+    "sequence_classification": "sequence-classification",
+}
+"""The preset of each task that a look at the records can find."""
+_CONFIGURATIONS: Final = (".yaml", ".yml")
+_REMOTE: Final = ("s3", "hub", "package")
+_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A configuration, and where its values come from.
+
+    layers: what each source states, by full field name, from the weakest source to the strongest.
+    remarks: for data, what was found in them and chosen for them, one sentence each.
+    """
+
+    config: RunConfig
+    layers: Sequence[tuple[str, frozenset[str]]]
+    remarks: Sequence[str] = ()
+
+    def origin(self, field: str) -> str:
+        """Return the source of a field's value, or of the strongest value in a section."""
+        for name, stated in reversed(self.layers):
+            if any(_overlap(field, other) for other in stated):
+                return name
+        return "default"
+
+
+def open_source(source: str, overrides: Sequence[Override]) -> Chosen:
+    """Return the configuration for what a user names: a preset, a YAML file, or data.
+
+    Raises:
+        BadInput: there is nothing with that name, or the task of the data is not clear.
+        ConfigError: with every problem in the configuration.
+    """
+    if is_data(source):
+        return for_task(source, *find_task(source, overrides), overrides)
+    name = f"preset {source}" if source in preset_names() else source
+    return Chosen(
+        load(source, overrides), [(name, _stated(read_mapping(source))), *_options(overrides)]
+    )
+
+
+def is_data(source: str) -> bool:
+    """Return whether a name stands for data, and not for a preset or a configuration."""
+    if source in preset_names() or source.endswith(_CONFIGURATIONS):
+        return False
+    if source.partition(":")[0] in _REMOTE or set(source) & set("*?["):
+        return True
+    suffixes = PurePosixPath(source).suffixes
+    return bool(set(suffixes[-2:]) & SUFFIXES.keys()) or _is_folder(source)
+
+
+def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
+    """Return the task of data, and the reason.
+
+    Raises:
+        BadInput: the task is not clear, or this is not data.
+    """
+    try:
+        from steadytrain.components.preprocess.inspection import inspect, task_of
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"{source}: data cannot be read without the package {error.name}",
+            remedy="pip install 'steadytrain[data]', or write a configuration",
+        ) from error
+    _check_no_model(source)
+    task = dict(override_items(overrides)).get("data.task")
+    if task is None:
+        # The preset only completes the configuration, so that `data` is checked as a whole.
+        data = load("causal-lm", [*_basis(source), *overrides]).data
+        return task_of(inspect(data), data)
+    if task not in PRESETS:
+        raise BadInput(
+            f"data.task = {task!r} has no preset",
+            remedy=f"one of {', '.join(PRESETS)}, or write a configuration",
+        )
+    return task, "data.task says so"
+
+
+def for_task(source: str, task: str, reason: str, overrides: Sequence[Override]) -> Chosen:
+    """Return the configuration of a task's preset with other data.
+
+    Raises:
+        ConfigError: with every problem in the configuration.
+    """
+    preset, basis = PRESETS[task], _basis(source)
+    config = load(preset, [*basis, *overrides])
+    training = config.training
+    length = (
+        f"{training.max_steps:,} steps"
+        if training.max_steps > 0
+        else f"{training.num_train_epochs:g} epochs"
+    )
+    remarks = (
+        f"{source}: task {task}, since {reason}",
+        f"preset {preset}: {length}, {config.model.base or 'a new model'}",
+        "change a field with --set FIELD=VALUE, or write a configuration with "
+        f"`steadytrain init --data {shlex.quote(source)}`",
+    )
+    layers = [
+        (f"preset {preset}", _stated(read_mapping(preset))),
+        (source, frozenset(field for field, _ in override_items(basis))),
+        *_options(overrides),
+    ]
+    return Chosen(config, layers, remarks)
+
+
+def _basis(source: str) -> list[Override]:
+    """Return the overrides that put other data into a preset."""
+    return [
+        ("name", name_for(source)),
+        ("data.source", [source]),
+        ("data.format", "auto"),
+        ("data.exclude", []),
+        ("data.columns", {}),
+    ]
+
+
+def name_for(address: str) -> str:
+    """Return a valid name of a run for an address: its last part, without suffixes."""
+    last = re.split(r"[/:]", address.partition("?")[0].rstrip("/"))[-1]
+    plain = re.sub(r"[^a-z0-9]+", "-", last.lower().partition(".")[0]).strip("-")
+    return plain[:40].strip("-") or "run"
+
+
+def _options(overrides: Sequence[Override]) -> Iterator[tuple[str, frozenset[str]]]:
+    for item in overrides:
+        ((field, _),) = override_items([item])
+        yield "--set" if isinstance(item, str) else "command line", frozenset({field})
+
+
+def _stated(content: Mapping[str, Any], before: str = "") -> frozenset[str]:
+    """Return the full names of the fields that plain data state."""
+    names: set[str] = set()
+    for name, value in content.items():
+        full = f"{before}{name}"
+        names |= _stated(value, f"{full}.") if isinstance(value, dict) and value else {full}
+    return frozenset(names)
+
+
+def _overlap(field: str, other: str) -> bool:
+    return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return Path(source).is_dir()
+    except OSError:
+        return False
+
+
+def _check_no_model(source: str) -> None:
+    folder = Path(source)
+    if not _is_folder(source) or not (folder / "config.json").is_file():
+        return
+    if any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+        raise BadInput(
+            f"{source} is a model, not data",
+            remedy=f"name your data, and the model as --set model.base={source}",
+        )

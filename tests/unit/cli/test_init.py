@@ -1,0 +1,116 @@
+"""`init` writes a configuration that explains itself, validates, and is what `run DATA` runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steadytrain.components.shared.config import load
+from steadytrain.pipelines import init_command
+from steadytrain.pipelines.sources import open_source
+
+from support.odd import call
+
+ROWS = {
+    "chat.jsonl": {"prompt": "How?", "completion": "So."},
+    "classes.jsonl": {"text": "how to reset it", "label": "help"},
+    "text.jsonl": {"text": "some: text # with signs"},
+}
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, row in ROWS.items():
+        (tmp_path / name).write_text(f"{json.dumps(row)}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_file_is_the_configuration_that_the_data_run_with(data, name):
+    done = call("init", "my.yaml", "--data", name, "--yes", folder=data)
+    assert (done.code, done.err) == (0, "")
+    assert load("my.yaml") == open_source(name, []).config
+    assert "steadytrain run my.yaml" in done.out
+    assert call("validate", "my.yaml", folder=data).code == 0
+
+
+def test_each_field_has_its_meaning_and_the_reason_for_its_value(data):
+    call("init", "--data", "chat.jsonl", "--yes", folder=data)
+    lines = (data / "steadytrain.yaml").read_text().splitlines()
+    fields = [i for i, line in enumerate(lines) if ":" in line and "#" not in line]
+    fields = [i for i in fields if not lines[i].endswith(":")]
+    assert len(fields) > 8
+    for index in fields:
+        assert lines[index - 1].strip().startswith("#"), lines[index]
+    text = " ".join(line.strip(" #") for line in lines)
+    assert "the record has the columns prompt, completion" in text
+    assert "Here: from the preset chat." in text
+
+
+def test_settings_and_nested_sections_are_written(data):
+    options = ("--set", "data.columns.label=label", "--set", "training.seed=7", "--run", "mine")
+    options += ("--set", "data.columns.slice=label", "--output", str(data / "o: 'x' #"))
+    call("init", "my.yaml", "--data", "classes.jsonl", "--yes", *options, folder=data)
+    config = load("my.yaml")
+    assert (config.training.seed, config.run) == (7, "mine")
+    assert config.data.columns.slice == "label"
+    assert config.output == str(data / "o: 'x' #")
+
+
+def test_a_file_that_exists_is_overwritten_only_on_request(data):
+    (data / "my.yaml").write_text("mine")
+    done = call("init", "my.yaml", "--data", "chat.jsonl", "--yes", folder=data)
+    assert (done.code, (data / "my.yaml").read_text()) == (2, "mine")
+    assert "--force" in done.err
+    assert call("init", "my.yaml", "--data", "chat.jsonl", "--force", folder=data).code == 0
+    assert load("my.yaml").name == "chat"
+
+
+def test_another_model_leaves_the_learning_rate_to_the_rule(data):
+    arguments = ("init", "my.yaml", "--data", "text.jsonl", "--model", "hub:org/model")
+    assert call(*arguments, folder=data).code == 0
+    config = load("my.yaml")
+    assert (config.model.base, config.model.config) == ("hub:org/model", {})
+    assert config.training.learning_rate is None
+
+
+def test_a_task_that_needs_a_trained_model_cannot_begin_from_scratch(data):
+    done = call("init", "my.yaml", "--data", "chat.jsonl", "--model", "scratch", folder=data)
+    assert done.code == 2
+    assert "supervised_finetuning starts from a trained model" in done.err
+    assert not (data / "my.yaml").exists()
+
+
+def test_without_a_terminal_and_data_it_says_what_is_missing(data):
+    done = call("init", folder=data)
+    assert (done.code, "--data" in done.err) == (2, True)
+
+
+def test_on_a_terminal_it_asks_for_data_and_model(data, monkeypatch):
+    answers = iter(["text.jsonl", "hub:org/model"])
+    asked = []
+
+    def answer(question, **rest):
+        asked.append((question, rest.get("default")))
+        return next(answers)
+
+    monkeypatch.setattr(init_command.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(init_command.typer, "prompt", answer)
+    done = call("init", "my.yaml", folder=data)
+    assert done.code == 0
+    assert [default for _, default in asked] == [None, "scratch"]
+    assert load("my.yaml").model.base == "hub:org/model"
+
+
+def test_a_file_that_cannot_be_written_is_an_error(data):
+    done = call("init", "text.jsonl/my.yaml", "--data", "text.jsonl", "--yes", folder=data)
+    assert done.code == 2
+    assert "cannot be written" in done.err
+
+
+def test_for_programs(data):
+    done = call("init", "my.yaml", "--data", "chat.jsonl", "--json", folder=data)
+    told = json.loads(done.out)
+    assert (told["file"], told["task"]) == ("my.yaml", "supervised_finetuning")

@@ -1,0 +1,213 @@
+"""`run` with data: the task is found in the first records, and never guessed."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.preprocess import inspection
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.pipelines.sources import is_data, name_for, open_source
+
+from support.odd import call
+
+CHAT = {"messages": [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]}
+PAIR = {"prompt": "How?", "completion": "So."}
+LABELLED = {"text": "how to reset it", "label": "help"}
+TEXT = {"text": "some text"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def jsonl(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "preset"),
+    [
+        (CHAT, "supervised_finetuning", "chat"),
+        (PAIR, "supervised_finetuning", "chat"),
+        (LABELLED, "sequence_classification", "sequence-classification"),
+        (TEXT, "causal_lm", "causal-lm"),
+    ],
+)
+def test_the_columns_decide_on_the_task(tmp_path, row, task, preset):
+    chosen = open_source(jsonl(tmp_path / "My Tickets.jsonl", row), [])
+    assert chosen.config.data.task == task
+    assert chosen.config.name == "my-tickets"
+    assert chosen.config.data.source == [str(tmp_path / "My Tickets.jsonl")]
+    assert f"task {task}" in chosen.remarks[0]
+    assert chosen.remarks[1].startswith(f"preset {preset}: ")
+    assert "steadytrain init" in chosen.remarks[2]
+
+
+def write_csv(path):
+    path.write_text("text,label\nhow to,help\n")
+
+
+def write_gz(path):
+    path.write_bytes(gzip.compress(json.dumps(LABELLED).encode()))
+
+
+def write_parquet(path):
+    pq.write_table(pa.Table.from_pylist([LABELLED] * 3), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("a.csv", write_csv), ("a.jsonl.gz", write_gz), ("a.parquet", write_parquet)],
+)
+def test_every_format_can_be_looked_at(tmp_path, name, write):
+    write(tmp_path / name)
+    assert open_source(name, []).config.data.task == "sequence_classification"
+
+
+def test_a_folder_of_source_code_is_text(tmp_path):
+    for name in ("a.py", "b/c.py"):
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text("x = 1\n")
+    assert open_source("code", []).config.data.task == "causal_lm"
+
+
+def test_a_data_set_by_its_hub_address(tmp_path):
+    jsonl(tmp_path / "set" / "train.jsonl", CHAT, CHAT)
+    chosen = open_source("hub:set", [])
+    assert chosen.config.data.source == ["hub:set"]
+    assert chosen.config.data.task == "supervised_finetuning"
+
+
+@pytest.mark.parametrize(
+    ("rows", "tasks"),
+    [
+        ([{**TEXT, **CHAT}], {"supervised_finetuning", "causal_lm"}),
+        ([{**LABELLED, **CHAT}], {"supervised_finetuning", "sequence_classification"}),
+        ([{"text": "t", "label": n} for n in range(50)], {"sequence_classification", "causal_lm"}),
+    ],
+)
+def test_records_that_suit_several_tasks_are_an_error_that_lists_them(tmp_path, rows, tasks):
+    with pytest.raises(BadInput) as caught:
+        open_source(jsonl(tmp_path / "a.jsonl", *rows), [])
+    assert ("many for classes" in caught.value.message) == (len(rows) == 50)
+    choices = caught.value.remedy.split(" or ")
+    assert {choice.removeprefix("--set data.task=") for choice in choices} == tasks
+
+
+def test_the_user_resolves_it(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", {**TEXT, **CHAT})
+    assert open_source(path, ["data.task=causal_lm"]).config.data.task == "causal_lm"
+
+
+def test_columns_of_other_names_are_named_by_the_user(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", {"body": "how to", "class": "help"})
+    with pytest.raises(BadInput, match="causal_lm needs text") as caught:
+        open_source(path, [])
+    assert "data.columns" in caught.value.remedy
+    chosen = open_source(path, ["data.columns.text=body", "data.columns.label=class"])
+    assert chosen.config.data.task == "sequence_classification"
+
+
+def test_a_few_bad_records_do_not_hide_the_task(tmp_path):
+    path = tmp_path / "a.jsonl"
+    jsonl(path, *[CHAT] * 9)
+    path.write_bytes(path.read_bytes() + b"{not json\n")
+    assert open_source(str(path), []).config.data.task == "supervised_finetuning"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "words"),
+    [("", DataError, "no record"), (None, BadInput, "no file lies there")],
+)
+def test_without_a_record_it_says_so(tmp_path, content, error, words):
+    if content is not None:
+        (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(error, match=words):
+        open_source("a.jsonl", [])
+
+
+def test_a_model_is_no_data(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").touch()
+    with pytest.raises(BadInput, match="is a model") as caught:
+        open_source("model", [])
+    assert "--set model.base=model" in caught.value.remedy
+
+
+def test_a_model_of_the_hub_is_no_data_either(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="cannot be loaded") as caught:
+        open_source("hub:org/some-model", [])
+    assert "model.base" in caught.value.remedy
+
+
+def test_only_the_first_records_are_read(tmp_path, monkeypatch):
+    path = jsonl(tmp_path / "a.jsonl", *[TEXT] * 100_000)
+    decoded = itertools.count()
+    check = inspection.check
+    monkeypatch.setattr(inspection, "check", lambda *args: (next(decoded), check(*args))[1])
+    open_source(path, [])
+    assert next(decoded) == inspection.RECORDS * len(inspection.TASKS)
+
+
+def test_several_files_of_a_folder_are_looked_at(tmp_path):
+    for index in range(30):
+        jsonl(tmp_path / "data" / f"{index:02}.jsonl", *[CHAT if index < 3 else TEXT] * 30)
+    assert open_source("data", []).config.data.task == "causal_lm"
+
+
+@pytest.mark.parametrize("name", ["causal-lm", "my.yaml", "my.yml", "config", "/dev/null"])
+def test_everything_else_is_a_preset_or_a_configuration(name):
+    assert not is_data(name)
+
+
+def test_without_the_libraries_for_data_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in [name for name in sys.modules if name.endswith("preprocess.inspection")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.endswith("preprocess.chunks")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(BadInput, match="pyarrow") as caught:
+        open_source(jsonl(tmp_path / "a.jsonl", TEXT), [])
+    assert "steadytrain[data]" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("a/My_Data.v2.jsonl.gz", "my-data"),
+        ("s3://bucket/prefix/", "prefix"),
+        ("hub:org/Set?split=train", "set"),
+        ("data/*.csv", "run"),
+        ("x" * 60, "x" * 40),
+        ("-- .txt", "run"),
+    ],
+)
+def test_a_run_is_named_after_its_data(address, name):
+    assert name_for(address) == name
+
+
+def test_the_command_says_what_it_chose_and_standard_output_stays_as_it_is(tmp_path):
+    jsonl(tmp_path / "a.jsonl", CHAT)
+    done = call("run", "a.jsonl", "--dry-run", folder=tmp_path)
+    assert done.code == 0
+    assert done.out.startswith("run         a-")
+    assert "task supervised_finetuning, since the record has the column messages" in done.err
+
+
+def test_the_same_data_are_the_same_run(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", CHAT)
+    first = open_source(path, []).config.run_id
+    jsonl(tmp_path / "a.jsonl", CHAT, PAIR)
+    assert open_source(path, []).config.run_id == first
