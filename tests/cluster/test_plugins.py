@@ -22,7 +22,7 @@ from steadytrain.pipelines.lint import read_pipeline
 
 from support.cluster import PodFailed
 from support.command import TINY_LM
-from support.fruits import SCIKIT_LEARN, TASK
+from support.fruits import SCIKIT_LEARN
 from support.plugins import install_example
 from support.walker import Walker
 
@@ -71,7 +71,6 @@ def test_a_metric_and_a_sink_of_another_package(walker, cluster):
     assert counts["TrainingStep"] == 6
 
 
-@pytest.mark.xfail(reason="the preprocess step knows only the built-in tasks", strict=True)
 def test_a_trainer_of_another_package(walker, cluster, tmp_path):
     content = json.loads(json.dumps(SCIKIT_LEARN)) | {"output": MOUNT_PATH}
     content["data"] |= {
@@ -81,7 +80,7 @@ def test_a_trainer_of_another_package(walker, cluster, tmp_path):
     }
     file = Path(tmp_path / "fruits.yaml")
     file.write_text(json.dumps(content))
-    walker().run(**to_parameters(load(file, [TASK]), run="counted"))
+    walker().run(**to_parameters(load(file), run="counted"))
     trained = record(cluster, "counted", "train")
     assert (trained["outcome"], trained["attempts"]) == ("finished", 1)
     assert record(cluster, "counted", "promote")["champion"]

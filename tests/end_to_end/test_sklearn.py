@@ -25,7 +25,7 @@ from steadytrain.components.train.heartbeat import Beat
 
 from support.command import wait_for
 from support.data import write_jsonl
-from support.fruits import FRUITS, SCIKIT_LEARN, TASK, fruity
+from support.fruits import FRUITS, SCIKIT_LEARN, fruity
 from support.plugins import install_example
 from support.training import events_of
 
@@ -33,10 +33,9 @@ STEPS = """
 import sys
 from steadytrain.components.shared.config import load
 from steadytrain.pipelines.steps import run_step
-file, task, *steps = sys.argv[1:]
+file, *steps = sys.argv[1:]
 for step in steps:
-    # The preprocess step knows the built-in tasks only.
-    run_step(step, load(file, [] if step == "preprocess" else [task]))
+    run_step(step, load(file))
 """
 SERVE = """
 import json, sys
@@ -96,11 +95,11 @@ def finish(program):
 
 def test_it_is_killed_resumed_gated_registered_and_loaded(start, configure, steadytrain):
     quiet, killed = configure("quiet"), configure("killed")
-    undisturbed = start(STEPS, quiet, TASK, "preprocess", "train")
+    undisturbed = start(STEPS, quiet, "preprocess", "train")
 
     # The rank is killed, and the supervisor tries again. Then the supervisor is killed, too.
     workspace = Workspace(steadytrain.output, "killed")
-    program = start(STEPS, killed, TASK, "preprocess", "train")
+    program = start(STEPS, killed, "preprocess", "train")
     wait_for(lambda: events_of(workspace, CheckpointSaved), 300)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     wait_for(lambda: {event.attempt for event in events_of(workspace, TrainingStep)} == {1, 2})
@@ -110,7 +109,7 @@ def test_it_is_killed_resumed_gated_registered_and_loaded(start, configure, stea
     first = events_of(workspace, AttemptEnded)[0]
     assert (first.outcome, first.failure_class) == ("failed", "host_oom")
     finish(undisturbed)
-    finish(start(STEPS, killed, TASK, "train", "evaluate", "register", "promote", "report"))
+    finish(start(STEPS, killed, "train", "evaluate", "register", "promote", "report"))
 
     runs = {name: steadytrain.output / "runs" / name for name in ("quiet", "killed", "other")}
     records = [TrainRecord.load(runs[name] / "records/train.json") for name in ("quiet", "killed")]
@@ -134,7 +133,7 @@ def test_it_is_killed_resumed_gated_registered_and_loaded(start, configure, stea
     assert served["losses"] > 10
 
     # The gate loads the champion to compare another model with it.
-    finish(start(STEPS, configure("other", max_steps=1), TASK, "preprocess", "train", "evaluate"))
+    finish(start(STEPS, configure("other", max_steps=1), "preprocess", "train", "evaluate"))
     gate = GateRecord.load(runs["other"] / "records/gate.json")
     assert gate.champion == evaluation.metrics["accuracy"].value
     assert not gate.promoted

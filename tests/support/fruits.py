@@ -11,7 +11,7 @@ FRUITS = {"a": "apple", "b": "banana", "c": "cherry"}
 SCIKIT_LEARN: dict[str, Any] = {
     "name": "fruits",
     "data": {
-        "task": "sequence_classification",
+        "task": "token_counts",
         "validation_share": 0.15,
         "test_share": 0.25,
         "near_duplicate_threshold": None,
@@ -35,8 +35,6 @@ SCIKIT_LEARN: dict[str, Any] = {
     "recovery": {"backoff_seconds": 0.1, "reuse_ttl_seconds": 0},
     "evaluation": {"bootstrap_samples": 200},
 }
-TASK = "data.task=steadytrain_example.task:TokenCountsTask"
-"""The package's own task: the steps after preprocessing take it."""
 
 
 def fruity(index: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Classification of texts by token counts: scores a model, logs it to MLflow, and loads it."""
+"""Scores a classifier of token counts, writes it, loads it, and logs it to MLflow."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ from steadytrain.components.tasks.scoring.classification import (
     label_indices,
 )
 from steadytrain.components.tasks.scoring.table import score_table
-from steadytrain_example.token_counts import predict, read
+from steadytrain_example.token_counts import predict, read, write
 
 _FOLDER = "model"
 _NEEDED = ("scikit-learn", "safetensors", "transformers", "steadytrain-example")
 
 
-class TokenCountsTask:
-    """What the steps after training ask of a task.
-
-    The components of a model are "model", an SGDClassifier, and "tokenizer".
-    """
+class TokenCountsScorer:
+    """Scores texts. A loaded model is "model", an SGDClassifier, and "tokenizer"."""
 
     def __init__(self, config, data):
-        self.config, self.data = config, data
-
-    def load_exported(self, folder):
-        return {"model": read(folder), "tokenizer": load_tokenizer(folder)}
+        self.data = data
 
     def score(self, components, records):
         texts, length = records.column("text").to_pylist(), self.data.sequence_length
@@ -51,6 +45,20 @@ class TokenCountsTask:
 
     def baselines(self, records):
         return classification_baselines(self.data, records)
+
+
+class TokenCountsPackager:
+    """Stores the classifier next to its tokenizer."""
+
+    def __init__(self, config, data):
+        self.data = data
+
+    def export(self, model, folder):
+        write(model, folder)
+        load_tokenizer(self.data.path(self.data.tokenizer)).save_pretrained(folder)
+
+    def load_exported(self, folder):
+        return {"model": read(folder), "tokenizer": load_tokenizer(folder)}
 
     def log_model(self, folder, *, name, records, metadata):
         logged = mlflow.pyfunc.log_model(

@@ -6,7 +6,8 @@ import numpy as np
 
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.train.framework import Learned, LearnerTrainer
-from steadytrain_example.token_counts import counts, log_chances, new_classifier, write
+from steadytrain_example.task import TokenCountsPackager
+from steadytrain_example.token_counts import counts, log_chances, new_classifier
 
 _RATE = 1.0
 _EVALUATED_AT_ONCE = 256
@@ -21,9 +22,9 @@ class TokenCountsLearner:
     metric, greater_is_better = "loss", False
 
     def __init__(self, config, data):
-        self.tokenizer = load_tokenizer(data.path(data.tokenizer))
+        self.packager = TokenCountsPackager(config, data)
         self.rate = config.training.learning_rate or _RATE
-        self.tokens = len(self.tokenizer)
+        self.tokens = len(load_tokenizer(data.path(data.tokenizer)))
         self.model = new_classifier(
             len(data.labels),
             self.tokens,
@@ -42,7 +43,7 @@ class TokenCountsLearner:
     def validate(self, rows):
         losses, hits, part = [], [], []
 
-        def judge():
+        def evaluate():
             features, labels = self._inputs(part)
             losses.extend(_losses(self.model, features, labels))
             hits.extend(self.model.predict(features) == labels)
@@ -51,9 +52,9 @@ class TokenCountsLearner:
         for row in rows:
             part.append(row)
             if len(part) == _EVALUATED_AT_ONCE:
-                judge()
+                evaluate()
         if part:
-            judge()
+            evaluate()
         return {"loss": float(np.mean(losses)), "accuracy": float(np.mean(hits))}
 
     def state(self):
@@ -65,8 +66,7 @@ class TokenCountsLearner:
         self.model.t_ = float(state["t"])
 
     def export(self, folder):
-        write(self.model, folder)
-        self.tokenizer.save_pretrained(folder)
+        self.packager.export(self.model, folder)
 
     def _inputs(self, rows):
         texts, labels = zip(*((row["input_ids"], int(row["label"])) for row in rows), strict=True)
