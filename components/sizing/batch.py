@@ -63,12 +63,12 @@ class BatchPlan:
 
     def __str__(self) -> str:
         own = self.settings
-        told = [f"{own.micro_batch_size} x {self.gradient_accumulation_steps}"]
-        told += ["activation checkpointing"] if own.gradient_checkpointing else []
-        told += [] if own.snapshot else ["no snapshot in host memory"]
-        told += [] if own.strategy == REPLICATED else [own.strategy]
-        told += [] if own.offload == "none" else [f"offload {own.offload}"]
-        return ", ".join(told)
+        parts = [f"{own.micro_batch_size} x {self.gradient_accumulation_steps}"]
+        parts += ["activation checkpointing"] if own.gradient_checkpointing else []
+        parts += [] if own.snapshot else ["no snapshot in host memory"]
+        parts += [] if own.strategy == REPLICATED else [own.strategy]
+        parts += [] if own.offload == "none" else [f"offload {own.offload}"]
+        return ", ".join(parts)
 
 
 def plan_batch(

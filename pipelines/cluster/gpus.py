@@ -31,7 +31,7 @@ class GpuNode:
     memory: int
 
     def __str__(self) -> str:
-        memory = size(self.gpu_memory * 2**20) if self.gpu_memory else "memory not labelled"
+        memory = size(self.gpu_memory * 2**20) if self.gpu_memory else "memory not labeled"
         return f"{self.product or 'unknown GPU'} ({memory})"
 
 

@@ -190,7 +190,7 @@ class ComputeConfig(Section):
                 self.strategy,
                 f"it has {'one rank' if most == 1 else f'at most {most} ranks'}, and compute asks "
                 f"for {self.world_size}",
-                "take ddp, or one that shards, or lower nodes x nproc_per_node",
+                "use ddp or a sharding strategy, or lower nodes x nproc_per_node",
             )
         return self
 

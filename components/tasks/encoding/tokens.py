@@ -224,7 +224,7 @@ def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
     if len(text) > allowed:
         raise BadInput(
             f"the tokenizer's chat template makes {len(text)} characters of {said}",
-            remedy="take another chat template",
+            remedy="use another chat template",
         )
     return text
 

@@ -180,8 +180,8 @@ def _check(component: TrainingComponent, weights: Tensors) -> None:
 
 
 def _described(found: Mapping[str, Sequence[str]]) -> str:
-    told = (f"{name} ({', '.join(keys)})" if keys else name for name, keys in found.items())
-    return "; ".join(told) or "none"
+    listed = (f"{name} ({', '.join(keys)})" if keys else name for name, keys in found.items())
+    return "; ".join(listed) or "none"
 
 
 @contextlib.contextmanager

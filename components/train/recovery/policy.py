@@ -148,8 +148,8 @@ def _lower(
         if all(item.memory == "host" for item in fallbacks):
             # Other processes may have used up the memory beside a GPU, so the run retries.
             return None
-        told = [*what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
-        tried = "; ".join(filter(None, told))
+        summary = [*what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
+        tried = "; ".join(filter(None, summary))
         return RecoveryDecision("stop", f"{kind}, and no OOM fallback is left. {tried}")
     fallback, lowered = found
     return RecoveryDecision(
@@ -180,22 +180,22 @@ def _shrink(history: History, settings: RecoveryConfig) -> RecoveryDecision | No
 def _steady(history: History, failure: Failure) -> RecoveryDecision:
     """Respond to a divergence. An unchanged retry would repeat it, because resuming is exact."""
     times = _counted(history).count(FailureClass.DIVERGENCE)
-    told = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
+    summary = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
     if times == 1:
         batch = batch_at(failure.step, history.skipped_batches)
         return RecoveryDecision(
             "retry_changed",
-            f"{told}: back to the newest checkpoint, and global batch {batch} is skipped",
+            f"{summary}: back to the newest checkpoint, and global batch {batch} is skipped",
             skipped_batch=batch,
         )
     if times == 2:
         return RecoveryDecision(
             "retry_changed",
-            f"{told}: back to the newest checkpoint, with learning rates times {_LOWER_RATE}",
+            f"{summary}: back to the newest checkpoint, with learning rates times {_LOWER_RATE}",
             learning_rate_scale=_LOWER_RATE,
         )
     return RecoveryDecision(
-        "stop", f"{told}: neither skipping the batch nor a lower learning rate helped"
+        "stop", f"{summary}: neither skipping the batch nor a lower learning rate helped"
     )
 
 
@@ -211,15 +211,15 @@ def _retry(
     if same >= limit:
         return RecoveryDecision("stop", f"{kind} {_times(same)} in a row without a new checkpoint")
     delay = _delay(same, settings, f"{run_id}/{history.attempts[-1].started.attempt}")
-    told = f"{kind}, {same} of at most {limit} in a row without a new checkpoint"
+    summary = f"{kind}, {same} of at most {limit} in a row without a new checkpoint"
     if same == limit - 1 and _moves(kind, settings):
         return RecoveryDecision(
             "retry_changed",
-            f"{told}; the last attempt requests on-demand nodes, in {duration(delay)}",
+            f"{summary}; the last attempt requests on-demand nodes, in {duration(delay)}",
             delay_seconds=delay,
             on_demand=True,
         )
-    return RecoveryDecision("retry", f"{told}; retry unchanged in {duration(delay)}", delay)
+    return RecoveryDecision("retry", f"{summary}; retry unchanged in {duration(delay)}", delay)
 
 
 def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
@@ -235,16 +235,18 @@ def _moves(kind: FailureClass, settings: RecoveryConfig) -> bool:
 
 
 def _break(kind: FailureClass, crashes: int, settings: RecoveryConfig) -> RecoveryDecision:
-    told = f"{kind}, failure {crashes} in a row without a new checkpoint"
+    summary = f"{kind}, failure {crashes} in a row without a new checkpoint"
     if crashes > settings.breaker_failures:
-        return RecoveryDecision("stop", f"{told}: the circuit breaker's last attempt failed")
+        return RecoveryDecision("stop", f"{summary}: the circuit breaker's last attempt failed")
     delay = settings.breaker_reset_seconds
-    told = f"{told}: the circuit breaker is open, and the last attempt starts in {duration(delay)}"
+    summary = (
+        f"{summary}: the circuit breaker is open, and the last attempt starts in {duration(delay)}"
+    )
     if _moves(kind, settings):
         return RecoveryDecision(
-            "retry_changed", f"{told}, on on-demand nodes", delay, on_demand=True
+            "retry_changed", f"{summary}, on on-demand nodes", delay, on_demand=True
         )
-    return RecoveryDecision("retry", told, delay)
+    return RecoveryDecision("retry", summary, delay)
 
 
 def _counted(history: History) -> Sequence[str]:

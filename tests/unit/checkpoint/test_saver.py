@@ -415,5 +415,5 @@ def test_bucket_without_delete_permission_keeps_old_checkpoints_and_training_con
         assert [item.step for item in committed("s3://bucket/run")] == [1, 2, 3]
         assert newest("s3://bucket/run").step == 3
     (told,) = warned
-    assert "s3://bucket/run stay" in told
+    assert "old checkpoints in s3://bucket/run cannot be deleted" in told
     assert "AccessDenied" in told

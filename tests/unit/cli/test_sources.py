@@ -99,7 +99,7 @@ def test_a_data_set_by_its_hub_address(tmp_path):
 def test_records_that_suit_several_tasks_are_an_error_that_lists_them(tmp_path, rows, tasks):
     with pytest.raises(BadInput) as caught:
         open_source(jsonl(tmp_path / "a.jsonl", *rows), [])
-    assert ("many for classes" in caught.value.message) == (len(rows) == 50)
+    assert ("a lot for classes" in caught.value.message) == (len(rows) == 50)
     choices = caught.value.remedy.split(" or ")
     assert {choice.removeprefix("--set data.task=") for choice in choices} == tasks
 
@@ -127,7 +127,7 @@ def test_a_few_bad_records_do_not_hide_the_task(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "error", "words"),
-    [("", DataError, "no record"), (None, BadInput, "no file lies there")],
+    [("", DataError, "no record"), (None, BadInput, "no file found there")],
 )
 def test_without_a_record_it_says_so(tmp_path, content, error, words):
     if content is not None:

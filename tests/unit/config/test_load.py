@@ -295,8 +295,8 @@ def test_ranks_are_counted_over_all_nodes():
     ("section", "fields", "told"),
     [
         ("compute", {"strategy": "tensor_parallel"}, "Megatron-LM"),
-        ("compute", {"strategy": "single", "nproc_per_node": 2}, "it runs one rank"),
-        ("compute", {"offload": "all", "strategy": "ddp"}, "use one of these: fsdp, zero3"),
+        ("compute", {"strategy": "single", "nproc_per_node": 2}, "it has one rank"),
+        ("compute", {"offload": "all", "strategy": "ddp"}, "one of these can: fsdp, zero3"),
         ("compute", {"offload": "optimizer", "strategy": "fsdp"}, "zero1, zero2, zero3"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_dry_run_lists_what_and_how_much_and_removes_nothing(make_run, age):
         f"would remove checkpoint step-00000010 of tiny, {size(held)}",
         "would remove checkpoint step-00000020 of tiny",
         "would remove checkpoint step-00000010 of other",
-        "in all; without --dry-run they go",
+        "in all; run it without --dry-run to remove them",
     ):
         assert told in out
     assert len(steps(run)) == 3
@@ -220,7 +220,7 @@ def test_a_run_whose_place_cannot_be_reached_holds_up_no_other(make_run, age, bu
         bucket.delete_object(Bucket="bucket", Key=item["Key"])
     bucket.delete_bucket(Bucket="bucket")
     assert "removed checkpoint step-00000010 of other" in gc(other)
-    assert "checkpoints of lost stay" in caplog.text
+    assert "checkpoints of lost are kept" in caplog.text
     assert "NoSuchBucket" in caplog.text
 
 

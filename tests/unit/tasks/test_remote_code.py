@@ -173,7 +173,7 @@ def test_a_hub_model_is_pinned_by_its_commit(configure, revision):
 
 
 def test_without_a_base_there_is_no_code_to_trust(configure):
-    with pytest.raises(ConfigError, match=r"model\.trust_remote_code = True: there is no"):
+    with pytest.raises(ConfigError, match=r"model\.trust_remote_code = True: it applies only to"):
         from_mapping(
             {
                 "name": "small",

@@ -78,7 +78,7 @@ def test_incomplete_store_is_created_again(
     aside = workspace.output / "mlflow.db.damaged-1"
     assert aside.read_bytes() == before
     (message,) = warnings(workspace)
-    assert f"it is now {aside}" in message
+    assert f"it was moved to {aside}" in message
 
 
 @pytest.mark.parametrize("rest", ["", "tables"])

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig, from_mapping
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput
@@ -242,7 +243,7 @@ def test_several_ranks_are_refused(bench):
 
 def test_running_out_of_memory_is_retried_unchanged():
     started = AttemptStarted(
-        attempt=1, world_size=1, micro_batch_size=8, gradient_accumulation_steps=1, device="cpu"
+        attempt=1, world_size=1, batch=BatchSettings(8), gradient_accumulation_steps=1, device="cpu"
     )
     history = History(attempts=[AttemptHistory(started)])
     failure = Failure(FailureClass.HOST_OOM, 0, "MemoryError", "")

@@ -29,9 +29,11 @@ OURS_ALONE = {
     "early_stopping_patience",
     "early_stopping_threshold",
     "save_keep_every",
+    "order",
+    "components",
 }
-"""The user sets the global batch size. In Transformers, early stopping belongs to a callback, and
-no checkpoint is kept because of its step."""
+"""The user sets the global batch size. In Transformers, early stopping belongs to a callback, no
+checkpoint is kept because of its step, and a sampler or callback is an argument of the Trainer."""
 STEPS = 20
 
 

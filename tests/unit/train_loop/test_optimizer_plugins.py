@@ -88,7 +88,7 @@ def test_what_an_optimizer_does_not_support_is_refused(picky, sections, problem)
     training = {"optim": "picky", **sections.pop("training", {})}
     with pytest.raises(ConfigError, match=rf"training\.optim = 'picky': {problem}") as error:
         from_mapping({**MINIMAL, "training": training, **sections})
-    assert "take adamw_torch, or change" in error.value.message
+    assert "use adamw_torch, or change" in error.value.message
 
 
 def test_fallbacks_leave_out_what_an_optimizer_does_not_support(picky):
