@@ -61,13 +61,13 @@ class Writer:
         stream.close()
         self.ledger.record(event)
 
-    def start_run(self, step: str) -> None:
+    def start_step(self, step: str) -> None:
         self.clock += 0.2
         self.emit(step, StepStarted, stage=step, environment=environment())
 
     def again(self) -> None:
         """Record the start of the pipeline, for the first time or again."""
-        self.start_run("begin")
+        self.start_step("begin")
         self.finish("begin", 0.1)
 
     def finish(self, step: str, seconds: float, summary: str = "", reused: bool = False) -> None:
@@ -94,7 +94,7 @@ class Writer:
     def preprocess(
         self, *, labels: tuple[str, ...] = (), card: dict[str, Any] | None = None
     ) -> DataRecord:
-        self.start_run("preprocess")
+        self.start_step("preprocess")
         folder = self.workspace.prepared / "5f3a9c1be2d44a70"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card or {}))
@@ -227,7 +227,7 @@ class Writer:
         self.finish("train", 1.0, f"{steps} steps, best validation {metric} 2.213")
 
     def evaluated(self, **fields: Any) -> None:
-        self.start_run("evaluate")
+        self.start_step("evaluate")
         EvaluationRecord(
             task=self.config.data.task, weights_digest="w", scores="scores.parquet", **fields
         ).save(self.workspace.record("evaluate"))
@@ -250,11 +250,11 @@ class Writer:
             champion=champion,
             reason=reason,
         )
-        self.start_run("register")
+        self.start_step("register")
         record.save(self.workspace.record("register"))
         self.finish("register", 8.0, f"version {version} of {self.config.model_name}")
         if champion:
-            self.start_run("promote")
+            self.start_step("promote")
             record.save(self.workspace.record("promote"))
             self.finish("promote", 2.0, f"version {version} is the champion")
 

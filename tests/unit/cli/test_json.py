@@ -35,7 +35,7 @@ def folder(tmp_path):
     run = Writer(from_mapping(content))
     run.workspace.config.write_text(run.config.to_yaml())
     run.again()
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(1, last=170, max_steps=400, outcome="failed", failure_class="gpu_oom", message="m")
     run.fail("train", "TrainingFailed", "no memory", "use less")
     (tmp_path / "my.yaml").write_text(run.config.to_yaml())

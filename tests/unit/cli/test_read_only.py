@@ -26,7 +26,7 @@ def output():
     content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
     run = Writer(from_mapping({**content, "name": "tiny", "run": "2024", "output": str(place)}))
     run.again()
-    run.start_run("preprocess")
+    run.start_step("preprocess")
     run.fail("preprocess", "DataError", "no data", "give some")
     for folder, _, files in os.walk(place):
         Path(folder).chmod(0o555)

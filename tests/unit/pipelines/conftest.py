@@ -22,7 +22,7 @@ def make_run(tmp_path):
         content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
         content |= {"name": "tiny", "run": name, "output": str(output), **sections}
         run = Writer(from_mapping(content))
-        run.start_run("train")
+        run.start_step("train")
         for step in saved:
             save_checkpoint(checkpoints_of(run.config), step)
             run.validated(step, best=step == best)

@@ -44,7 +44,7 @@ def finish(run):
     run.workspace.model.mkdir()
     run.trained(steps=30)
     run.decided(False, "no better", metric="loss", greater_is_better=False, candidate=1.0)
-    run.start_run("register")
+    run.start_step("register")
     run.finish("register", 1.0)
 
 

@@ -65,7 +65,7 @@ def test_a_stopped_run_says_what_is_saved_and_how_to_continue(make_run, tmp_path
     assert stopping(run.workspace) == ["stopped", "saved   nothing yet", again]
     run.preprocess()
     assert stopping(run.workspace)[1] == "saved   the results of preprocess"
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(1, last=170, max_steps=1400, outcome="stopped")
     assert stopping(run.workspace) == [
         "stopped",

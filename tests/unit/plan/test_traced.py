@@ -148,5 +148,7 @@ def test_a_pass_that_fails_is_bad_input(monkeypatch):
 
     shape = traced_shape(NEOX)
     monkeypatch.setattr("steadytrain.components.memory.trace._trace", fail)
-    with pytest.raises(BadInput, match=r"'gpt_neox': a pass fails when the plan traces it: RuntimeError: shapes"):
+    with pytest.raises(
+        BadInput, match=r"'gpt_neox': a pass fails when the plan traces it: RuntimeError: shapes"
+    ):
         shape.traced(replace(CPU, length=77))

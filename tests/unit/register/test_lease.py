@@ -125,7 +125,7 @@ def test_a_living_holder_on_s3_is_waited_for(bucket):
 def test_slow_holder_on_s3_is_stopped_before_it_acts(bucket):
     with lease(bucket, "x", expiry_seconds=0.05) as check:
         time.sleep(0.06)
-        with pytest.raises(StorageError, match="over"):
+        with pytest.raises(StorageError, match="expired"):
             check()
         with lease(bucket, "x", wait_seconds=0) as theirs:
             theirs()

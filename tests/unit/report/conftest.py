@@ -46,7 +46,7 @@ def language_model(make_config: Callable[..., RunConfig]) -> Writer:
     """A finished run that became champion after two failed attempts."""
     run = Writer(make_config())
     run.preprocess(card=LM_CARD)
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(
         1,
         last=170,
@@ -102,7 +102,7 @@ def classifier(make_config: Callable[..., RunConfig]) -> Writer:
     """A finished classifier run that was not promoted."""
     run = Writer(make_config("packages", "sequence_classification"))
     run.preprocess(labels=CLASSES, card=CLASSES_CARD)
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(1, last=300, max_steps=300, every=5, save_every=50, task_metrics=True)
     run.trained(steps=300, metric="accuracy")
     numbers = random.Random(1)
@@ -163,7 +163,7 @@ def failed(make_config: Callable[..., RunConfig]) -> Writer:
     """A run whose training diverged."""
     run = Writer(make_config())
     run.preprocess(card=LM_CARD)
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(
         1,
         last=180,
@@ -187,7 +187,7 @@ def long_run(make_config: Callable[..., RunConfig]) -> Writer:
     """A run of 200,000 steps, logged every ten steps."""
     run = Writer(make_config())
     run.preprocess(card=LM_CARD)
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(1, last=200_000, max_steps=200_000, save_every=5_000, nan_at=(120_000,))
     run.trained(steps=200_000)
     return run
@@ -210,7 +210,7 @@ def hostile(make_config: Callable[..., RunConfig]) -> Writer:
     run = Writer(make_config(task=f"module:{HOSTILE}"))
     labels = (HOSTILE, "other")
     run.preprocess(labels=labels, card=data_card(HOSTILE, {HOSTILE: 3, "other": 4}))
-    run.start_run("train")
+    run.start_step("train")
     run.attempt(
         1, last=100, max_steps=100, outcome="failed", failure_class=HOSTILE, message=HOSTILE,
         remedy=HOSTILE,
@@ -232,7 +232,7 @@ def hostile(make_config: Callable[..., RunConfig]) -> Writer:
         floors={HOSTILE: 0.1}, slices={HOSTILE: 0.1}, champion=0.4, champion_version=HOSTILE,
     )  # fmt: skip
     run.registered(HOSTILE, champion=False, reason=HOSTILE)
-    run.start_run("promote")
+    run.start_step("promote")
     run.clock += 1
     run.fail("promote", HOSTILE, HOSTILE, HOSTILE)
     return run

@@ -32,7 +32,7 @@ def fail(run: Any, number: int, first: int, last: int, reason: str, action: str 
 
 
 def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
-    bare.start_run("train")
+    bare.start_step("train")
     fail(bare, 1, 0, 170, "host_oom: 8 x 1 becomes 4 x 2", "retry_changed")
     fail(bare, 2, 100, 230, "host_oom, 1 of at most 3; nothing changes")
     bare.attempt(3, first=200, last=400, max_steps=400)
@@ -55,7 +55,7 @@ def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
 
 
 def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
-    bare.start_run("train")
+    bare.start_step("train")
     for number in range(1, 13):
         fail(bare, number, 0, 50, "again" if number < 12 else "x" * 999, "retry")
     bare.fail("train", "TrainingFailed", "first line\nsecond line", "fix it\nor not")
@@ -70,7 +70,7 @@ def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
 
 
 def test_dead_supervisor_is_reported_with_the_step_its_successor_continued_from(bare: Any) -> None:
-    bare.start_run("train")
+    bare.start_step("train")
     bare.attempt(
         1,
         last=130,

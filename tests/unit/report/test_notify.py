@@ -87,7 +87,7 @@ def test_failure_is_reported_once(failed: Any, listener: Any) -> None:
 
     failed.clock += 60
     failed.again()
-    failed.start_run("train")
+    failed.start_step("train")
     failed.fail("train", "TrainingFailed", "again")
     notify(failed.workspace)
     assert len(told) == 2, "a second failure is news"
@@ -96,7 +96,7 @@ def test_failure_is_reported_once(failed: Any, listener: Any) -> None:
 def test_promotion_is_reported_once(language_model: Any, listener: Any) -> None:
     told = listener()
     notify(language_model.workspace)
-    language_model.start_run("report")
+    language_model.start_step("report")
     language_model.finish("report", 1.0)
     notify(language_model.workspace)
     (message,) = told
@@ -108,7 +108,7 @@ def test_promotion_is_reported_once(language_model: Any, listener: Any) -> None:
 def test_unchanged_state_is_not_sent_again(classifier: Any, bare: Any, listener: Any) -> None:
     told = listener()
     notify(classifier.workspace)
-    bare.start_run("train")
+    bare.start_step("train")
     bare.fail("train", "KeyboardInterrupt", "stopped")
     notify(bare.workspace)
     assert told == []
@@ -116,7 +116,7 @@ def test_unchanged_state_is_not_sent_again(classifier: Any, bare: Any, listener:
 
 def test_killed_step_is_reported(bare: Any, listener: Any) -> None:
     told = listener()
-    bare.start_run("train")
+    bare.start_step("train")
     notify(bare.workspace)
     assert told[0]["event"] == "failed"
     assert "was killed" in told[0]["text"]

@@ -207,7 +207,7 @@ def test_failure_comes_with_its_remedy(failed: Any) -> None:
 def test_continued_run_that_failed_does_not_show_off(language_model: Any) -> None:
     language_model.clock += 60
     language_model.again()
-    language_model.start_run("preprocess")
+    language_model.start_step("preprocess")
     language_model.fail("preprocess", "DataError", "half of the records are broken")
     page = Page(language_model.workspace)
     assert "failed in preprocess" in page.top

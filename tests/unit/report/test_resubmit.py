@@ -62,7 +62,7 @@ def lost(api, kfp, make_config, monkeypatch):
     submitted = steadytrain.pipelines.submit(config, host=kfp.address)
     written = Writer(make_config(recovery={"resubmit": 2, "lease_seconds": 1}))
     written.again()
-    written.start_run("train")
+    written.start_step("train")
     return written, kfp.things["runs"][submitted.run_id]
 
 

@@ -137,7 +137,7 @@ def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: 
         path.write_text("".join(line for line in lines if "attempt_ended" not in line))
     facts = gather(bare.workspace)
     bare.clock += DAY
-    bare.start_run("report")
+    bare.start_step("report")
     assert facts.spans[-1].end == facts.events[-1].time
     assert "no end" in timeline(facts.history.attempts, facts.spans)
 

@@ -22,7 +22,7 @@ def states(run: Any) -> dict[str, str]:
 
 
 def test_a_step_at_work_or_killed(bare: Any) -> None:
-    bare.start_run("preprocess")
+    bare.start_step("preprocess")
     state, sentence = told(bare)
     assert state == "unfinished"
     assert "preprocess is still running, or was killed" in sentence
@@ -30,7 +30,7 @@ def test_a_step_at_work_or_killed(bare: Any) -> None:
 
 def test_stopped_on_request(bare: Any) -> None:
     bare.preprocess()
-    bare.start_run("train")
+    bare.start_step("train")
     bare.attempt(1, last=50, max_steps=100, outcome="stopped")
     bare.fail("train", "KeyboardInterrupt", "")
     assert told(bare) == ("stopped", "stdlib-lm was stopped in train, at training step 50.")
@@ -43,26 +43,26 @@ def test_between_two_steps(bare: Any) -> None:
 
 def test_failure_that_was_fixed_is_not_reported(bare: Any) -> None:
     bare.preprocess()
-    bare.start_run("train")
+    bare.start_step("train")
     bare.fail("train", "TrainingFailed", "out of memory")
     assert told(bare)[0] == "failed"
     bare.clock += 3600
     bare.again()
-    bare.start_run("preprocess")
+    bare.start_step("preprocess")
     bare.finish("preprocess", 0.1, reused=True)
     assert states(bare) == {"begin": "finished", "preprocess": "reused"}
-    bare.start_run("train")
+    bare.start_step("train")
     bare.finish("train", 10)
     assert states(bare) == {"begin": "finished", "preprocess": "reused", "train": "finished"}
     assert told(bare)[0] == "unfinished"
 
 
 def test_killed_step_ends_with_its_last_sign_of_life(bare: Any) -> None:
-    bare.start_run("preprocess")
+    bare.start_step("preprocess")
     bare.clock += 5
     bare.warn("something", stage="preprocess")
     bare.clock += 1000
-    bare.start_run("preprocess")
+    bare.start_step("preprocess")
     bare.finish("preprocess", 7)
     found = executions(gather(bare.workspace).events)
     assert [item.state for item in found] == ["unfinished", "finished"]
@@ -72,11 +72,11 @@ def test_killed_step_ends_with_its_last_sign_of_life(bare: Any) -> None:
 
 def test_killed_step_before_another_step(bare: Any) -> None:
     bare.preprocess()
-    bare.start_run("train")
+    bare.start_step("train")
     bare.clock += 5
     bare.warn("still here")
     bare.clock += 1000
-    bare.start_run("evaluate")
+    bare.start_step("evaluate")
     bare.finish("evaluate", 7)
     found = {item.stage: item for item in executions(gather(bare.workspace).events)}
     assert found["train"].state == "unfinished"
@@ -93,7 +93,7 @@ def test_promoted_run_is_complete_only_when_the_alias_is_set(language_model: Any
 def test_report_does_not_list_itself(language_model: Any) -> None:
     before = told(language_model)
     language_model.clock += 5
-    language_model.start_run("report")
+    language_model.start_step("report")
     assert told(language_model) == before
 
 
@@ -115,7 +115,7 @@ def test_repeated_steps(language_model: Any) -> None:
 
 
 def test_attempt_whose_end_was_not_recorded(bare: Any) -> None:
-    bare.start_run("train")
+    bare.start_step("train")
     bare.attempt(1, last=40, max_steps=100)
     facts = gather(bare.workspace)
     facts.events = [item for item in facts.events if item.name != "attempt_ended"]

@@ -86,5 +86,5 @@ def test_a_rank_that_is_killed_in_mid_upload_leaves_nothing_that_counts(address,
 
     assert newest(address).step == 1
     assert store.storage.folders() == ["step-00000001", "step-00000002"]
-    store.start_run()
+    store.begin()
     assert open_storage(address).folders() == ["step-00000001"]

@@ -246,13 +246,13 @@ def test_an_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch)
 
 
 def test_an_export_that_cannot_be_written_leaves_nothing_half(make_bench, monkeypatch):
-    from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+    from steadytrain.components.tasks.causal_lm import LanguageModelPackager
 
     def full_disk(self, model, folder):
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(CausalLanguageModel, "export", full_disk)
+    monkeypatch.setattr(LanguageModelPackager, "export", full_disk)
     bench = make_bench()
 
     with pytest.raises(StorageError, match="No space left"):
@@ -273,9 +273,9 @@ def test_a_second_export_replaces_the_first(make_bench):
 
 
 def test_a_model_whose_run_is_taken_over_while_it_is_written_stays_out(make_bench, monkeypatch):
-    from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+    from steadytrain.components.tasks.causal_lm import LanguageModelPackager
 
-    bench, export = make_bench(), CausalLanguageModel.export
+    bench, export = make_bench(), LanguageModelPackager.export
     bench.train_here()
     (bench.workspace.model / "put in place by another").touch()
     with contextlib.ExitStack() as supervisors:
@@ -285,7 +285,7 @@ def test_a_model_whose_run_is_taken_over_while_it_is_written_stays_out(make_benc
             leases = LocalStorage(bench.workspace.lease)
             supervisors.enter_context(hold(leases, run_id="run", seconds=60))
 
-        monkeypatch.setattr(CausalLanguageModel, "export", takes_long)
+        monkeypatch.setattr(LanguageModelPackager, "export", takes_long)
         with pytest.raises(RunBusy, match="taken over"):
             bench.train_here(2, resume_from=bench.workspace.checkpoints / "step-00000003")
     assert (bench.workspace.model / "put in place by another").exists()

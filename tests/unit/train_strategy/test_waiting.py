@@ -24,7 +24,7 @@ def test_spans_add_up_and_are_taken_once(monkeypatch):
     waits = Waits(torch.device("cpu"))
     with waits:
         pass
-    waits.start_run()
+    waits.begin()
     waits.end()
     assert waits.take() == 3.5
     assert waits.take() == 0.0

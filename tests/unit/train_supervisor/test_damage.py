@@ -142,9 +142,9 @@ def test_a_damaged_file_does_not_keep_a_run_from_going_on(
 
 
 def stop_after_skip(history, failure):
-    from steadytrain.components.train.recovery.policy import Decision
+    from steadytrain.components.train.recovery.policy import RecoveryDecision
 
-    return Decision("stop", "enough", skipped_batch=7)
+    return RecoveryDecision("stop", "enough", skipped_batch=7)
 
 
 def test_entries_lost_from_ledger_and_events_are_an_error(supervisor, workspace):

@@ -103,7 +103,7 @@ ACCEPTED = {
 SECTIONS_WITHIN = {"compute.pods", "model.adapter"}
 NOT_ALONE = {
     *("training.optim", "compute.offload", "model.trust_remote_code"),
-    "model.framework",
+    *("model.framework", "training.order", "training.components"),
 }
 """Fields that can change only together with another field of this run, or need another package."""
 SECTIONS = {
