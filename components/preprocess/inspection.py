@@ -179,7 +179,9 @@ def _where(data: DataConfig) -> str:
 
 
 def _columns(found: Inspection) -> str:
-    names = ", ".join(found.columns) or "none"
+    if not found.columns:
+        return "no record could be read"
+    names = ", ".join(found.columns)
     start = f"the first {found.records} records have" if found.records > 1 else "the record has"
     return f"{start} the {'column' if len(found.columns) == 1 else 'columns'} {names}"
 

@@ -118,7 +118,7 @@ def test_run_continues_after_a_launched_rank_is_killed(bench):
     assert second.batch.micro_batch_size == first_attempt.batch.micro_batch_size
     (decision,) = events_of(run.workspace, DecisionMade)
     assert decision.action == "retry"
-    assert "nothing changes" in decision.reason
+    assert "retry unchanged" in decision.reason
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
@@ -224,7 +224,7 @@ def test_ranks_find_a_damaged_checkpoint_and_begin_from_the_one_before(bench, ra
     assert [event.resumed_from_step for event in begun] == [None, damaged[0], damaged[0] - 2]
     retried = events_of(run.workspace, DecisionMade)[-1]
     assert (retried.action, retried.delay_seconds) == ("retry", 0)
-    assert "checkpoint_corrupt: back to the newest checkpoint" in retried.reason
+    assert "checkpoint_corrupt: back to the newest intact checkpoint" in retried.reason
     assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
     assert losses_of(run.workspace) == losses_of(undisturbed.workspace)
 
