@@ -32,6 +32,8 @@ _NO_PERMISSION_ON_ALL = (
     "this permission covers the whole cluster: use an account that has it, or ask an "
     "administrator to bind a ClusterRole that grants it to yours"
 )
+NOT_YET: Final = re.compile(r"failed to sync (secret|configmap) cache")
+"""Kubelet's message if it could not read a Secret or ConfigMap in time. It tries again."""
 _WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
 _ADMISSION = re.compile(
     r"webhook|exceeded quota|violates PodSecurity|ValidatingAdmissionPolicy|denied the request",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
+from steadytrain.components.shared.cluster import NOT_YET
 from steadytrain.components.shared.quantities import duration
 from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
@@ -143,7 +144,7 @@ def _watch(core: Any, name: str, namespace: str, trial: Trial, timeout_seconds: 
 def _obstacles(pod: Any) -> Iterator[tuple[str, str]]:
     for status in pod.status.container_statuses or ():
         waiting = status.state.waiting
-        if waiting and waiting.reason in _HOPELESS:
+        if waiting and waiting.reason in _HOPELESS and not NOT_YET.search(waiting.message or ""):
             yield waiting.reason, waiting.message or ""
 
 

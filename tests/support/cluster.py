@@ -11,6 +11,7 @@ from typing import Any
 from kubernetes import client
 from kubernetes.stream import stream
 
+from steadytrain.components.shared.cluster import NOT_YET
 from steadytrain.pipelines.attached import MOUNT_PATH, NAME
 
 USER = 1000
@@ -95,7 +96,11 @@ class Cluster:
                 return str(status.phase)
             for container in status.container_statuses or ():
                 waiting = container.state.waiting
-                if waiting and waiting.reason in STUCK:
+                if (
+                    waiting
+                    and waiting.reason in STUCK
+                    and not NOT_YET.search(waiting.message or "")
+                ):
                     raise PodFailed(f"pod {name} cannot start: {waiting.reason} {waiting.message}")
             if time.monotonic() > deadline:
                 raise PodFailed(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from steadytrain.components.shared.cluster import Manifest
+from steadytrain.components.shared.cluster import NOT_YET, Manifest
 from steadytrain.components.train.failures import CRASHES
 
 PULL_SECONDS = 120.0
@@ -109,6 +109,8 @@ def hopeless(pod: Manifest, waited: float) -> Evidence | None:
     for container in pod["status"].get("containerStatuses", []):
         waiting = container["state"].get("waiting", {})
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        if NOT_YET.search(message):
+            continue
         text = f"pod {pod['metadata']['name']}, image {container['image']}: {reason}: {message}"
         remedy = _NO_IMAGE if "Image" in reason else _WRONG_POD
         if reason in _WRONG or (reason in _PULLING and _DENIED.search(message)):

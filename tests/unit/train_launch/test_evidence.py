@@ -202,6 +202,14 @@ def test_permanent_reason_is_reported_at_once(reason):
     assert failure_class(evidence) == "user_bug"
 
 
+def test_secret_that_kubelet_could_not_read_yet_is_waited_for():
+    message = "failed to sync secret cache: timed out waiting for the condition"
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
+    waits = pod(containerStatuses=[{"image": "train:1", "state": waiting}])
+    assert hopeless(waits, 10_000) is None
+    assert message in why_pending(waits)
+
+
 def test_a_pod_that_is_being_made_is_not_hopeless():
     assert hopeless(CAPTURED["creating"], 10_000) is None
 
