@@ -8,10 +8,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from steadytrain.components.shared.errors import BadInput
 
+T = TypeVar("T")
 METRICS = "steadytrain.metrics"
 """Objects with the methods of `evaluate.metric.Metric`."""
 TASKS = "steadytrain.tasks"
@@ -67,11 +68,26 @@ def load(group: str, name: str) -> Any:
     point = find(group, name)
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"{name!r} in {group} cannot be imported from {_owner(point)}: {error}",
             remedy="fix or uninstall that package",
         ) from error
+
+
+def load_as(group: str, name: str, kind: type[T]) -> T:
+    """Import and return the object that a name refers to, which must be of a class.
+
+    Raises:
+        BadInput: as for `load`, or if the object is something else.
+    """
+    found = load(group, name)
+    if not isinstance(found, kind):
+        raise BadInput(
+            f"{name!r} in {group} is {found!r:.80}, not an object of {kind.__name__}",
+            remedy="fix or uninstall that package",
+        )
+    return found
 
 
 def address(group: str, name: str) -> str:
@@ -92,9 +108,14 @@ def create(group: str, name: str, options: Mapping[str, Any]) -> Any:
         BadInput: as for `load`, or if the function rejects the options.
     """
     function = load(group, name)
+    if not callable(function):
+        raise BadInput(
+            f"{name!r} in {group} is {function!r}, not a function or class",
+            remedy="fix or uninstall that package",
+        )
     try:
         return function(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(
             f"{name!r} in {group} rejects its options: {error}",
             remedy=f"its options are {inspect.signature(function)}",

@@ -12,7 +12,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import TRAINING_CODE, users_code_digest, weights_digest
+from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
 from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
@@ -21,11 +21,11 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import task_code
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.settings import plugin_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 
 
@@ -143,24 +143,10 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
             for section in sections
         ),
-        task_code(config.data.task),
-        _plugins_used(config),
+        plugin_code(config),
         base_content(config),
         code=TRAINING_CODE,
     )
-
-
-def _plugins_used(config: RunConfig) -> list[list[str]]:
-    """Return the versions and the code of the plugins that determine the weights."""
-    training = config.training
-    points = [
-        plugins.find(plugins.TRAINERS, config.model.framework),
-        plugins.find(plugins.ORDERS, training.order),
-        plugins.find(plugins.OPTIMIZERS, training.optim),
-        plugins.find(plugins.SCHEDULES, training.lr_scheduler_type),
-    ]
-    points += [plugins.find(plugins.COMPONENTS, name) for name in sorted(training.components)]
-    return [[plugins.described(point), users_code_digest(point.value)] for point in points]
 
 
 @contextlib.contextmanager

@@ -126,7 +126,8 @@ def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
         path.append((holder, part))
         holder = holder[part]
     # Do not remove a complete section, because the problem may be a field in it.
-    if len(path) == len(location) or not isinstance(holder, dict):
+    # A problem of the whole configuration has no location.
+    if path and (len(path) == len(location) or not isinstance(holder, dict)):
         place, part = path[-1]
         del place[part]
 

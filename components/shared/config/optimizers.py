@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.training import TrainingConfig
@@ -94,4 +94,4 @@ def optimizer_spec(name: str) -> OptimizerSpec:
     Raises:
         BadInput: no installed package provides it, or its module cannot be imported.
     """
-    return cast(OptimizerSpec, plugins.load(plugins.OPTIMIZERS, name))
+    return plugins.load_as(plugins.OPTIMIZERS, name, OptimizerSpec)

@@ -112,9 +112,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _optimizer_supports_it(self) -> Self:
+        unsupported = optimizer_spec(self.training.optim).unsupported
         for feature, field, value in self._features():
-            why = optimizer_spec(self.training.optim).unsupported.get(feature)
-            if why:
+            if why := unsupported.get(feature):
                 raise at_odds(
                     "training.optim",
                     self.training.optim,
@@ -141,7 +141,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _rate_falls_to_the_last_one(self) -> Self:
         peak, kind = self.training.learning_rate, self.training.lr_scheduler_type
-        if peak is not None and peak <= (last := schedule_spec(kind).last_rate):
+        last = schedule_spec(kind).last_rate
+        if peak is not None and peak <= last:
             raise at_odds(
                 "training.learning_rate",
                 peak,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 from steadytrain.components.shared import plugins
 
@@ -60,4 +59,4 @@ def schedule_spec(name: str) -> ScheduleSpec:
     Raises:
         BadInput: no installed package provides it, or its module cannot be imported.
     """
-    return cast(ScheduleSpec, plugins.load(plugins.SCHEDULES, name))
+    return plugins.load_as(plugins.SCHEDULES, name, ScheduleSpec)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput
@@ -76,7 +76,7 @@ def strategy_spec(name: str) -> StrategySpec:
     Raises:
         BadInput: no installed package provides it, or its module cannot be imported.
     """
-    return cast(StrategySpec, plugins.load(plugins.STRATEGIES, name))
+    return plugins.load_as(plugins.STRATEGIES, name, StrategySpec)
 
 
 def strategy_features(name: str) -> set[str]:

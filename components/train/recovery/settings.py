@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.digest import users_code_digest, value_digest
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.registry import task_code
 
 NEUTRAL = (
     "micro_batch_size",
@@ -62,7 +64,30 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     model = config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
     if config.model.base:
         model["base"] = base_content(config)
-    return value_digest([data.fingerprint, model, training])
+    code = plugin_code(config)
+    return value_digest([data.fingerprint, model, training, *([code] if code else [])])
+
+
+def plugin_code(config: RunConfig) -> dict[str, str]:
+    """Return the version and the code of other packages that determine the weights, by field."""
+    training = config.training
+    used = [
+        ("model.framework", plugins.TRAINERS, config.model.framework),
+        ("training.order", plugins.ORDERS, training.order),
+        ("training.optim", plugins.OPTIMIZERS, training.optim),
+        ("training.lr_scheduler_type", plugins.SCHEDULES, training.lr_scheduler_type),
+        *(
+            (f"training.components.{name}", plugins.COMPONENTS, name)
+            for name in training.components
+        ),
+    ]
+    found = {}
+    for field, group, name in used:
+        if not plugins.is_ours(group, name):
+            point = plugins.find(group, name)
+            found[field] = f"{plugins.described(point)}, code {users_code_digest(point.value)[:12]}"
+    task = task_code(config.data.task)
+    return found | ({"data.task": f"{config.data.task}, code {task[:12]}"} if task else {})
 
 
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
@@ -70,7 +95,7 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
     found = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
     if config.model.base:
         found["base"] = {"content": base_content(config)}
-    return found
+    return found | {"plugins": plugin_code(config)}
 
 
 def stated(config: RunConfig) -> dict[str, Any]:

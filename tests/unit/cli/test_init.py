@@ -114,3 +114,11 @@ def test_for_programs(data):
     done = call("init", "my.yaml", "--data", "chat.jsonl", "--json", folder=data)
     told = json.loads(done.out)
     assert (told["file"], told["task"]) == ("my.yaml", "supervised_finetuning")
+
+
+def test_the_data_are_never_overwritten(data):
+    before = (data / "text.jsonl").read_bytes()
+    done = call("init", "text.jsonl", "--data", "text.jsonl", "--yes", "--force", folder=data)
+    assert done.code == 2
+    assert "text.jsonl is the data itself" in done.err
+    assert (data / "text.jsonl").read_bytes() == before
