@@ -32,6 +32,8 @@ TASKS: Final = ("supervised_finetuning", "sequence_classification", "causal_lm")
 _FILES: Final = 10
 """Number of files to inspect: the files of one folder may differ."""
 _DOWNLOAD_BYTES: Final = 256_000_000
+_SHOWN: Final = 12
+"""Column names in a message."""
 _FEW: Final = 20
 """With fewer records, the number of different labels says nothing."""
 _Files = list[tuple[SourceFile, str]]
@@ -181,7 +183,9 @@ def _where(data: DataConfig) -> str:
 def _columns(found: Inspection) -> str:
     if not found.columns:
         return "no record could be read"
-    names = ", ".join(found.columns)
+    shown = [name if name.isprintable() else repr(name) for name in found.columns]
+    more = f" and {len(shown) - _SHOWN:,} more" if len(shown) > _SHOWN else ""
+    names = ", ".join(shown[:_SHOWN]) + more
     start = f"the first {found.records} records have" if found.records > 1 else "the record has"
     return f"{start} the {'column' if len(found.columns) == 1 else 'columns'} {names}"
 

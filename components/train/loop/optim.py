@@ -86,14 +86,24 @@ def build_scheduler(
         )
     whole = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
     course = Course(steps, whole if spec.warms_up else 0, peak)
-    return LambdaLR(optimizer, partial(_factor, spec=spec, course=course))
+    return LambdaLR(optimizer, partial(_factor, kind=kind, spec=spec, course=course))
 
 
-def _factor(step: int, *, spec: ScheduleSpec, course: Course) -> float:
-    """Return the factor for the peak rate."""
+def _factor(step: int, *, kind: str, spec: ScheduleSpec, course: Course) -> float:
+    """Return the factor for the peak rate.
+
+    Raises:
+        BadInput: the schedule's factor is negative or not finite.
+    """
     if step < course.warmup:
         return step / course.warmup
-    return spec.factor(step, course)
+    factor = spec.factor(step, course)
+    if not (math.isfinite(factor) and factor >= 0):
+        raise BadInput(
+            f"training.lr_scheduler_type = {kind!r}: its factor at step {step} is {factor}",
+            remedy="fix the schedule: its factor must be finite and not negative",
+        )
+    return factor
 
 
 def set_rate(scheduler: LRScheduler, rate: float) -> None:

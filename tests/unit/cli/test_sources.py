@@ -211,3 +211,14 @@ def test_the_same_data_are_the_same_run(tmp_path):
     first = open_source(path, []).config.run_id
     jsonl(tmp_path / "a.jsonl", CHAT, PAIR)
     assert open_source(path, []).config.run_id == first
+
+
+def test_column_names_are_escaped_and_not_all_listed(tmp_path):
+    odd = tmp_path / "odd.jsonl"
+    columns = {"\x1b[31mred\nremedy: none": "a", **{f"c{number}": "b" for number in range(50)}}
+    odd.write_text(json.dumps(columns) + "\n")
+    with pytest.raises(BadInput) as raised:
+        open_source(str(odd), [])
+    assert "\x1b" not in raised.value.message
+    assert "c49" not in raised.value.message
+    assert "and 39 more" in raised.value.message

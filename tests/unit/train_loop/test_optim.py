@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArgu
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import optimizer_spec
+from steadytrain.components.shared.config.schedules import Course, ScheduleSpec
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_settings,
@@ -19,7 +20,12 @@ from steadytrain.components.train.checkpoint.optimizer_state import (
 )
 from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.launch.process import RANK_IMPORTS
-from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
+from steadytrain.components.train.loop.optim import (
+    OptimizerBuilder,
+    _factor,
+    build_scheduler,
+    total_steps,
+)
 
 from support.training import GPT2, LLAMA, VOCABULARY
 
@@ -160,3 +166,11 @@ def test_optimizer_continues_from_its_saved_state_bit_for_bit(kind):
     assert all(one.equal(other) for one, other in zip(*map(dict.values, weights), strict=True))
     eight_bits = any(tensor.dtype == torch.uint8 for tensor in saved.values())
     assert eight_bits == (kind != "adamw_torch")
+
+
+@pytest.mark.parametrize("factor", [-5.0, float("nan"), float("inf")])
+def test_factor_that_cannot_be_a_learning_rate_names_the_schedule(factor):
+    spec, course = ScheduleSpec(lambda step, course: factor), Course(steps=10, warmup=2, peak=1.0)
+    assert _factor(1, kind="mine", spec=spec, course=course) == 0.5
+    with pytest.raises(BadInput, match=f"'mine': its factor at step 3 is {factor}"):
+        _factor(3, kind="mine", spec=spec, course=course)
