@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
-
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.base import Encoder
 
 if TYPE_CHECKING:
-    # A step whose work is already done also imports tasks, but it never needs torch.
+    # A step whose work is already done, and commands that only read, also import tasks.
+    import pyarrow as pa
     import torch
 
 Row = Mapping[str, Any]
