@@ -79,7 +79,8 @@ def init(
         raise BadInput(
             "init needs your data", remedy="give them with --data, or run it on a terminal"
         )
-    if file.exists() and Path(data).exists() and file.samefile(data):
+    # Unlike Path.exists, these return False for any odd name.
+    if all(map(os.path.exists, (file, data))) and file.samefile(data):
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
     chosen, reason = _choose(data, model, given(overrides, run=run, output=output), asks=asks)
     _write(file, _text(chosen, reason))
