@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -79,8 +80,11 @@ def init(
         raise BadInput(
             "init needs your data", remedy="give them with --data, or run it on a terminal"
         )
-    # Unlike Path.exists, these return False for any odd name.
-    if all(map(os.path.exists, (file, data))) and file.samefile(data):
+    clash = False
+    # A file that does not exist, or cannot, is not the data.
+    with contextlib.suppress(OSError, ValueError):
+        clash = file.samefile(data)
+    if clash:
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
     chosen, reason = _choose(data, model, given(overrides, run=run, output=output), asks=asks)
     _write(file, _text(chosen, reason))
