@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +12,9 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.train.checkpoint import Checkpoint
 
-from support import strategies
 from support.plugins import install_example
-from support.strategies import MIDDLE, RECIPE, STEPS, Case
-from support.training import LLAMA, TEST_ENVIRONMENT, rank_command
+from support.strategies import MIDDLE, RECIPE, STEPS, Case, on_two_ranks
+from support.training import LLAMA
 
 DECAY = 0.9
 # The rows of some weights do not divide by two ranks: FSDP pads them.
@@ -42,16 +37,7 @@ def root(tmp_path_factory):
     """Run all cases on two ranks, each whole, resumed, and from the checkpoint of DDP."""
     folder = tmp_path_factory.mktemp("components")
     site = install_example(tmp_path_factory.mktemp("example"))
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in CASES]))
-    path = f"{Path(__file__).parents[1]}:{site}"
-    done = subprocess.run(
-        rank_command(2, strategies.__file__, str(folder), str(folder / "cases.json")),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    on_two_ranks(folder, CASES, site)
     return folder
 
 

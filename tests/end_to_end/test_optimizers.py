@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-from dataclasses import asdict
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,8 +13,8 @@ from support import strategies
 from support.command import TINY_LM, wait_for
 from support.forked import ForkedLauncher, train
 from support.plugins import install_example
-from support.strategies import MIDDLE, RECIPE, Case
-from support.training import TEST_ENVIRONMENT, Bench, rank_command, weights_digest
+from support.strategies import MIDDLE, RECIPE, Case, on_two_ranks
+from support.training import Bench, weights_digest
 
 NAMED = {"optim": "lion", "lr_scheduler_type": "warmup_stable_decay", "learning_rate": 1e-3}
 CASES = [
@@ -46,19 +42,7 @@ def root(tmp_path_factory):
 def losses(installed, root):
     """Train on one rank, then on two with each strategy; return the losses by case and run."""
     alone = strategies.train(root / "single", training={**RECIPE, **NAMED})
-    (root / "cases.json").write_text(json.dumps([asdict(case) for case in CASES]))
-    paths = f"{Path(__file__).parents[1]}:{installed}"
-    done = subprocess.run(
-        rank_command(2, strategies.__file__, str(root), str(root / "cases.json")),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    found = {
-        case.name: json.loads((root / case.name / "losses.json").read_text()) for case in CASES
-    }
+    found = on_two_ranks(root, CASES, installed)
     return {"single": {str(step): loss for step, loss in alone.items()}, **found}
 
 

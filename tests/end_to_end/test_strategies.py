@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
 
 from steadytrain.components.train.checkpoint import Checkpoint
 
-from support import strategies
 from support.plugins import install_example
-from support.strategies import MIDDLE, STEPS, Case, middle, train
-from support.training import TEST_ENVIRONMENT, rank_command
+from support.strategies import MIDDLE, STEPS, Case, middle, on_two_ranks, train
 
 ADAPTED = ("lora", "lora-fsdp", "lora-zero3")
 CASES = [
@@ -50,20 +44,8 @@ def alone(root):
 @pytest.fixture(scope="module")
 def ended(root, alone):
     """Run all strategies on two ranks; return the losses by case, training run and step."""
-    cases = [{**asdict(case), "sections": sections(root, case.name)} for case in CASES]
-    (root / "cases.json").write_text(json.dumps(cases))
-    path = f"{Path(__file__).parents[1]}:{install_example(root / 'example')}"
-    done = subprocess.run(
-        rank_command(2, strategies.__file__, str(root), str(root / "cases.json")),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    found = {
-        case.name: json.loads((root / case.name / "losses.json").read_text()) for case in CASES
-    }
+    cases = [replace(case, sections=sections(root, case.name)) for case in CASES]
+    found = on_two_ranks(root, cases, install_example(root / "example"))
     return {
         name: {kind: by_step(told) for kind, told in kinds.items()} for name, kinds in found.items()
     }

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,14 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.training import Training
 
-from support.training import Bench, language_rows, losses_of, write_data
+from support.training import (
+    TEST_ENVIRONMENT,
+    Bench,
+    language_rows,
+    losses_of,
+    rank_command,
+    write_data,
+)
 
 STEPS, MIDDLE, GLOBAL_BATCH, MICRO_BATCH = 20, 10, 8, 2
 RECIPE = {
@@ -116,6 +125,27 @@ def main(folder: Path, cases: Path) -> None:
         found = case.run(folder)
         if os.environ.get("RANK", "0") == "0":
             (folder / case.name / "losses.json").write_text(json.dumps(found))
+
+
+def on_two_ranks(folder: Path, cases: Sequence[Case], site: Path | str) -> dict[str, Any]:
+    """Run the cases on two ranks; return what they wrote to losses.json, by case.
+
+    Args:
+        site: folder with installed packages, for the Python path of the ranks.
+    """
+    file = folder / "cases.json"
+    file.write_text(json.dumps([asdict(case) for case in cases]))
+    done = subprocess.run(
+        rank_command(2, __file__, str(folder), str(file)),
+        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": f"{Path(__file__).parents[1]}:{site}"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return {
+        case.name: json.loads((folder / case.name / "losses.json").read_text()) for case in cases
+    }
 
 
 if __name__ == "__main__":
