@@ -112,6 +112,9 @@ def _make_ready(uri: str, workspace: Workspace) -> None:
 def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     """Point MLflow's own functions in this process at the run's store and experiment.
 
+    Not while another thread sends requests: MLflow sets variables of the environment, which are
+    removed again, and a thread that is reading the environment then fails.
+
     Raises:
         BadInput: if MLFLOW_RUN_ID is not a run of this store.
         TrackingError: if the store cannot be used.

@@ -13,12 +13,12 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
+from steadytrain.components.shared.tracking import MlflowSink, finish_run
 from steadytrain.components.shared.tracking import finish as finish_module
 from steadytrain.components.shared.tracking import notes as notes_module
 from steadytrain.components.shared.tracking import sink as sink_module
 from steadytrain.components.shared.tracking import spool as spool_module
-from steadytrain.components.shared.tracking.connect import brisk
+from steadytrain.components.shared.tracking.connect import brisk, open_tracking
 from steadytrain.components.shared.tracking.notes import exclusive
 from steadytrain.components.shared.workspace import Workspace
 
@@ -58,12 +58,12 @@ class Story:
             self.stream.emit(event)
 
     def runs(self) -> list[Any]:
-        tracking = use_tracking(self.config, self.workspace)
+        tracking = open_tracking(self.config, self.workspace)
         return list(tracking.client.search_runs([tracking.experiment_id]))
 
     def points(self, name: str = "loss") -> list[int]:
         """Return the sorted steps of all points of all attempts."""
-        client = use_tracking(self.config, self.workspace).client
+        client = open_tracking(self.config, self.workspace).client
         attempts = [run for run in self.runs() if run.info.run_name.startswith("attempt")]
         return sorted(
             point.step
@@ -118,7 +118,7 @@ def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Pr
     story.tell(started(1), *steps(1, range(3)))
     MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
     first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
-    tracking = use_tracking(story.config, story.workspace)
+    tracking = open_tracking(story.config, story.workspace)
     tags = {name: text for name, text in first.data.tags.items() if "mark" in name}
     tracking.client.create_run(tracking.experiment_id, tags=tags, run_name="attempt-1")
     assert len(story.runs()) == 3
@@ -131,7 +131,7 @@ def test_attempt_whose_run_was_deleted_is_sent_again(story: Story, proxy: Proxy)
     story.tell(started(1), *steps(1, range(3)))
     MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
     first = next(run for run in story.runs() if run.info.run_name == "attempt-1")
-    use_tracking(story.config, story.workspace).client.delete_run(first.info.run_id)
+    open_tracking(story.config, story.workspace).client.delete_run(first.info.run_id)
     story.tell(*steps(1, range(3, 6)), ended(1, "finished"))
     assert finish_run(story.config, story.workspace, ok=True)
     assert story.points() == [3, 4, 5]

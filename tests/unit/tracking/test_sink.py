@@ -18,12 +18,8 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.shared.tracking import (
-    MlflowSink,
-    finish_run,
-    parent_run,
-    use_tracking,
-)
+from steadytrain.components.shared.tracking import MlflowSink, finish_run, parent_run
+from steadytrain.components.shared.tracking.connect import open_tracking
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.recipe import recipe_of_run
 
@@ -32,7 +28,7 @@ from support.tracking import BEGAN, ended, started, steps, until
 
 def children(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
     """Return the runs of the attempts by name."""
-    tracking = use_tracking(config, workspace)
+    tracking = open_tracking(config, workspace)
     parent = parent_run(config, workspace)
     found = tracking.client.search_runs(
         [tracking.experiment_id], f"tags.mlflow.parentRunId = '{parent}'"
@@ -43,7 +39,7 @@ def children(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
 def points(config: RunConfig, workspace: Workspace, attempt: int, name: str) -> list[int]:
     """Return the sorted steps of a metric's history, including duplicates."""
     run = children(config, workspace)[f"attempt-{attempt}"]
-    client = use_tracking(config, workspace).client
+    client = open_tracking(config, workspace).client
     return sorted(item.step for item in client.get_metric_history(run.info.run_id, name))
 
 
@@ -99,7 +95,7 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     assert first.data.params["micro_batch_size"] == "4"
     assert first.data.params["parameters"] == "7"
     assert first.data.params["training.learning_rate"] == "0.0001"
-    parent = use_tracking(config, workspace).client.get_run(parent_run(config, workspace))
+    parent = open_tracking(config, workspace).client.get_run(parent_run(config, workspace))
     assert parent.data.params["training.learning_rate"] == "0.0001"
     assert first.data.tags["steadytrain.failure_class"] == "host_oom"
     assert first.data.metrics["eval_loss"] == 2.5
