@@ -1,0 +1,1 @@
+"""Metrics, logs and alerts, all derived from a run's events."""

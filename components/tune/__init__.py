@@ -1,0 +1,1 @@
+"""Hyperparameter tuning: a study of training runs that survives its driver."""
