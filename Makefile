@@ -20,21 +20,26 @@ export HF_HUB_OFFLINE ?= 1
 # Without bytecode, hundreds of processes each compile torch and kfp again and take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test cluster lint docs images plugins bench soak package lock setup clean
+.PHONY: demo test long coverage cluster lint docs images plugins bench soak package lock setup clean
 
 demo: setup ## Train, evaluate and register a real model on real data, on this machine.
 	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
 
 test: setup lint docs package ## Everything that a change must pass.
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal --cov --cov-report= tests/unit
-	$(BIN)/coverage report --include 'components/*' --fail-under 90 --format total
-	# No coverage here: it makes processes a third slower to start.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist worksteal tests/unit
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder tests/end_to_end
 	@if [ -n "$$KUBECONFIG" ]; then $(MAKE) cluster; \
 	else echo "tests/cluster: skipped, since KUBECONFIG names no cluster"; fi
 
 cluster: setup ## Run the tests on KUBECONFIG's cluster, whose nodes must have the images.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs --durations 20 tests/cluster
+
+long: setup ## Repeat on many cases what the tests show on few. Continuous integration does.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m long -n 2 --dist worksteal tests/unit tests/end_to_end
+
+coverage: setup ## Measure what the unit tests cover, which makes them half as slow again.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal --cov --cov-report= tests/unit
+	$(BIN)/coverage report --include 'components/*' --fail-under 90 --format total
 
 lint: setup
 	$(BIN)/ruff check .

@@ -11,17 +11,19 @@ import os
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from kubernetes.client import ApiException
 
 from steadytrain.components.shared.config import load, to_parameters
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.lint import read_pipeline
 
 from support.cluster import PodFailed
-from support.command import TINY_LM
+from support.command import TINY_LM, wait_for
 from support.fruits import SCIKIT_LEARN
 from support.plugins import install_example
 from support.walker import Walker
@@ -69,18 +71,59 @@ def record(cluster, run, name):
     return json.loads(cluster.read(f"{MOUNT_PATH}/runs/{run}/records/{name}.json"))
 
 
-def test_a_metric_and_a_sink_of_another_package(walker, cluster):
-    sets = (
-        # Otherwise the model of another test's run is reused, and nothing trains.
-        "training.seed=1234",
-        "gate.metric=median_loss",
-        "tracking.sinks=[event_counts, mlflow]",
-        f"output={MOUNT_PATH}",
-    )
-    walker().run(**to_parameters(load("causal-lm", [*TINY_LM, *sets]), run="measured"))
-    assert record(cluster, "measured", "gate")["metric"] == "median_loss"
-    counts = json.loads(cluster.read(f"{MOUNT_PATH}/runs/measured/event-counts.json"))
-    assert counts["TrainingStep"] == 6
+STEPS = 40
+SETS = (
+    *TINY_LM,
+    "training.optim=lion",
+    "training.lr_scheduler_type=warmup_stable_decay",
+    "training.learning_rate=1e-3",
+    "training.order=shortest_first",
+    "training.components={ema: {decay: 0.9}}",
+    f"training.max_steps={STEPS}",
+    "training.save_steps=2",
+    "gate.metric=median_loss",
+    "tracking.sinks=[event_counts, mlflow]",
+    "recovery.lease_seconds=4",
+    # Otherwise the second run takes the first one's model.
+    "recovery.reuse_ttl_seconds=0",
+    f"output={MOUNT_PATH}",
+)
+
+
+def start(walker, run):
+    walker.run(**to_parameters(load("causal-lm", SETS), run=run))
+
+
+@pytest.fixture(scope="module")
+def whole(walker):
+    start(walker(), "whole")
+    return "whole"
+
+
+def test_plugins_of_many_kinds_take_part_in_one_run(cluster, whole):
+    assert record(cluster, whole, "gate")["metric"] == "median_loss"
+    counts = json.loads(cluster.read(f"{MOUNT_PATH}/runs/{whole}/event-counts.json"))
+    assert counts["TrainingStep"] == STEPS
+
+
+def test_the_weights_are_the_same_if_the_pod_is_deleted_and_the_step_repeated(
+    walker, cluster, whole
+):
+    killed = walker()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(start, killed, "killed")
+        saved = f"ls -d {MOUNT_PATH}/runs/killed/checkpoints/step-*/COMMIT* 2>/dev/null || true"
+        wait_for(lambda: cluster.shell("sh", "-c", saved) or running.done(), 300)
+        pod = f"train-{killed.job[:8]}"
+        cluster.core.delete_namespaced_pod(pod, cluster.namespace, grace_period_seconds=0)
+        with pytest.raises(ApiException, match="404"):
+            running.result()
+    assert killed.states["train"] == "failed"
+
+    start(walker(), "killed")
+    trained = record(cluster, "killed", "train")
+    assert trained["attempts"] > 1
+    assert trained["weights_digest"] == record(cluster, whole, "train")["weights_digest"]
 
 
 def test_a_trainer_of_another_package(walker, cluster, tmp_path):

@@ -12,6 +12,7 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.train.checkpoint import Checkpoint
 
+from support import selected
 from support.plugins import install_example
 from support.strategies import MIDDLE, RECIPE, STEPS, Case, on_two_ranks
 from support.training import LLAMA
@@ -26,18 +27,21 @@ PLAIN = {**MODEL, "training": RUN}
 COMPONENTS = {"ema": {"decay": DECAY}, "grad_norms": {}}
 AVERAGED = {**MODEL, "training": {**RUN, "components": COMPONENTS}}
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
-CASES = [
-    *(Case(name, name, "ddp/whole", sections=AVERAGED) for name in STRATEGIES),
-    *(Case(f"plain-{name}", name, "plain-ddp/whole", sections=PLAIN) for name in STRATEGIES),
-]
+each = selected.each("name", STRATEGIES, few=("ddp", "fsdp", "zero3"))
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Run all cases on two ranks, each whole, resumed, and from the checkpoint of DDP."""
+def root(request, tmp_path_factory):
+    """Run the strategies on two ranks, each whole, resumed, and from the checkpoint of DDP."""
     folder = tmp_path_factory.mktemp("components")
     site = install_example(tmp_path_factory.mktemp("example"))
-    on_two_ranks(folder, CASES, site)
+    # DDP comes first: the others start from its checkpoint.
+    names = sorted({"ddp"} | selected.selected(request, "name"))
+    cases = [
+        *(Case(name, name, "ddp/whole", sections=AVERAGED) for name in names),
+        *(Case(f"plain-{name}", name, "plain-ddp/whole", sections=PLAIN) for name in names),
+    ]
+    on_two_ranks(folder, cases, site)
     return folder
 
 
@@ -63,9 +67,6 @@ def flat(tensors):
 def equal(one, other):
     one, other = flat(one), flat(other)
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
-
-
-each = pytest.mark.parametrize("name", STRATEGIES)
 
 
 @each

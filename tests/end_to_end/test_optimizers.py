@@ -9,7 +9,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from support import strategies
+from support import selected, strategies
 from support.command import TINY_LM, wait_for
 from support.forked import ForkedLauncher, train
 from support.plugins import install_example
@@ -17,11 +17,7 @@ from support.strategies import MIDDLE, RECIPE, Case, on_two_ranks
 from support.training import Bench, weights_digest
 
 NAMED = {"optim": "lion", "lr_scheduler_type": "warmup_stable_decay", "learning_rate": 1e-3}
-CASES = [
-    Case(name, name, "single", sections={"training": {**RECIPE, **NAMED}})
-    for name in ("ddp", "fsdp", "zero2", "zero3")
-]
-each = pytest.mark.parametrize("name", [case.name for case in CASES])
+each = selected.each("name", ("ddp", "fsdp", "zero2", "zero3"), few=("fsdp", "zero3"))
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +35,13 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def losses(installed, root):
+def losses(request, installed, root):
     """Train on one rank, then on two with each strategy; return the losses by case and run."""
-    alone = strategies.train(root / "single", training={**RECIPE, **NAMED})
-    found = on_two_ranks(root, CASES, installed)
+    sections = {"training": {**RECIPE, **NAMED}}
+    names = sorted(selected.selected(request, "name"))
+    cases = [Case(name, name, "single", sections=sections) for name in names]
+    alone = strategies.train(root / "single", **sections)
+    found = on_two_ranks(root, cases, installed)
     return {"single": {str(step): loss for step, loss in alone.items()}, **found}
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from steadytrain.components.train.checkpoint import Checkpoint
 
+from support import selected
 from support.plugins import install_example
 from support.strategies import MIDDLE, STEPS, Case, middle, on_two_ranks, train
 
@@ -20,6 +21,8 @@ CASES = [
     *(Case(name, name.partition("-")[2] or "ddp", "single-lora", bucket=2000) for name in ADAPTED),
     Case("zero3-small-bucket", "zero3", "single", bucket=2000),
 ]
+BY_NAME = {case.name: case for case in CASES}
+each = selected.each("name", BY_NAME, few=("ddp", "fsdp", "zero3", "lora"))
 
 
 def sections(root, name):
@@ -42,9 +45,10 @@ def alone(root):
 
 
 @pytest.fixture(scope="module")
-def ended(root, alone):
-    """Run all strategies on two ranks; return the losses by case, training run and step."""
-    cases = [replace(case, sections=sections(root, case.name)) for case in CASES]
+def ended(request, root, alone):
+    """Run the strategies on two ranks; return the losses by case, training run and step."""
+    names = {"fsdp"} | selected.selected(request, "name")
+    cases = [replace(BY_NAME[name], sections=sections(root, name)) for name in sorted(names)]
     found = on_two_ranks(root, cases, install_example(root / "example"))
     return {
         name: {kind: by_step(told) for kind, told in kinds.items()} for name, kinds in found.items()
@@ -59,13 +63,9 @@ def after(losses, step):
     return {number: loss for number, loss in losses.items() if number > step}
 
 
-def each(test):
-    return pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])(test)
-
-
 @each
-def test_the_losses_are_those_of_one_rank(case, ended, alone):
-    assert ended[case.name]["whole"] == pytest.approx(alone[case.single], rel=1e-4)
+def test_the_losses_are_those_of_one_rank(name, ended, alone):
+    assert ended[name]["whole"] == pytest.approx(alone[BY_NAME[name].single], rel=1e-4)
 
 
 def test_something_is_learned(alone, root):
@@ -77,25 +77,25 @@ def test_something_is_learned(alone, root):
 
 
 @each
-def test_it_resumes_exactly(case, ended, root):
-    losses = ended[case.name]
+def test_it_resumes_exactly(name, ended, root):
+    losses = ended[name]
     assert losses["resumed"] == after(losses["whole"], MIDDLE)
-    whole, resumed = (exported(root / case.name / name) for name in ("whole", "resumed"))
+    whole, resumed = (exported(root / name / run) for run in ("whole", "resumed"))
     assert whole.keys() == resumed.keys()
-    assert all(whole[name].equal(resumed[name]) for name in whole)
+    assert all(whole[key].equal(resumed[key]) for key in whole)
 
 
 @each
-def test_strategy_continues_from_a_checkpoint_of_one_rank(case, ended, alone):
-    expected = after(alone[case.single], MIDDLE)
-    assert ended[case.name]["from_single"] == pytest.approx(expected, rel=1e-4)
+def test_strategy_continues_from_a_checkpoint_of_one_rank(name, ended, alone):
+    expected = after(alone[BY_NAME[name].single], MIDDLE)
+    assert ended[name]["from_single"] == pytest.approx(expected, rel=1e-4)
 
 
 @each
-def test_one_rank_continues_from_the_strategys_checkpoint(case, ended, alone, root):
-    folder = root / case.name
-    losses = train(folder / "by-one", resume=middle(folder / "whole"), **sections(root, case.name))
-    assert losses == pytest.approx(after(alone[case.single], MIDDLE), rel=1e-4)
+def test_one_rank_continues_from_the_strategys_checkpoint(name, ended, alone, root):
+    folder = root / name
+    losses = train(folder / "by-one", resume=middle(folder / "whole"), **sections(root, name))
+    assert losses == pytest.approx(after(alone[BY_NAME[name].single], MIDDLE), rel=1e-4)
 
 
 def test_what_two_ranks_have_shared_one_rank_has_alone(ended, alone, root):
@@ -106,8 +106,8 @@ def test_what_two_ranks_have_shared_one_rank_has_alone(ended, alone, root):
 
 
 @each
-def test_no_rank_writes_what_another_one_has(case, ended, root):
-    manifest = Checkpoint.at(middle(root / case.name / "whole")).verify()
+def test_no_rank_writes_what_another_one_has(name, ended, root):
+    manifest = Checkpoint.at(middle(root / name / "whole")).verify()
     for entry in manifest.tensors:
         held = sum(math.prod(piece.shape) for piece in entry.slices)
         assert held == math.prod(entry.shape), entry.name

@@ -56,6 +56,11 @@ RECIPE = {
 PADDING = 1
 
 
+def settings(ranks: int) -> list[str]:
+    """Return the names of the settings that Trainer treats as we do with this many ranks."""
+    return [name for name, (_, smoothing) in SETTINGS.items() if ranks == 1 or not smoothing]
+
+
 class Losses(TrainerCallback):
     """Keeps the logged losses."""
 
@@ -152,9 +157,8 @@ def main(folder: Path) -> None:
     rank, world_size = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
     data = write_data(folder / f"data-{rank}", rows(), rows()[:3])
     found = {}
-    for name, (accumulation, smoothing) in SETTINGS.items():
-        if smoothing and world_size > 1:
-            continue
+    for name in settings(world_size):
+        accumulation, smoothing = SETTINGS[name]
         bench = Bench.make(
             folder / f"ours-{name}",
             data,

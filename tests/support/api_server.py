@@ -125,7 +125,7 @@ def serving() -> Iterator[tuple[ApiServer, Cluster]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     settings = client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
     settings.retries = False

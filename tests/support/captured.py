@@ -130,7 +130,7 @@ def s3_slow_down():
     from botocore.config import Config
 
     with http.server.HTTPServer(("127.0.0.1", 0), SlowDown) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         client = boto3.client(
             "s3",
             endpoint_url=f"http://127.0.0.1:{server.server_port}",

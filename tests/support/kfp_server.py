@@ -315,7 +315,7 @@ def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         kfp.address = f"http://127.0.0.1:{server.server_port}"
         try:
             yield kfp

@@ -49,7 +49,7 @@ def moto_server(host: str = "127.0.0.1") -> Iterator[int]:
     application = DomainDispatcherApplication(create_backend_app)
     server = make_server(host, 0, application, request_handler=MotoRequestHandler)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server.server_port
     finally:

@@ -23,7 +23,7 @@ def tasks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
 def test_scores_and_standard_errors_are_the_same(tasks, kind):
     tokenizer = make_tokenizer(100)
     config = from_mapping(

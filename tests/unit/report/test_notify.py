@@ -50,7 +50,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dic
                 pass
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         servers.append(server)
         monkeypatch.setenv(webhook.VARIABLE, f"http://127.0.0.1:{server.server_port}/{SECRET}")
         return told

@@ -43,7 +43,7 @@ def serve() -> Iterator[Any]:
             server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
             server.act, server.came = act, []
             server.address = f"http://127.0.0.1:{server.server_port}"
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             servers.callback(server.server_close)
             servers.callback(server.shutdown)
             return server

@@ -52,7 +52,7 @@ def answered(credentials, monkeypatch):
             server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
             held.callback(server.server_close)
             held.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
             return open_storage("s3://bucket/p")
 

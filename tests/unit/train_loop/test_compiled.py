@@ -31,7 +31,7 @@ print(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_finds_what_was_compiled(tmp_path: Path) -> None:
     def hits(temporary: str) -> int:
         """Return the cache hits of a process with an empty temporary folder, as in a new pod."""

@@ -120,7 +120,7 @@ def test_other_ways_of_training_learn_the_same(make_bench, settings):
     assert {item.dtype for item in exported(other).values()} == {torch.float32}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_learn_the_same_and_resume_to_the_bit(make_bench):
     """Rows differ in length: the resumed run starts with a different length than the first."""
     plain = make_bench("plain")
