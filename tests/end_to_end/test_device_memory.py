@@ -146,6 +146,7 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
     assert rates[0] == rates[1]
 
 
+@pytest.mark.long
 def test_who_has_chosen_deepspeed_goes_down_its_stages(run_out):
     """Each fallback resumes from the previous stage's checkpoint and reshards the weights."""
     small = {"strategy": "zero1", "micro_batch_size": 1, "gradient_checkpointing": True}

@@ -89,7 +89,7 @@ def folder_of(workspace, attempt):
 @pytest.mark.parametrize(
     ("ranks", "faults"),
     [
-        pytest.param(1, [hold, stop], id="one"),
+        pytest.param(1, [hold, stop], id="one", marks=pytest.mark.long),
         pytest.param(2, [cut], id="two"),
         pytest.param(2, [hold, stop, cut], id="all of two", marks=pytest.mark.soak),
     ],

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-
-import psutil
 import pytest
 from safetensors.torch import load_file
 
 from support import selected, strategies
-from support.command import TINY_LM, wait_for
 from support.forked import ForkedLauncher, train
 from support.plugins import install_example
 from support.strategies import MIDDLE, RECIPE, Case, on_two_ranks
@@ -86,7 +81,14 @@ class KillsOnce:
         pass
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("auto", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        pytest.param("auto", 1, marks=pytest.mark.long),
+        pytest.param("ddp", 2, marks=pytest.mark.long),
+        ("fsdp", 2),
+    ],
+)
 def test_a_killed_run_ends_with_the_same_weights(installed, tmp_path, data, strategy, ranks):
     def digest(run, *, killed):
         compute = {"device": "cpu", "nproc_per_node": ranks, "strategy": strategy}
@@ -100,50 +102,3 @@ def test_a_killed_run_ends_with_the_same_weights(installed, tmp_path, data, stra
         return weights_digest(bench.workspace)
 
     assert digest("killed", killed=True) == digest("whole", killed=False)
-
-
-def test_the_pipeline_is_killed_and_run_again(steadytrain, installed):
-    sets = (
-        *TINY_LM,
-        *(f"training.{field}={value}" for field, value in NAMED.items()),
-        "training.max_steps=60",
-        "training.save_steps=2",
-        "training.eval_steps=60",
-        "recovery.lease_seconds=4",
-        # Otherwise the second run takes the first one's model.
-        "recovery.reuse_ttl_seconds=0",
-    )
-    whole = steadytrain.run("causal-lm", *sets, "run=whole", PYTHONPATH=installed)
-    assert whole.code == 0, whole.out + whole.err
-
-    again, run = (*sets, "run=killed"), steadytrain.output / "runs" / "killed"
-    program = subprocess.Popen(
-        steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=again),
-        env=steadytrain.environment(PYTHONPATH=installed),
-        cwd=steadytrain.output.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(
-        lambda: list(run.glob("checkpoints/step-*/COMMIT*")) or program.poll() is not None, 600
-    )
-    others = psutil.Process(program.pid).children(recursive=True)
-    program.send_signal(signal.SIGKILL)
-    assert program.wait() == -signal.SIGKILL
-    # They die with the command, and hold the run until then.
-    assert not psutil.wait_procs(others, 120)[1]
-    assert not (run / "records" / "train.json").exists()
-
-    resumed = steadytrain.run("causal-lm", *again, PYTHONPATH=installed)
-    assert resumed.code == 0, resumed.out + resumed.err
-    weights = [
-        (steadytrain.output / "runs" / name / "model" / "model.safetensors").read_bytes()
-        for name in ("whole", "killed")
-    ]
-    assert weights[0] == weights[1]
-
-    without = steadytrain.run("causal-lm", *sets)
-    assert without.code == 2
-    assert "lion in steadytrain.optimizers" in without.err
-    assert "use one of adamw_bnb_8bit, adamw_torch, paged_adamw_8bit" in without.err
-    assert "warmup_stable_decay in steadytrain.schedules" in without.err

@@ -1,15 +1,46 @@
-"""Plugins from another package work in a full run, and no product code mentions them."""
+"""Plugins of another package in full runs, one of which is killed; no product code names them."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 
+import psutil
 import pytest
 
-from steadytrain.components.shared.records import EvaluationRecord, GateRecord
+from steadytrain.components.shared.records import EvaluationRecord, GateRecord, TrainRecord
+from steadytrain.components.train.checkpoint.store import committed
 
-from support.command import TINY_LM
+from support.command import TINY_LM, wait_for
 from support.plugins import install_example
+
+STEPS = 40
+SETS = (
+    *TINY_LM,
+    "training.optim=lion",
+    "training.lr_scheduler_type=warmup_stable_decay",
+    "training.learning_rate=1e-3",
+    "training.order=shortest_first",
+    "training.components={ema: {decay: 0.9}, grad_norms: {}}",
+    f"training.max_steps={STEPS}",
+    "training.save_steps=2",
+    f"training.eval_steps={STEPS}",
+    "gate.metric=median_loss",
+    "gate.floors={median_loss: 1.0e6}",
+    "tracking.sinks=[event_counts, mlflow, never_opens]",
+    "recovery.lease_seconds=4",
+    # Otherwise the second run takes the first one's model.
+    "recovery.reuse_ttl_seconds=0",
+)
+PLUGINS = (
+    "lion in steadytrain.optimizers",
+    "warmup_stable_decay in steadytrain.schedules",
+    "shortest_first in steadytrain.orders",
+    "ema, grad_norms in steadytrain.training_components",
+    "median_loss in steadytrain.metrics",
+    "event_counts, never_opens in steadytrain.sinks",
+)
 
 
 @pytest.fixture(scope="module")
@@ -17,43 +48,76 @@ def installed(tmp_path_factory):
     return {"PYTHONPATH": str(install_example(tmp_path_factory.mktemp("example")))}
 
 
-def records(done):
-    folder = max(done.runs, key=lambda run: (run / "records" / "gate.json").stat().st_mtime)
-    return (
-        kind.load(folder / "records" / f"{name}.json")
-        for name, kind in (("evaluate", EvaluationRecord), ("gate", GateRecord))
+def record(folder, name, kind):
+    return kind.load(folder / "records" / f"{name}.json")
+
+
+def kill(steadytrain, run, sets, installed):
+    """Start a run, and kill its command after the first checkpoint."""
+    program = subprocess.Popen(
+        steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=sets),
+        env=steadytrain.environment(**installed),
+        cwd=steadytrain.output.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
+    wait_for(lambda: committed(run / "checkpoints") or program.poll() is not None, 600)
+    others = psutil.Process(program.pid).children(recursive=True)
+    program.send_signal(signal.SIGKILL)
+    assert program.wait() == -signal.SIGKILL
+    # They die with the command, and hold the run until then.
+    assert not psutil.wait_procs(others, 120)[1]
+    assert not (run / "records" / "train.json").exists()
 
 
-def test_models_are_compared_by_a_metric_of_another_package(steadytrain, installed):
-    sets = (*TINY_LM, "gate.metric=median_loss", "gate.floors={median_loss: 1.0e6}")
-    first = steadytrain.run("causal-lm", *sets, **installed)
+def test_killed_run_with_plugins_of_many_kinds_ends_as_an_undisturbed_one(steadytrain, installed):
+    first = steadytrain.run("causal-lm", *SETS, "run=whole", **installed)
     assert first.code == 0, first.out + first.err
-    evaluation, decision = records(first)
+    assert "the sink 'never_opens' failed" in first.out + first.err
+    whole, killed = (steadytrain.output / "runs" / name for name in ("whole", "killed"))
+    evaluation = record(whole, "evaluate", EvaluationRecord)
     median = evaluation.metrics["median_loss"]
     assert median.low <= median.value <= median.high
-    assert decision.promoted
-    assert decision.candidate == median.value
     assert evaluation.metrics["bits_per_token"].value == pytest.approx(
         evaluation.metrics["loss"].value / 0.6931471805599453
     )
+    assert record(whole, "gate", GateRecord).promoted
 
-    sinks = "tracking.sinks=[event_counts, mlflow, never_opens]"
-    changed = ("training.learning_rate=1e-2", sinks)
-    second = steadytrain.run("causal-lm", *sets, *changed, **installed)
+    again = (*SETS, "run=killed")
+    kill(steadytrain, killed, again, installed)
+    second = steadytrain.run("causal-lm", *again, **installed)
+
     assert second.code == 0, second.out + second.err
-    evaluation, decision = records(second)
-    assert decision.metric == "median_loss"
-    assert decision.champion == median.value
-    better = evaluation.metrics["median_loss"].value < median.value
-    assert (decision.improvement.value > 0) is better
-    assert f"median loss {decision.candidate:.4g} against {median.value:.4g}" in second.out
+    assert record(killed, "train", TrainRecord).attempts > 1
+    files = [(run / "model" / "model.safetensors").read_bytes() for run in (whole, killed)]
+    assert files[0] == files[1]
+    assert_same_state(whole, killed)
+    counts = json.loads((killed / "event-counts.json").read_text())
+    assert counts["TrainingStep"] >= STEPS
 
-    (counts,) = second.output.glob("runs/*/event-counts.json")
-    assert json.loads(counts.read_text())["TrainingStep"] == 6
-    assert "the sink 'never_opens' failed" in second.out + second.err
+    short = steadytrain.run("causal-lm", *SETS, "training.max_steps=4", "run=short", **installed)
+    assert short.code == 0, short.out + short.err
+    decision = record(steadytrain.output / "runs" / "short", "gate", GateRecord)
+    assert (decision.metric, decision.champion) == ("median_loss", median.value)
+    assert f"median loss {decision.candidate:.4g} against {median.value:.4g}" in short.out
 
-    without = steadytrain.run("causal-lm", *sets)
+
+def assert_same_state(whole, killed):
+    one, other = (committed(run / "checkpoints")[-1] for run in (whole, killed))
+    for part in ("model", "optimizer", "component-ema"):
+        tensors, others = one.tensors(part), other.tensors(part)
+        assert tensors.keys() == others.keys()
+        assert all(tensors[name].equal(others[name]) for name in tensors), part
+    assert one.state()["components"] == other.state()["components"]
+    norms = [json.loads((run / "grad-norms.json").read_text())["norms"] for run in (whole, killed)]
+    assert len(norms[0]) == STEPS
+    assert norms[0] == norms[1]
+
+
+def test_every_missing_plugin_is_reported(steadytrain):
+    without = steadytrain.run("causal-lm", *SETS)
     assert without.code == 2
-    assert "median_loss in steadytrain.metrics" in without.err
+    assert "use one of adamw_bnb_8bit, adamw_torch, paged_adamw_8bit" in without.err
     assert "install the package" in without.err
+    for plugin in PLUGINS:
+        assert plugin in without.err

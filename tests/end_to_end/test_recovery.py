@@ -121,7 +121,7 @@ def test_run_continues_after_a_launched_rank_is_killed(bench):
     assert "retry unchanged" in decision.reason
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("zero3", marks=pytest.mark.long)])
 def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
     compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1, "strategy": strategy}
     whole, killed = (bench(name, compute=compute) for name in ("whole", "killed"))
@@ -136,7 +136,7 @@ def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
     assert weights_digest(killed.workspace) == weights_digest(whole.workspace)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_three_ranks_continue_bit_for_bit_however_their_gradients_are_exchanged(bench, recompute):
     """Three ranks, because with two, every order of addition gives the same sum."""
     model = {**LLAMA, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 6}

@@ -179,6 +179,7 @@ def small_data(folder):
     return write_data(folder, language_rows(60), language_rows(8, seed=1))
 
 
+@pytest.mark.long
 def test_two_minutes_with_one_fault_of_each_kind(disturb, draw, tmp_path):
     undisturbed, disturbed = disturb(
         schedule(draw, DISTURBANCES, len(DISTURBANCES)),
