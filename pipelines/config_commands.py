@@ -40,6 +40,7 @@ def validate(
     With --explain, it needs no configuration: `steadytrain validate --explain training.max_steps`
     """
     from steadytrain.pipelines.explained import explained
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
     if not source and explain:
@@ -51,6 +52,7 @@ def validate(
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
+    check_plugins(config)
     if explain:
         _show(explained(explain, chosen), as_json=as_json)
     elif as_json:

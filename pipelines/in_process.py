@@ -17,6 +17,7 @@ from steadytrain.components.shared.records import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.plugin_checks import check_plugins
 
 if TYPE_CHECKING:
     from steadytrain.components.train.recovery.supervisor import OnValidation
@@ -51,12 +52,14 @@ def run(config: RunConfig, *, on_validation: OnValidation | None = None) -> RunR
             the weights become those of a run that was never pruned.
 
     Raises:
+        ConfigError: a plugin that the run uses is broken.
         SteadytrainError: a step failed; the message and the remedy are those of the step.
         RunBusy: another process is using this run.
         Stopped: a signal stopped the run.
     """
     from steadytrain.components.report.step import run as report
 
+    check_plugins(config)
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace):

@@ -40,11 +40,13 @@ def run(
     classification, and text alone is a language model. The task's preset does the rest. If the
     records suit several tasks, the error lists them.
     """
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, given(overrides, run=name, output=output))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
+    check_plugins(chosen.config)
     if dry_run:
         from steadytrain.pipelines.outline import outline
 
@@ -62,6 +64,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     settings, edit the file OUTPUT/runs/RUN/config.yaml. Settings that determine the weights cannot
     change within a run.
     """
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.runs import find_run, state_of
 
     config, workspace = find_run(output, name)
@@ -70,6 +73,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
             f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
         )
         return
+    check_plugins(config)
     _run(config)
 
 

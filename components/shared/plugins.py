@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, Stopped
+from steadytrain.components.shared.foreign import foreign
 
 T = TypeVar("T")
 METRICS = "steadytrain.metrics"
@@ -20,7 +21,7 @@ TASKS = "steadytrain.tasks"
 ORDERS = "steadytrain.orders"
 """Functions that take (rows, seed, lengths, batch) and return a `train.loop.order.Order`."""
 SINKS = "steadytrain.sinks"
-"""Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
+"""Functions with the signature of `train.step.OpenSink`."""
 COMPONENTS = "steadytrain.training_components"
 """Functions that take options as keyword arguments and return a
 `train.loop.training_component.TrainingComponent`."""
@@ -33,6 +34,7 @@ SCHEDULES = "steadytrain.schedules"
 STRATEGIES = "steadytrain.strategies"
 """Objects of the class `config.strategies.StrategySpec`."""
 _OURS = "steadytrain"
+_FIX = "fix or uninstall that package"
 
 
 def names(group: str) -> list[str]:
@@ -66,26 +68,27 @@ def load(group: str, name: str) -> Any:
         BadInput: as for `find`, or if the object cannot be imported.
     """
     point = find(group, name)
-    try:
+    with foreign(f"{name!r} in {group} cannot be imported from {_owner(point)}", _FIX):
         return point.load()
-    except (Exception, SystemExit) as error:
-        raise BadInput(
-            f"{name!r} in {group} cannot be imported from {_owner(point)}: {error}",
-            remedy="fix or uninstall that package",
-        ) from error
 
 
 def load_as(group: str, name: str, kind: type[T]) -> T:
-    """Import and return the object that a name refers to, which must be of a class.
+    """Import and return the object that a name refers to, which must fit a class or a protocol.
+
+    Args:
+        kind: a class, or a runtime-checkable protocol.
 
     Raises:
-        BadInput: as for `load`, or if the object is something else.
+        BadInput: as for `load`, or if the object is something else. The message lists what it
+            lacks.
     """
     found = load(group, name)
     if not isinstance(found, kind):
+        lacking = [part for part in vars(kind) if part[0] != "_" and not hasattr(found, part)]
+        lacks = f": it has no {', '.join(lacking)}" if lacking else ""
         raise BadInput(
-            f"{name!r} in {group} is {found!r:.80}, not an object of {kind.__name__}",
-            remedy="fix or uninstall that package",
+            f"{name!r} in {group} is {found!r:.80}, not an object of {kind.__name__}{lacks}",
+            remedy=_FIX,
         )
     return found
 
@@ -109,12 +112,11 @@ def create(group: str, name: str, options: Mapping[str, Any]) -> Any:
     """
     function = load(group, name)
     if not callable(function):
-        raise BadInput(
-            f"{name!r} in {group} is {function!r}, not a function or class",
-            remedy="fix or uninstall that package",
-        )
+        raise BadInput(f"{name!r} in {group} is {function!r}, not a function or class", remedy=_FIX)
     try:
         return function(**options)
+    except Stopped:
+        raise
     except (Exception, SystemExit) as error:
         raise BadInput(
             f"{name!r} in {group} rejects its options: {error}",
@@ -137,6 +139,11 @@ def _unknown(group: str, missing: Iterable[str]) -> BadInput:
         f"no installed package has {', '.join(missing)} in {group}",
         remedy=f"use one of {', '.join(names(group))}, or install the package",
     )
+
+
+def others(group: str) -> set[str]:
+    """Return the names that other packages provide."""
+    return {point.name for point in entry_points(group=group) if not _is_ours(point)}
 
 
 def added(group: str) -> list[str]:

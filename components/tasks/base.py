@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steadytrain.components.shared.config import DataConfig, RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.base import Encoder
 
@@ -166,14 +166,11 @@ def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:
     module, _, name = address.partition(":")
 
     def opened(config: RunConfig, data: DataRecord) -> Any:
-        try:
+        with foreign(
+            f"data.task = {config.data.task!r}: {address} cannot be imported",
+            "install what it needs, or fix the package that the task comes from",
+        ):
             part = getattr(importlib.import_module(module), name)
-        except Exception as error:
-            # The package may raise anything while it is imported.
-            raise BadInput(
-                f"data.task = {config.data.task!r}: {address} cannot be imported: {error}",
-                remedy="install what it needs, or fix the package that the task comes from",
-            ) from error
         return part(config, data)
 
     return opened

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import EntryPoint
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.digest import users_code_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Packager, Scorer, Task, TrainingTask
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -81,15 +82,9 @@ def task_code(name: str) -> str:
 
 
 def _imported(name: str) -> object:
-    module, _, item = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), item)
-    except Exception as error:
-        # The user's module may raise anything while it is imported.
-        raise BadInput(
-            f"data.task = {name!r} cannot be used: {error}",
-            remedy=f"use {_known()}, or module:NAME of a task that can be imported",
-        ) from error
+    remedy = f"use {_known()}, or module:NAME of a task that can be imported"
+    with foreign(f"data.task = {name!r} cannot be used", remedy):
+        return EntryPoint("task", name, plugins.TASKS).load()
 
 
 def _known() -> str:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
@@ -29,6 +29,7 @@ from steadytrain.components.train.recovery.settings import plugin_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """A trainer for one framework."""
 
@@ -41,6 +42,14 @@ class Trainer(Protocol):
         sinks: Sequence[Sink],
     ) -> Outcome:
         """Train until the run ends, is stopped, or fails."""
+
+
+@runtime_checkable
+class OpenSink(Protocol):
+    """What an entry point in `steadytrain.sinks` refers to: it opens a sink for a run."""
+
+    def __call__(self, config: RunConfig, workspace: Workspace) -> Sink:
+        """Return the sink. It receives the run's events from now on."""
 
 
 def run(
@@ -66,7 +75,7 @@ def run(
             with other inputs.
         RunBusy: another process is training this run.
     """
-    trainer = _trainer(config)
+    trainer = load_trainer(config.model.framework)
     return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
 
 
@@ -92,7 +101,7 @@ def run_stage(
     """
     # Acquire the run first: if another supervisor is training it, this step reports nothing.
     with stage(config, "train", holding=owned(config)) as step:
-        _trainer(config)
+        load_trainer(config.model.framework)
         data = data or _prepared(config)
         store = ReuseStore(step.workspace, "train", TrainRecord)
         key = _key(config, data)
@@ -126,8 +135,22 @@ def train_with_pytorch(
         return Supervisor(config, data, launcher, on_validation, sinks).run()
 
 
-def _trainer(config: RunConfig) -> Trainer:
-    return cast(Trainer, plugins.load(plugins.TRAINERS, config.model.framework))
+def load_trainer(framework: str) -> Trainer:
+    """Return the trainer for a framework.
+
+    Raises:
+        BadInput: no installed package provides it, or it cannot be used.
+    """
+    return plugins.load_as(plugins.TRAINERS, framework, Trainer)
+
+
+def load_sink(name: str) -> OpenSink:
+    """Return what opens a sink.
+
+    Raises:
+        BadInput: no installed package provides it, or it cannot be used.
+    """
+    return plugins.load_as(plugins.SINKS, name, OpenSink)
 
 
 def _prepared(config: RunConfig) -> DataRecord:
@@ -155,7 +178,7 @@ def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]
     sinks: list[tuple[str, Sink]] = []
     for name in config.tracking.sinks:
         with _reporting(name, workspace):
-            sinks.append((name, plugins.load(plugins.SINKS, name)(config, workspace)))
+            sinks.append((name, load_sink(name)(config, workspace)))
     try:
         yield [sink for _, sink in sinks]
     finally:
@@ -168,7 +191,9 @@ def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]
 def _reporting(sink: str, workspace: Workspace) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except Stopped:
+        raise
+    except (Exception, SystemExit) as error:
         warn(workspace, f"the sink {sink!r} failed, and training continues without it: {error}")
 
 

@@ -12,8 +12,8 @@ Transformers' `group_by_length`, and then the batches are shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,13 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.plugin_failed import naming
 
 GROUPED_BATCHES = 50
 """Global batches per pool, as in Transformers: little padding, but batches still differ a lot."""
 
 
+@runtime_checkable
 class Order(Protocol):
     """An endless stream of rows that depends only on what the order was created from."""
 
@@ -37,6 +39,7 @@ class Order(Protocol):
         """
 
 
+@runtime_checkable
 class OrderType(Protocol):
     """What an entry point in `steadytrain.orders` refers to: it creates an order."""
 
@@ -61,7 +64,8 @@ def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int
 
     Raises:
         DataError: there are no rows.
-        BadInput: no installed package provides the order.
+        BadInput: no installed package provides the order, or it returns something else.
+        PluginFailed: creating the order raised an exception.
     """
     if not len(rows):
         raise DataError(
@@ -69,24 +73,47 @@ def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int
         )
     # A user-defined task may not have this attribute.
     column = getattr(task, "padded", "")
-    create = cast(OrderType, plugins.load(plugins.ORDERS, name))
+    create = load_order(name)
     lengths = rows.lengths(column) if column else None
-    return _Checked(create(len(rows), seed, lengths, batch), name, len(rows))
+    with naming(f"training.order = {name!r}", "create"):
+        order = create(len(rows), seed, lengths, batch)
+    if not isinstance(order, Order):
+        raise BadInput(
+            f"training.order = {name!r} creates {order!r:.80}, which has no take(position, count)",
+            remedy="return an order, or choose another one",
+        )
+    return _Checked(order, name, len(rows))
+
+
+def load_order(name: str) -> OrderType:
+    """Return what creates an order.
+
+    Raises:
+        BadInput: no installed package provides it, or it cannot be used.
+    """
+    return plugins.load_as(plugins.ORDERS, name, OrderType)
 
 
 class _Checked:
-    """Names the order if it returns too few or too many rows, or rows that do not exist."""
+    """Names the order if it raises an exception, or returns anything but rows that exist."""
 
     def __init__(self, order: Order, name: str, rows: int) -> None:
         self.order, self.name, self.rows = order, name, rows
 
     def take(self, position: int, count: int) -> Sequence[int]:
-        found = self.order.take(position, count)
-        if len(found) != count:
-            raise self._wrong(position, count, f"{len(found)} rows")
-        if not 0 <= min(found) <= max(found) < self.rows:
-            raise self._wrong(position, count, f"rows {min(found)} to {max(found)}")
-        return found
+        with naming(f"training.order = {self.name!r}", "take"):
+            found = self.order.take(position, count)
+            taken = list(found) if isinstance(found, Iterable) else None
+        if taken is None:
+            raise self._wrong(position, count, f"{found!r:.80}")
+        if len(taken) != count:
+            raise self._wrong(position, count, f"{len(taken)} rows")
+        for row in taken:
+            if not isinstance(row, int | np.integer):
+                raise self._wrong(position, count, f"the {type(row).__name__} {row!r:.80}")
+        if not 0 <= min(taken) <= max(taken) < self.rows:
+            raise self._wrong(position, count, f"rows {min(taken)} to {max(taken)}")
+        return taken
 
     def _wrong(self, position: int, count: int, returned: str) -> BadInput:
         return BadInput(
