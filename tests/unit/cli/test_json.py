@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -14,6 +15,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.pipelines.cli import app
 
 from support.odd import call, commands
+from support.plugins import write_plugin
 from support.snippets import ROOT
 from support.written_run import Writer
 
@@ -140,6 +142,41 @@ def test_behind_two_dashes_it_is_a_name_and_no_option(folder):
     done = steadytrain(folder, "explain", "-o", "out", "--", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "error: run '--json'" in done.stderr
+
+
+NOISY = """
+import os
+print("hello")
+os.system("echo from a child")
+os.write(1, b"from C")
+class Plugin:
+    greater_is_better = True
+    value = resampled = lambda *_: None
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--set", "training.max_steps=0"]])
+def test_a_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, options):
+    write_plugin(folder / "site", "steadytrain.metrics", "noisy", NOISY)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
+    done = steadytrain(folder, "validate", "my.yaml", "--json", *options)
+    assert json.loads(done.stdout).keys() & {"valid", "error"}
+    assert ("hello" in done.stderr) == (not options)
+
+
+def test_a_plan_that_cannot_be_written_is_one_object(folder):
+    arguments = ["plan", "chat", "--formula", "--gpu", "h100", "--set", "model.base=null"]
+    done = steadytrain(folder, *arguments, "--set", MODEL, "--write", "a.txt", "--json")
+    assert done.returncode != 0
+    assert "a.txt" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_an_object_that_cannot_be_written_ends_with_status_1(folder):
+    command = [sys.executable, "-m", "steadytrain.pipelines.cli", "presets", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder)
+    said = "error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 CONFIGURED = ["validate", "plan", "run", "submit", "step", "init"]
