@@ -25,6 +25,7 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.replay import check_callback, replay
 from steadytrain.components.train.recovery.settings import plugin_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 
@@ -71,10 +72,11 @@ def run(
             then on.
 
     Raises:
-        BadInput: there is no trainer for the framework, there is no data, or the run was started
-            with other inputs.
+        BadInput: there is no trainer for the framework, there is no data, `on_validation` is not a
+            function, or the run was started with other inputs.
         RunBusy: another process is training this run.
     """
+    check_callback(on_validation)
     trainer = load_trainer(config.model.framework)
     return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
 
@@ -89,16 +91,18 @@ def run_stage(
 
     Args:
         data: prepared data. None means the output of this run's preprocess step.
-        on_validation: called with each validation; returning False prunes the run. A reused model
-            is not validated again.
+        on_validation: called with each validation; returning False prunes the run. If an earlier
+            run's model is reused, it gets that run's recorded validations.
 
     Raises:
+        BadInput: as for `run`.
         Pruned: `on_validation` returned False. All ranks stopped after the same step, whose
             checkpoint is kept; a later call continues from it.
         TrainingFailed: training failed; the error has the root cause and its fix.
         RunBusy: another supervisor is training this run.
         Stopped: the run was asked to stop, and can be continued.
     """
+    check_callback(on_validation)
     # Acquire the run first: if another supervisor is training it, this step reports nothing.
     with stage(config, "train", holding=owned(config)) as step:
         load_trainer(config.model.framework)
@@ -108,6 +112,8 @@ def run_stage(
         record = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
         if record is not None:
             step.reused = True
+            if on_validation is not None:
+                replay(store.origin(key), on_validation)
         else:
             # If preprocessing ran in the light image, this has not been checked yet.
             check_lm_tasks(config)
