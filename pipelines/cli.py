@@ -89,8 +89,8 @@ def step(
     ],
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run: Run = "",
-    output: RunOutput = "",
+    run: Run = None,
+    output: RunOutput = None,
 ) -> None:
     """Run one step alone.
 

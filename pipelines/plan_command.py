@@ -25,8 +25,8 @@ _LARGEST_MEMORY_GB = 1e6
 def plan(
     source: DataSource,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run: Run = "",
-    output: RunOutput = "",
+    run: Run = None,
+    output: RunOutput = None,
     gpu: Annotated[
         str,
         typer.Option(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def run(
     source: DataSource = "causal-lm",
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    name: Run = "",
-    output: RunOutput = "",
+    name: Run = None,
+    output: RunOutput = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the run would do, and exit.")
     ] = False,

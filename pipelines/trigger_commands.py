@@ -41,7 +41,7 @@ Experiment = Annotated[str, typer.Option(help="KFP experiment. Default: `trackin
 def trigger(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    output: RunOutput = "",
+    output: RunOutput = None,
     pipeline: Pipeline = "retrain",
     host: Host = "",
     namespace: Namespace = "",
@@ -70,7 +70,7 @@ def trigger(
 def watch(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    output: RunOutput = "",
+    output: RunOutput = None,
     pipeline: Pipeline = "retrain",
     host: Host = "",
     namespace: Namespace = "",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,
@@ -57,9 +57,8 @@ class RunConfig(Section):
         description="Name of this run. None means `name` plus a digest of the configuration, so "
         "the same configuration continues the same run.",
     )
-    output: str = Field(
+    output: Folder = Field(
         "steadytrain-output",
-        min_length=1,
         description="Folder for data, checkpoints, the ledger and reports. On a cluster, it must "
         "be on the shared volume.",
     )
@@ -264,8 +263,4 @@ class RunConfig(Section):
 
     def to_yaml(self) -> str:
         """Return the full configuration, including defaults, as YAML that reads back equal."""
-        content: dict[str, Any] = self.model_dump(mode="json")
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        # PyYAML writes line separators other than \n unescaped, but reads them back as \n.
-        ends = any(end in text for end in ("\x85", "\u2028", "\u2029"))
-        return yaml.safe_dump(content, sort_keys=False) if ends else text
+        return dump(self.model_dump(mode="json"))

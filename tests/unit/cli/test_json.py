@@ -202,6 +202,21 @@ def test_they_win_over_the_file_and_over_overrides(folder, command):
     assert "other" not in done.out
 
 
+@pytest.mark.parametrize("option", ["--run", "--output"])
+@pytest.mark.parametrize("command", ["validate", "run", "plan"])
+def test_an_empty_option_is_an_error(folder, command, option):
+    done = call(command, "my.yaml", option, "", folder=folder)
+    assert done.code == 2
+    assert f"{option[2:]} = ''" in done.err
+
+
+@pytest.mark.parametrize("command", ["list", "gc"])
+def test_an_empty_folder_of_runs_is_an_error(folder, command):
+    done = call(command, "-o", "", folder=folder)
+    assert done.code == 2
+    assert "give the folder with the runs" in done.err
+
+
 def test_help_lists_the_commands_in_the_order_of_their_use(folder):
     text = call("--help", folder=folder).out
     shown = re.findall(r"^  (\w+)  +\S", text.partition("Begin:")[2], re.MULTILINE)
