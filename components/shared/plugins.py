@@ -5,9 +5,11 @@ steadytrain's own entries use the same groups (pyproject.toml), so there is only
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
 from steadytrain.components.shared.errors import BadInput, Stopped
@@ -37,9 +39,19 @@ _OURS = "steadytrain"
 _FIX = "fix or uninstall that package"
 
 
+def _installed(group: str) -> EntryPoints:
+    return _listed(group, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=64)
+def _listed(group: str, _path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points in a group. Going through all installed packages takes 10 ms."""
+    return entry_points(group=group)
+
+
 def names(group: str) -> list[str]:
     """Return all names in a group, sorted, without importing anything."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _installed(group)})
 
 
 def find(group: str, name: str) -> EntryPoint:
@@ -48,7 +60,7 @@ def find(group: str, name: str) -> EntryPoint:
     Raises:
         BadInput: if no package provides the name, or several do.
     """
-    points = {point.value: point for point in entry_points(group=group, name=name)}
+    points = {point.value: point for point in _installed(group).select(name=name)}
     if not points:
         raise _unknown(group, [name])
     if len(points) > 1:
@@ -95,12 +107,12 @@ def load_as(group: str, name: str, kind: type[T]) -> T:
 
 def address(group: str, name: str) -> str:
     """Return the `module:object` that a name refers to, without importing it; "" if unknown."""
-    return next((point.value for point in entry_points(group=group, name=name)), "")
+    return next((point.value for point in _installed(group).select(name=name)), "")
 
 
 def is_ours(group: str, name: str) -> bool:
     """Return whether a name is steadytrain's own, and no other package provides it too."""
-    points = entry_points(group=group, name=name)
+    points = _installed(group).select(name=name)
     return bool(points) and all(map(_is_ours, points))
 
 
@@ -143,12 +155,12 @@ def _unknown(group: str, missing: Iterable[str]) -> BadInput:
 
 def others(group: str) -> set[str]:
     """Return the names that other packages provide."""
-    return {point.name for point in entry_points(group=group) if not _is_ours(point)}
+    return {point.name for point in _installed(group) if not _is_ours(point)}
 
 
 def added(group: str) -> list[str]:
     """Return a line for each entry of other packages, with its version: results depend on them."""
-    return sorted(described(point) for point in entry_points(group=group) if not _is_ours(point))
+    return sorted(described(point) for point in _installed(group) if not _is_ours(point))
 
 
 def _is_ours(point: EntryPoint) -> bool:

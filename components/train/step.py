@@ -26,7 +26,7 @@ from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.replay import check_callback, replay
-from steadytrain.components.train.recovery.settings import plugin_code
+from steadytrain.components.train.recovery.settings import plugin_code, strategy_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 
 
@@ -172,7 +172,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
             section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
             for section in sections
         ),
-        plugin_code(config),
+        plugin_code(config) | strategy_code(config),
         base_content(config),
         code=TRAINING_CODE,
     )
