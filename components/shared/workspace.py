@@ -142,8 +142,12 @@ class Workspace:
     def tracking_artifacts(self) -> Path:
         return self.output / "mlartifacts"
 
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
     def record(self, step: str) -> Path:
-        return self.folder / "records" / f"{step}.json"
+        return self.records / f"{step}.json"
 
     @property
     def prepared(self) -> Path:

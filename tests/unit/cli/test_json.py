@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config import from_mapping, load
+from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines import light_kfp, local
 from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.local import LocalRun
 
 from support.odd import call, commands
 from support.plugins import write_plugin
@@ -57,6 +62,8 @@ def printed(folder, *arguments, code=0):
         ("init", ["new.yaml", "--data", "a.txt"]),
         ("validate", ["my.yaml"]),
         ("validate --explain", ["my.yaml", "--explain", "training.max_steps"]),
+        ("run --dry-run", ["my.yaml", "--dry-run"]),
+        ("step", ["report", "my.yaml"]),
         ("explain", ["tiny", "-o", "out"]),
         ("report", ["tiny", "-o", "out"]),
         ("stop", ["tiny", "-o", "out"]),
@@ -80,6 +87,23 @@ def test_a_plan_has_at_least_the_keys_that_the_guide_lists(folder):
     arguments = ["chat", "--formula", "--gpu", "h100"]
     told = printed(folder, "plan", *arguments, "--set", "model.base=null", "--set", MODEL)
     assert set(told) > documented("plan")[0]
+
+
+def test_a_run_ends_with_the_keys_that_the_guide_lists(folder, monkeypatch):
+    config = load(folder / "my.yaml")
+    failure = StepFailed(stage="train", error="TrainingFailed", message="m", remedy="r")
+    ended = LocalRun(Workspace.of(config), False, None, failure)
+    monkeypatch.setattr(light_kfp, "import_kfp", lambda: None)
+    monkeypatch.setattr(local, "run_locally", lambda *_, **__: ended)
+    for command, arguments in (("run", ["my.yaml"]), ("resume", ["tiny", "-o", "out"])):
+        told = printed(folder, command, *arguments, code=1)
+        assert set(told) == documented(command)[0]
+        assert (told["outcome"], told["failure"]["message"]) == ("failed", "m")
+        assert told["next"].startswith("steadytrain resume tiny")
+    stopped = LocalRun(ended.workspace, False, signal.SIGINT, failure)
+    monkeypatch.setattr(local, "run_locally", lambda *_, **__: stopped)
+    told = printed(folder, "run", "my.yaml", code=130)
+    assert (told["outcome"], told["failure"]) == ("stopped", None)
 
 
 MODEL = (

@@ -106,7 +106,7 @@ def test_takeover_is_reported_by_the_new_supervisor(make_run, monkeypatch):
         raise RunBusy("this run was taken over")
 
     told = run.workspace.events / "train.jsonl"
-    monkeypatch.setattr(step, "_trainer", refused)
+    monkeypatch.setattr(step, "load_trainer", refused)
     with owned(run.config), pytest.raises(RunBusy):
         step.run_stage(run.config)
     assert "step_failed" not in told.read_text()
