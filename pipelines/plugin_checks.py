@@ -39,8 +39,9 @@ def check_plugins(config: RunConfig) -> None:
         return
     problems = []
     for field, group, name in _used(config):
+        options = [config.training.order_options] if group == plugins.ORDERS else []
         try:
-            resolve_name(_LOADERS[group])(name)
+            resolve_name(_LOADERS[group])(name, *options)
         except BadInput as error:
             problems.append(Problem(field, repr(name), error.message, error.remedy))
     if problems:

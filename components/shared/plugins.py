@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
@@ -125,15 +125,28 @@ def create(group: str, name: str, options: Mapping[str, Any]) -> Any:
     function = load(group, name)
     if not callable(function):
         raise BadInput(f"{name!r} in {group} is {function!r}, not a function or class", remedy=_FIX)
+    return call(function, options, f"{name!r} in {group}")
+
+
+def call(function: Callable[..., T], options: Mapping[str, Any], plugin: str) -> T:
+    """Call a plugin's function with options as keyword arguments.
+
+    Raises:
+        BadInput: it rejects them. The message names the plugin, and the fix has the signature.
+    """
     try:
         return function(**options)
     except Stopped:
         raise
     except (Exception, SystemExit) as error:
         raise BadInput(
-            f"{name!r} in {group} rejects its options: {error}",
+            f"{plugin} rejects its options: {error}",
             remedy=f"its options are {inspect.signature(function)}",
         ) from error
+
+
+def no_options() -> None:
+    """Take no options: what a spec has if its plugin has none."""
 
 
 def check(group: str, wanted: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
@@ -26,6 +27,7 @@ from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
+from steadytrain.components.shared.errors import BadInput
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
@@ -120,6 +122,25 @@ class RunConfig(Section):
                     f"{why}, and {field} is {value}",
                     f"use {DEFAULT}, or change {field}",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _plugins_take_their_options(self) -> Self:
+        training = self.training
+        for field, name, spec, options in (
+            ("optim_args", training.optim, optimizer_spec, training.optim_args),
+            (
+                "lr_scheduler_kwargs",
+                training.lr_scheduler_type,
+                schedule_spec,
+                training.lr_scheduler_kwargs,
+            ),
+        ):
+            try:
+                if options:
+                    plugins.call(spec(name).options, options, name)
+            except BadInput as error:
+                raise at_odds(f"training.{field}", options, error.message, error.remedy) from None
         return self
 
     def _features(self) -> Iterator[tuple[str, str, str]]:

@@ -12,13 +12,15 @@ Transformers' `group_by_length`, and then the batches are shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.train.loop.data import Rows
@@ -44,7 +46,12 @@ class OrderType(Protocol):
     """What an entry point in `steadytrain.orders` refers to: it creates an order."""
 
     def __call__(
-        self, rows: int, seed: int, lengths: npt.NDArray[np.int32] | None, batch: int
+        self,
+        rows: int,
+        seed: int,
+        lengths: npt.NDArray[np.int32] | None,
+        batch: int,
+        **options: Any,
     ) -> Order:
         """Create the order.
 
@@ -52,19 +59,16 @@ class OrderType(Protocol):
             rows: number of rows, at least 1.
             lengths: tokens of each row; None if the task packs rows instead of padding them.
             batch: rows in a global batch.
+            options: `training.order_options`. An order without options need not take any.
         """
 
 
-def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int) -> Order:
-    """Return the order for a task.
-
-    Args:
-        name: of the order, as in `training.order`.
-        batch: rows in a global batch.
+def order_of(rows: Rows, task: TrainingTask, training: TrainingConfig) -> Order:
+    """Return the configured order for a task.
 
     Raises:
         DataError: there are no rows.
-        BadInput: no installed package provides the order, or it returns something else.
+        BadInput: as for `load_order`, or the order is something else.
         PluginFailed: creating the order raised an exception.
     """
     if not len(rows):
@@ -73,10 +77,11 @@ def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int
         )
     # A user-defined task may not have this attribute.
     column = getattr(task, "padded", "")
-    create = load_order(name)
+    name, options = training.order, training.order_options
+    create = load_order(name, options)
     lengths = rows.lengths(column) if column else None
     with naming(f"training.order = {name!r}", "create"):
-        order = create(len(rows), seed, lengths, batch)
+        order = create(len(rows), training.seed, lengths, training.global_batch_size, **options)
     if not isinstance(order, Order):
         raise BadInput(
             f"training.order = {name!r} creates {order!r:.80}, which has no take(position, count)",
@@ -85,13 +90,24 @@ def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int
     return _Checked(order, name, len(rows))
 
 
-def load_order(name: str) -> OrderType:
+def load_order(name: str, options: Mapping[str, Any]) -> OrderType:
     """Return what creates an order.
 
     Raises:
-        BadInput: no installed package provides it, or it cannot be used.
+        BadInput: no installed package provides it, it cannot be used, or it does not take the
+            options.
     """
-    return plugins.load_as(plugins.ORDERS, name, OrderType)
+    create = plugins.load_as(plugins.ORDERS, name, OrderType)
+    signature = inspect.signature(create)
+    try:
+        signature.bind(1, 0, None, 1, **options)
+    except TypeError as error:
+        raise BadInput(
+            f"training.order = {name!r} cannot be created with training.order_options = "
+            f"{dict(options)}: {error}",
+            remedy=f"it takes {signature}: after rows, seed, lengths and batch, its options",
+        ) from error
+    return create
 
 
 class _Checked:

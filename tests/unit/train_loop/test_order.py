@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.train.loop.data import Rows
@@ -42,7 +43,7 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
 
 def test_an_empty_training_side_is_refused():
     with pytest.raises(DataError, match="training side has no rows"):
-        order_of(Rows([]), None, name="seeded", seed=1, batch=4)
+        order_of(Rows([]), None, TrainingConfig())
 
 
 WRONG = """
@@ -62,7 +63,7 @@ def take(tmp_path, monkeypatch):
     def take_with(name, statement):
         text = WRONG.replace("return {}", statement)
         monkeypatch.syspath_prepend(write_plugin(tmp_path / "site", plugins.ORDERS, name, text))
-        return order_of(range(40), None, name=name, seed=1, batch=4).take(4, 4)
+        return order_of(range(40), None, TrainingConfig(order=name)).take(4, 4)
 
     return take_with
 
@@ -109,7 +110,29 @@ def test_order_that_fails_is_named(take, statement):
 def test_order_that_cannot_be_created_is_named(tmp_path, monkeypatch, name, text, error, message):
     monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, name, text))
     with pytest.raises(error, match=f"training.order = '{name}' .*{message}"):
-        order_of(range(40), None, name=name, seed=1, batch=4)
+        order_of(range(40), None, TrainingConfig(order=name))
+
+
+STRIDED = """
+class Plugin:
+    def __init__(self, rows, seed, lengths, batch, *, stride=1):
+        self.rows, self.stride = rows, stride
+
+    def take(self, position, count):
+        return [at * self.stride % self.rows for at in range(position, position + count)]
+"""
+
+
+def test_an_order_gets_its_options(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, "strided", STRIDED))
+    options = {"order": "strided", "order_options": {"stride": 3}}
+    assert order_of(range(40), None, TrainingConfig(**options)).take(0, 4) == [0, 3, 6, 9]
+    options["order_options"] = {"step": 3}
+    with pytest.raises(BadInput, match="unexpected keyword argument 'step'") as caught:
+        order_of(range(40), None, TrainingConfig(**options))
+    assert "stride=1" in caught.value.remedy
+    with pytest.raises(ValueError, match="seeded has no options"):
+        TrainingConfig(order_options={"stride": 3})
 
 
 def test_unknown_order_is_refused_with_the_known_ones(make_bench):
