@@ -33,11 +33,12 @@ def check_plugins(config: RunConfig) -> None:
     need what only the images have.
 
     Raises:
-        ConfigError: with every plugin that cannot be imported, or is not what its group needs.
+        ConfigError: with every plugin that cannot be imported, or is not what its group needs; or
+            with every setting that the task does not support.
     """
     if importlib.util.find_spec("torch") is None:
         return
-    problems = []
+    problems: list[Problem] = []
     for field, group, name in _used(config):
         options = [config.training.order_options] if group == plugins.ORDERS else []
         try:
@@ -46,6 +47,11 @@ def check_plugins(config: RunConfig) -> None:
             problems.append(Problem(field, repr(name), error.message, error.remedy))
     if problems:
         raise ConfigError(problems)
+    if config.evaluation.tasks or config.model.adapter.frozen_head != "as_loaded":
+        # Imported late, with pyarrow.
+        from steadytrain.components.tasks.registry import check_task
+
+        check_task(config)
 
 
 def _used(config: RunConfig) -> Iterator[tuple[str, str, str]]:

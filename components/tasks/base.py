@@ -150,12 +150,16 @@ class Task:
 
     A package adds it with an entry point in the group `steadytrain.tasks`. Preprocessing imports it
     where there is no torch, so the parts that need torch are named by `late`.
+
+    language_model: whether it trains a language model with the model's own head. Only then can the
+        head be frozen and quantized, and lm-eval score the model.
     """
 
     encoder: Callable[[DataConfig], Encoder]
     training: Callable[[RunConfig, DataRecord], TrainingTask]
     scorer: Callable[[RunConfig, DataRecord], Scorer]
     packager: Callable[[RunConfig, DataRecord], Packager]
+    language_model: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

@@ -21,6 +21,7 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import check_task
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
@@ -77,6 +78,7 @@ def run(
         RunBusy: another process is training this run.
     """
     check_callback(on_validation)
+    check_task(config)
     trainer = load_trainer(config.model.framework)
     return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
 

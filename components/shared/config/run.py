@@ -183,18 +183,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_classifiers_head_is_trained(self) -> Self:
-        bits = self.model.adapter.frozen_head
-        if self.data.task == "sequence_classification" and bits != "as_loaded":
-            raise at_odds(
-                "model.adapter.frozen_head",
-                bits,
-                "the head of sequence_classification is new and is trained",
-                "leave it out",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _a_cpu_has_no_4_bit(self) -> Self:
         if self.compute.device == "cpu" and self.model.adapter.kind == "qlora":
             raise at_odds(
@@ -207,18 +195,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _tasks_for_the_gate(self) -> Self:
-        tasks = self.evaluation.tasks
-        if tasks and self.data.task == "sequence_classification":
-            raise at_odds(
-                "evaluation.tasks",
-                tasks,
-                "lm-eval's tasks are for language models, and data.task is sequence_classification",
-                "leave them out",
-            )
         asked = [("gate.floors", name) for name in self.gate.floors if "/" in name]
         if self.gate.task_metric:
             asked.append(("gate.metric", self.gate.task_metric))
-        if asked and not tasks:
+        if asked and not self.evaluation.tasks:
             raise at_odds(
                 *asked[0],
                 "is a metric of a task, and evaluation.tasks is empty",
