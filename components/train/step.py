@@ -12,6 +12,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
 from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
@@ -166,14 +167,13 @@ def _prepared(config: RunConfig) -> DataRecord:
 
 
 def _key(config: RunConfig, data: DataRecord) -> str:
-    sections = [config.data, config.model, config.training, config.compute]
     return step_key(
         "train",
         data.fingerprint,
-        *(
-            section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
-            for section in sections
-        ),
+        config.data.model_dump(mode="json"),
+        config.model.model_dump(mode="json"),
+        identifying(config.training.model_dump(mode="json")),
+        config.compute.model_dump(mode="json", exclude={"price_per_hour", "pods"}),
         plugin_code(config) | strategy_code(config),
         base_content(config),
         code=TRAINING_CODE,

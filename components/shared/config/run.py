@@ -26,7 +26,11 @@ from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_s
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
-from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
+from steadytrain.components.shared.config.training import (
+    RecoveryConfig,
+    TrainingConfig,
+    identifying,
+)
 from steadytrain.components.shared.errors import BadInput
 
 SCHEMA_VERSION: Final = 1
@@ -259,6 +263,7 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
+        content["training"] = identifying(content["training"])
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -8,17 +8,11 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import (
@@ -32,8 +26,8 @@ from steadytrain.components.shared.errors import BadInput
 
 _GROUPS: Final = {"optim": plugins.OPTIMIZERS, "lr_scheduler_type": plugins.SCHEDULES}
 """Fields whose values are names that packages register."""
-OPTIONS: Final = ("optim_args", "lr_scheduler_kwargs", "order_options")
-"""Fields with options of a plugin. They are part of a run's identity only if they are set."""
+_OPTIONS: Final = ("optim_args", "lr_scheduler_kwargs", "order_options")
+"""Fields with options of a plugin."""
 
 
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -230,12 +224,6 @@ class TrainingConfig(Section):
             )
         return components
 
-    @model_serializer(mode="wrap")
-    def _without_empty_options(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without options, a run keeps the identity that it had before the fields existed.
-        content: dict[str, Any] = serialize(self)
-        return {name: value for name, value in content.items() if value or name not in OPTIONS}
-
     @model_validator(mode="after")
     def _seeded_has_no_options(self) -> TrainingConfig:
         if self.order_options and self.order == type(self).model_fields["order"].default:
@@ -257,6 +245,15 @@ class TrainingConfig(Section):
                 "set one of the two to false",
             )
         return self
+
+
+def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies a run of a dumped TrainingConfig.
+
+    Options of plugins count only if they are set, so that a run without them keeps the identity
+    that it had before these fields existed.
+    """
+    return {name: value for name, value in training.items() if value or name not in _OPTIONS}
 
 
 class RecoveryConfig(Section):

@@ -9,7 +9,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
-from steadytrain.components.shared.config.training import OPTIONS
+from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import users_code_digest, value_digest
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.registry import task_code
@@ -62,7 +62,7 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     Raises:
         BadInput, StorageError: the base model's content cannot be determined.
     """
-    training = config.training.model_dump(mode="json", exclude=set(NEUTRAL))
+    training = identifying(config.training.model_dump(mode="json", exclude=set(NEUTRAL)))
     model = config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
     if config.model.base:
         model["base"] = base_content(config)
@@ -122,8 +122,6 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
 def stated(config: RunConfig) -> dict[str, Any]:
     """Return the settings of the configuration alone, without resolving addresses."""
     content = config.model_dump(mode="json", include={"model", "training", *FREE_SECTIONS})
-    # Also if they are empty, so that a change is reported.
-    content["training"] |= {name: getattr(config.training, name) for name in OPTIONS}
     # Separate sections, so that a change is reported by field.
     within = {
         "model.adapter": content["model"].pop("adapter"),
