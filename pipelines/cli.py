@@ -24,6 +24,7 @@ from steadytrain.pipelines import (
     trigger_commands,
     unexpected,
 )
+from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.lessons import Lessons
 from steadytrain.pipelines.options import Overrides, Pipeline, Run, RunOutput, Source, given
 
@@ -89,17 +90,24 @@ def step(
     ],
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run: Run = "",
-    output: RunOutput = "",
+    run: Run = None,
+    output: RunOutput = None,
+    as_json: Json = False,
 ) -> None:
     """Run one step alone.
 
     It works on what the earlier steps wrote to the run's folder.
     """
     from steadytrain.components.shared.config import load
-    from steadytrain.pipelines.steps import run_step
+    from steadytrain.pipelines.steps import as_plain, as_text, run_step
 
-    typer.echo(run_step(name, load(source, given(overrides, run=run, output=output))))
+    config = load(source, given(overrides, run=run, output=output))
+    written = run_step(name, config)
+    if as_json:
+        records = {key: as_plain(item) for key, item in written.items()}
+        json_output.show({"run": config.run_id, "step": name, "records": records})
+    else:
+        typer.echo("\n".join(map(as_text, written.values())))
 
 
 app.command()(init_command.init)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def validate(
     source: DataSource = "",
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run: Run = "",
-    output: RunOutput = "",
+    run: Run = None,
+    output: RunOutput = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print the full configuration, including defaults.")
     ] = False,
@@ -39,7 +39,9 @@ def validate(
 
     With --explain, it needs no configuration: `steadytrain validate --explain training.max_steps`
     """
+    from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.explained import explained
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
     if not source and explain:
@@ -51,6 +53,8 @@ def validate(
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
+    Workspace.of(config)  # rejects an output that cannot be a folder
+    check_plugins(config)
     if explain:
         _show(explained(explain, chosen), as_json=as_json)
     elif as_json:

@@ -16,7 +16,9 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.continuing import check_continues
+from steadytrain.components.train.recovery.replay import check_callback
 from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.plugin_checks import check_plugins
 
 if TYPE_CHECKING:
     from steadytrain.components.train.recovery.supervisor import OnValidation
@@ -48,15 +50,20 @@ def run(config: RunConfig, *, on_validation: OnValidation | None = None) -> RunR
     Args:
         on_validation: called with each validation; returning False prunes the run: its ranks stop
             after the same step and keep its checkpoint. Call `run` again to continue from there;
-            the weights become those of a run that was never pruned.
+            the weights become those of a run that was never pruned. If an earlier run's model is
+            reused, it gets that run's recorded validations, and can prune this run all the same.
 
     Raises:
+        BadInput: `on_validation` is not a function.
+        ConfigError: a plugin that the run uses is broken.
         SteadytrainError: a step failed; the message and the remedy are those of the step.
         RunBusy: another process is using this run.
         Stopped: a signal stopped the run.
     """
     from steadytrain.components.report.step import run as report
 
+    check_callback(on_validation)
+    check_plugins(config)
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace):

@@ -55,8 +55,8 @@ def init(
         ),
     ] = "",
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run: Run = "",
-    output: RunOutput = "",
+    run: Run = None,
+    output: RunOutput = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Ask nothing: take the preset's model.")
     ] = False,
@@ -86,7 +86,10 @@ def init(
         clash = file.samefile(data)
     if clash:
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
+    from steadytrain.components.shared.workspace import Workspace
+
     chosen, reason = _choose(data, model, given(overrides, run=run, output=output), asks=asks)
+    Workspace.of(chosen.config)  # rejects an output that cannot be a folder
     _write(file, _text(chosen, reason))
     name = shlex.quote(str(file))
     following = [f"steadytrain {command} {name}" for command in ("validate", "plan", "run")]

@@ -6,8 +6,9 @@ lists the keys of each command, and a test compares that list with what the comm
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Annotated, Any
@@ -27,9 +28,24 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
     return FLAG in takewhile(lambda argument: argument != "--", arguments)
 
 
+_collected: list[str] | None = None
+"""What `collected` gathers; None outside of it."""
+
+
 def show(content: Mapping[str, Any]) -> None:
-    """Print an object on standard output."""
-    typer.echo(as_text(content))
+    """Print an object on standard output, or pass it to `collected`."""
+    typer.echo(as_text(content)) if _collected is None else _collected.append(as_text(content))
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[str]]:
+    """Collect what the block shows. The caller prints one object when the command has ended."""
+    global _collected
+    _collected = []
+    try:
+        yield _collected
+    finally:
+        _collected = None
 
 
 def as_text(content: Mapping[str, Any]) -> str:

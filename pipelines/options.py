@@ -19,14 +19,21 @@ def _readable_folder(path: Path) -> Path:
     """Reject a path that is not a readable folder. A folder that does not exist yet is fine."""
     try:
         there = path.exists()
-        why = "" if not there or path.is_dir() else "not a folder"
+        why = "" if not there or path.is_dir() else "is not a folder"
         if there and not why and not os.access(path, os.R_OK | os.X_OK):
-            why = "no permission to read it"
+            why = "cannot be read: no permission"
     except OSError as error:
-        why = str(error.strerror)
+        why = f"cannot be read: {error.strerror}"
     if why:
-        raise BadInput(f"--output {str(path)!r}: {why}", remedy="give the folder with the runs")
+        raise BadInput(f"--output {str(path)!r} {why}", remedy="give the folder with the runs")
     return path
+
+
+def _folder(text: str | Path) -> Path:
+    """Return the path, but reject "", which `Path` takes for the current folder."""
+    if not str(text):
+        raise typer.BadParameter("is empty: give the folder with the runs, or leave it out")
+    return Path(text)
 
 
 def at_most(largest: float) -> Callable[[float], float]:
@@ -45,7 +52,14 @@ YEAR = 366 * 24 * 3600.0
 
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", callback=_readable_folder, help="The folder with the runs."),
+    typer.Option(
+        "--output",
+        "-o",
+        parser=_folder,
+        metavar="PATH",
+        callback=_readable_folder,
+        help="The folder with the runs.",
+    ),
 ]
 RunName = Annotated[
     str,
@@ -69,10 +83,11 @@ DataSource = Annotated[
     ),
 ]
 Run = Annotated[
-    str, typer.Option("--run", help="Name of the run. The same name continues the same run.")
+    str | None,
+    typer.Option("--run", help="Name of the run. The same name continues the same run."),
 ]
 RunOutput = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--output", "-o", help="Folder for the runs, instead of the configuration's `output`."
     ),
@@ -101,10 +116,11 @@ Namespace = Annotated[
 ]
 
 
-def given(overrides: Sequence[str], **options: str | int) -> list[str | tuple[str, Any]]:
+def given(overrides: Sequence[str], **options: str | int | None) -> list[str | tuple[str, Any]]:
     """Return the overrides of a configuration, with the options that stand for a field added.
 
     Args:
-        options: by the field's name, such as run="mine". "" and 0 mean that it was not given.
+        options: by the field's name, such as run="mine". None and 0 mean that it was not given.
     """
-    return [*overrides, *((field, value) for field, value in options.items() if value)]
+    stated = ((field, value) for field, value in options.items() if value not in (None, 0))
+    return [*overrides, *stated]

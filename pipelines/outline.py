@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from steadytrain.components.report import summary
+from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
@@ -16,6 +19,7 @@ from steadytrain.components.shared.tracking.connect import resolve_uri, shown
 from steadytrain.components.shared.tracking.links import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
+from steadytrain.pipelines import json_output
 from steadytrain.pipelines.interrupts import say, silence
 from steadytrain.pipelines.local import LocalRun
 
@@ -70,6 +74,24 @@ def ending(run: LocalRun) -> list[str]:
     return lines
 
 
+def as_data(run: LocalRun) -> dict[str, Any]:
+    """Return for programs how a run ended, what it produced, and the command that continues it."""
+    workspace = run.workspace
+    told = summary.as_data(workspace)
+    outcome = "stopped" if run.stopped is not None else "finished" if run.succeeded else "failed"
+    failed = run.failure is not None and run.stopped is None
+    return {
+        "run": workspace.run_id,
+        "outcome": outcome,
+        "failure": failure_as_data(run.failure) if failed else None,
+        **{name: told[name] for name in ("training", "test", "gate")},
+        "records": {path.stem: str(path) for path in sorted(workspace.records.glob("*.json"))},
+        "report": told["report"] if workspace.report.is_file() else None,
+        "log": str(run.log) if run.log.is_file() else None,
+        "next": None if run.succeeded else resume_command(workspace),
+    }
+
+
 def stopping(workspace: Workspace) -> list[str]:
     """Return lines on what a stopped run has saved, and the command that continues it."""
     if not workspace.config.is_file():
@@ -90,15 +112,20 @@ def resume_command(workspace: Workspace) -> str:
     return f"steadytrain resume {workspace.run_id} --output {place}"
 
 
-def tell_ending(run: LocalRun) -> None:
+def tell_ending(run: LocalRun, *, as_json: bool) -> None:
     """Print how a run ended, and exit with its status if it did not succeed.
 
-    Prints to standard error if standard output is lost.
+    Prints to standard error if standard output is lost. With `as_json`, shows it as an object.
 
     Raises:
         typer.Exit: the run was stopped or failed.
     """
-    text, shown = "\n".join(ending(run)), run.shown
+    json_output.show(as_data(run)) if as_json else _print("\n".join(ending(run)), shown=run.shown)
+    if run.exit_code:
+        raise typer.Exit(run.exit_code)
+
+
+def _print(text: str, *, shown: bool) -> None:
     if shown:
         try:
             typer.echo(text)
@@ -107,8 +134,6 @@ def tell_ending(run: LocalRun) -> None:
             silence()
     if not shown:
         say(text)
-    if run.exit_code:
-        raise typer.Exit(run.exit_code)
 
 
 def _failure(failure: StepFailed, log: Path) -> list[str]:

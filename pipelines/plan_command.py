@@ -25,8 +25,8 @@ _LARGEST_MEMORY_GB = 1e6
 def plan(
     source: DataSource,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run: Run = "",
-    output: RunOutput = "",
+    run: Run = None,
+    output: RunOutput = None,
     gpu: Annotated[
         str,
         typer.Option(
@@ -111,6 +111,7 @@ def plan(
     from steadytrain.components.sizing.hardware import all_gpus, priced
     from steadytrain.components.sizing.time_cost import by_table
     from steadytrain.pipelines.plan_hardware import choose_hardware
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
     sizes = {"compute.nodes": nodes, "compute.nproc_per_node": gpus_per_node}
@@ -118,6 +119,7 @@ def plan(
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
+    check_plugins(config)
     table = all_gpus() if prices is None else priced(prices)
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb

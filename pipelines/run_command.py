@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import Stopped
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
     DataSource,
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 def run(
     source: DataSource = "causal-lm",
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    name: Run = "",
-    output: RunOutput = "",
+    name: Run = None,
+    output: RunOutput = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the run would do, and exit.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Run the pipeline on this machine, or continue a stopped run.
 
@@ -40,20 +43,20 @@ def run(
     classification, and text alone is a language model. The task's preset does the rest. If the
     records suit several tasks, the error lists them.
     """
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, given(overrides, run=name, output=output))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
+    check_plugins(chosen.config)
     if dry_run:
-        from steadytrain.pipelines.outline import outline
-
-        typer.echo("\n".join(outline(chosen.config)))
+        _outline(chosen.config, as_json=as_json)
         return
-    _run(chosen.config)
+    _run(chosen.config, as_json=as_json)
 
 
-def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
+def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
     """Continue a run that stopped or failed.
 
     It uses the run's own stored configuration. Completed work is not repeated: training resumes
@@ -62,30 +65,53 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
     settings, edit the file OUTPUT/runs/RUN/config.yaml. Settings that determine the weights cannot
     change within a run.
     """
+    from steadytrain.pipelines.local import LocalRun
+    from steadytrain.pipelines.outline import as_data
+    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.runs import find_run, state_of
 
     config, workspace = find_run(output, name)
     if state_of(workspace).state == "finished":
-        typer.echo(
-            f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
-        )
+        if as_json:
+            json_output.show(as_data(LocalRun(workspace, True, None, None)))
+        else:
+            typer.echo(
+                f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
+            )
         return
-    _run(config)
+    check_plugins(config)
+    _run(config, as_json=as_json)
 
 
-def _run(config: RunConfig) -> None:
+def _outline(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.shared.workspace import Workspace
+    from steadytrain.pipelines.outline import outline
+
+    lines = outline(config)
+    if as_json:
+        folder = str(Workspace.of(config).folder)
+        content = {"run": config.run_id, "folder": folder}
+        json_output.show({**content, "configuration": config.model_dump(mode="json")})
+    else:
+        typer.echo("\n".join(lines))
+
+
+def _run(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.light_kfp import import_kfp
-    from steadytrain.pipelines.local import run_locally
-    from steadytrain.pipelines.outline import stopping, tell_ending
+    from steadytrain.pipelines.local import LocalRun, run_locally
+    from steadytrain.pipelines.outline import as_data, stopping, tell_ending
     from steadytrain.pipelines.progress import ProgressDisplay
 
     import_kfp()
     try:
         ended = run_locally(config, display=ProgressDisplay())
-    except Stopped:
+    except Stopped as stopped:
         # The third signal. Checkpoints that were saved before are still good.
-        say("\n".join(stopping(Workspace.of(config))))
+        workspace = Workspace.of(config)
+        say("\n".join(stopping(workspace)))
+        if as_json:
+            json_output.show(as_data(LocalRun(workspace, False, stopped.number, None)))
         raise
-    tell_ending(ended)
+    tell_ending(ended, as_json=as_json)

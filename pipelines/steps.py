@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.lock import run_lock
 
@@ -13,11 +16,12 @@ _LINGER_SECONDS = 30.0
 """A deleted pod may still be shutting down when its successor starts."""
 
 
-def run_step(name: str, config: RunConfig) -> str:
-    """Run one step on what the earlier steps wrote to the run's folder.
+Written = Mapping[str, Record | Path]
+"""What a step wrote: its records by name, or the path of a report."""
 
-    Returns:
-        Its record as JSON, or the path of what it wrote.
+
+def run_step(name: str, config: RunConfig) -> Written:
+    """Run one step on what the earlier steps wrote to the run's folder.
 
     Raises:
         BadInput: there is no such step, or the earlier steps have not run.
@@ -31,47 +35,57 @@ def run_step(name: str, config: RunConfig) -> str:
         return _STEPS[name](config)
 
 
-def _preprocess(config: RunConfig) -> str:
+def as_text(item: Record | Path) -> str:
+    """Return what a step wrote as text: a record as JSON, or a path."""
+    return item.model_dump_json(indent=2) if isinstance(item, Record) else str(item)
+
+
+def as_plain(item: Record | Path) -> Any:
+    """Return what a step wrote as plain data."""
+    return item.model_dump(mode="json") if isinstance(item, Record) else str(item)
+
+
+def _preprocess(config: RunConfig) -> Written:
     from steadytrain.components.preprocess.step import run
     from steadytrain.components.shared.start_run import start_run
     from steadytrain.components.train.recovery.ownership import owned
 
     with owned(config):
         start_run(config)
-    return run(config).model_dump_json(indent=2)
+    return {"preprocess": run(config)}
 
 
-def _train(config: RunConfig) -> str:
+def _train(config: RunConfig) -> Written:
     from steadytrain.components.train.step import run_stage
 
-    return run_stage(config).model_dump_json(indent=2)
+    return {"train": run_stage(config)}
 
 
-def _evaluate(config: RunConfig) -> str:
+def _evaluate(config: RunConfig) -> Written:
     from steadytrain.components.evaluate.step import run
 
-    return "\n".join(record.model_dump_json(indent=2) for record in run(config))
+    return dict(zip(("evaluate", "gate"), run(config), strict=True))
 
 
-def _register(config: RunConfig) -> str:
+def _register(config: RunConfig) -> Written:
     from steadytrain.components.register.step import run
 
-    return run(config).model_dump_json(indent=2)
+    return {"register": run(config)}
 
 
-def _promote(config: RunConfig) -> str:
+def _promote(config: RunConfig) -> Written:
     from steadytrain.components.register.promote import promote
 
-    return promote(config).model_dump_json(indent=2)
+    return {"promote": promote(config)}
 
 
-def _report(config: RunConfig) -> str:
+def _report(config: RunConfig) -> Written:
     from steadytrain.components.report.step import run
 
-    return str(run(config))
+    return {"report": run(config)}
 
 
-_STEPS: Mapping[str, Callable[[RunConfig], str]] = {
+_STEPS: Mapping[str, Callable[[RunConfig], Written]] = {
     "preprocess": _preprocess,
     "train": _train,
     "evaluate": _evaluate,

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def submit(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    run_name: Run = "",
-    output: RunOutput = "",
+    run_name: Run = None,
+    output: RunOutput = None,
     pipeline: Pipeline = "finetune",
     host: Host = "",
     namespace: Namespace = "",

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.fields import describe
 
 _WIDTH = 88
@@ -58,15 +57,18 @@ def _meaning(name: str) -> str:
 
 def _comment(text: str, indent: str) -> list[str]:
     start = f"{indent}# "
+    # YAML ends a comment at line separators that textwrap does not know.
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_on_hyphens=False,
     )
 
 
 def _value(value: Any) -> str:
     """Return a value as YAML on one line."""
-    text = yaml.safe_dump(
-        value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf
-    )
+    text = dump(value, default_flow_style=True, width=math.inf)
     # PyYAML ends a plain scalar with a document end.
     return text.removesuffix("...\n").rstrip("\n")

@@ -26,7 +26,7 @@ from steadytrain.pipelines.options import (
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config.load import Override
-    from steadytrain.pipelines.server.triggers import Trigger
+    from steadytrain.pipelines.server.triggers import Answer, Trigger
 
 State = Annotated[
     str,
@@ -41,7 +41,7 @@ Experiment = Annotated[str, typer.Option(help="KFP experiment. Default: `trackin
 def trigger(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    output: RunOutput = "",
+    output: RunOutput = None,
     pipeline: Pipeline = "retrain",
     host: Host = "",
     namespace: Namespace = "",
@@ -61,8 +61,7 @@ def trigger(
     what = _trigger(source, given(overrides, output=output), pipeline, experiment, state)
     answer = triggers.trigger(connect(host, namespace), what)
     if as_json:
-        named = {"run": answer.run, "run_id": answer.run_id, "link": answer.url or None}
-        json_output.show({"outcome": answer.kind, **named})
+        json_output.show({"outcome": answer.kind, **_named(answer)})
     else:
         typer.echo(str(answer))
 
@@ -70,7 +69,7 @@ def trigger(
 def watch(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
-    output: RunOutput = "",
+    output: RunOutput = None,
     pipeline: Pipeline = "retrain",
     host: Host = "",
     namespace: Namespace = "",
@@ -86,13 +85,14 @@ def watch(
             min=0, callback=at_most(YEAR), help="Seconds without a change before a run starts."
         ),
     ] = 300,
+    as_json: Json = False,
 ) -> None:
     """Start a run on a Kubeflow server whenever the data change.
 
     It watches `data.source` (folders, s3:// prefixes). A run starts once nothing has changed for a
     while, since an upload may be in progress, and once the run before it has ended. What was
     started is recorded in storage, so you can restart watchers at any time, and run several of
-    them. Stops on SIGTERM and Ctrl-C.
+    them. Stops on SIGTERM and Ctrl-C. With --json, it then prints the runs that it started.
     """
     from steadytrain.components.report.words import moment
     from steadytrain.components.shared.kubeflow.connection import connect
@@ -105,15 +105,21 @@ def watch(
     server = connect(host, namespace)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    typer.echo(f"watching {', '.join(what.config.data.source)}")
-    triggers.watch(
+    typer.echo(f"watching {', '.join(what.config.data.source)}", err=as_json)
+    started = triggers.watch(
         server,
         what,
         every_seconds=every,
         quiet_seconds=quiet,
-        tell=lambda text: typer.echo(f"{moment(time.time())} {text}"),
+        tell=lambda text: typer.echo(f"{moment(time.time())} {text}", err=as_json),
         wait=stop.wait,
     )
+    if as_json:
+        json_output.show({"started": [_named(answer) for answer in started]})
+
+
+def _named(answer: Answer) -> dict[str, str | None]:
+    return {"run": answer.run, "run_id": answer.run_id, "link": answer.url or None}
 
 
 def _trigger(

@@ -45,36 +45,49 @@ class _Output(io.FileIO):
 def told(*, as_json: bool = False) -> Iterator[None]:
     """End the process with an exit status, and with at most one message on standard error.
 
-    With `as_json`, an error is a JSON object on standard output instead.
+    With `as_json`, standard output gets one JSON object when the command has ended, which is the
+    error if there is one. Whatever else is printed, by plugins and libraries too, goes to standard
+    error.
 
     A SteadytrainError prints its message and sets its status. Ctrl-C exits with 130. If the reader
     of the output is gone, the process exits with 1 and prints nothing. If the output cannot be
     written, it exits with 1 and prints the reason; a command that continued without its output
     keeps its own status. Anything else exits with 70, and prints an id and the path of a log.
     """
-    output = _open_streams()
+    _open_missing_streams()
+    output = _Output(_set_aside(1, 2) if as_json else 1, "w", closefd=False)
+    sys.stdout = sys.stderr if as_json else _text_stream(output)
     status: str | int | None = 0
-    try:
+    with json_output.collected() if as_json else contextlib.nullcontext() as shown:
         try:
-            yield
-        finally:
-            # Otherwise Python would flush it after our last message, and fail there.
-            sys.stdout.flush()
-    except SystemExit as end:
-        status = end.code
-    except SteadytrainError as error:
-        _report(f"error: {error}", json_output.of_error(error) if as_json else None)
-        status = error.exit_code
-    except KeyboardInterrupt:
-        status = 130
-    except BaseException as error:
-        status = 1
-        if error is not output.refused:
-            message, remedy = _defect(error)
-            content = json_output.failure(type(error).__name__, message, remedy, 70)
-            text = f"error: {message}\n  remedy: {remedy}"
-            _report(text, content if as_json else None)
-            status = 70
+            try:
+                yield
+            finally:
+                # Otherwise Python would flush it after our last message, and fail there.
+                sys.stdout.flush()
+        except SystemExit as end:
+            status = end.code
+        except SteadytrainError as error:
+            _report(f"error: {error}", json_output.of_error(error), as_json=as_json)
+            status = error.exit_code
+        except KeyboardInterrupt:
+            status = 130
+        except BaseException as error:
+            status = 1
+            if error is not output.refused:
+                message, remedy = _defect(error)
+                content = json_output.failure(type(error).__name__, message, remedy, 70)
+                text = f"error: {message}\n  remedy: {remedy}"
+                _report(text, content, as_json=as_json)
+                status = 70
+    if shown:
+        try:
+            stream = _text_stream(output)
+            stream.write(f"{shown[-1]}\n")
+            stream.flush()
+        except OSError:
+            # The stream remembers it, and it is reported below.
+            status = status or 1
     if output.refused:
         _discard(output.fileno())
         if output.refused.errno != errno.EPIPE:
@@ -82,32 +95,34 @@ def told(*, as_json: bool = False) -> Iterator[None]:
     sys.exit(status)
 
 
-def _open_streams() -> _Output:
-    """Make sure that descriptors 0 to 2 are open. Escape text that the output's encoding lacks."""
+def _open_missing_streams() -> None:
+    """Make sure that descriptors 0 to 2 are open."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # Otherwise the next opened file would get this number, and with it the output.
             _discard(descriptor)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
-    output = _Output(1, "w", closefd=False)
-    sys.stdout = io.TextIOWrapper(
+
+
+def _set_aside(descriptor: int, other: int) -> int:
+    """Send what is written to a descriptor to another one. Return a new one for the first."""
+    aside = os.dup(descriptor)
+    os.dup2(other, descriptor)
+    return aside
+
+
+def _text_stream(output: _Output) -> io.TextIOWrapper:
+    """Return a stream that escapes text that the output's encoding lacks."""
+    return io.TextIOWrapper(
         io.BufferedWriter(output),
         encoding=sys.stdout.encoding,
         errors="backslashreplace",
         line_buffering=output.isatty(),
     )
-    return output
 
 
-def _report(text: str, content: Mapping[str, Any] | None) -> None:
-    """Report an error: on standard output if it has content for programs, else as text."""
-    if content is None:
-        _say(text)
-        return
-    # If the write fails, the stream remembers it, and `told` reports it.
-    with contextlib.suppress(OSError):
-        json_output.show(content)
-        sys.stdout.flush()
+def _report(text: str, content: Mapping[str, Any], *, as_json: bool) -> None:
+    json_output.show(content) if as_json else _say(text)
 
 
 def _say(text: str) -> None:

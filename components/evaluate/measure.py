@@ -21,9 +21,19 @@ def metrics() -> Mapping[str, Metric]:
     """Return all metrics by name, sorted by name.
 
     Raises:
-        BadInput: a package's metric cannot be imported, or two metrics have the same name.
+        BadInput: a package's metric cannot be imported or is not a metric, or two metrics have the
+            same name.
     """
-    return {name: plugins.load(plugins.METRICS, name) for name in plugins.names(plugins.METRICS)}
+    return {name: load_metric(name) for name in plugins.names(plugins.METRICS)}
+
+
+def load_metric(name: str) -> Metric:
+    """Return a metric.
+
+    Raises:
+        BadInput: it cannot be imported, or is not a metric.
+    """
+    return plugins.load_as(plugins.METRICS, name, Metric)
 
 
 def measure(scores: Scores, how: Resampling) -> dict[str, Interval]:

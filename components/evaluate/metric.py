@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Parts = tuple[FloatArray, FloatArray]
 """Numerators and weights, (examples,) each."""
 
 
+@runtime_checkable
 class Metric(Protocol):
     """A metric of the test side, with its direction."""
 

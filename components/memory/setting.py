@@ -83,8 +83,18 @@ class Setting:
         return self.shards_weights and (self.ranks > 1 or self.offload == "all")
 
     @property
+    def exchanges(self) -> bool:
+        """Whether each rank has all gradients, in buckets that the ranks exchange."""
+        return not self.sharing.shards and self.sharing.max_ranks != 1
+
+    @property
     def deepspeed(self) -> bool:
         return self.sharing.library == "deepspeed"
+
+    @property
+    def by_buckets(self) -> bool:
+        """Whether weights are gathered by buckets, as ZeRO-3 does, and not by layers."""
+        return self.deepspeed and self.shards_weights
 
     @property
     def quantizes_head(self) -> bool:

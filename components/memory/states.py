@@ -116,9 +116,9 @@ def states(shape: Shape, setting: Setting) -> States:
     return States(
         weights=own_weights,
         gradients=own_gradients + beside,
-        bucket=0 if setting.strategy == "zero3" or whole_and_waiting else bucket,
+        bucket=0 if setting.by_buckets or whole_and_waiting else bucket,
         optimizer=optimizer,
-        waits=setting.accumulates or setting.strategy in ("ddp", "zero3"),
+        waits=setting.accumulates or setting.exchanges or setting.by_buckets,
         head_gradient=_head_values(shape, setting)
         * (2 if setting.deepspeed and setting.half else FP32),
         head_sum=_head_values(shape, setting) * FP32,
@@ -159,7 +159,7 @@ def _gathered(shape: Shape, setting: Setting) -> int:
     """
     if not setting.gathers:
         return 0
-    if setting.strategy == "zero3":
+    if setting.by_buckets:
         return setting.width * bucket_values(shape.parameters)
     return setting.width * (shape.embeddings + shape.head)
 
@@ -172,7 +172,7 @@ def _layers_gathered(shape: Shape, setting: Setting) -> int:
     """
     if setting.adapter.kind == "qlora":
         return 2 * max(matrix.size for matrix in shape.matrices)
-    apart = setting.gathers and setting.strategy != "zero3"
+    apart = setting.gathers and not setting.by_buckets
     return 2 * setting.width * shape.layer if apart else 0
 
 

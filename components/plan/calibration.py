@@ -228,12 +228,5 @@ def row_lengths(config: RunConfig, count: int) -> list[int]:
     if data is None:
         return [config.data.sequence_length] * count
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
-    task, training = OpenTask(config, data).training, config.training
-    order = order_of(
-        rows,
-        task,
-        name=training.order,
-        seed=training.seed,
-        batch=training.global_batch_size,
-    )
+    order = order_of(rows, OpenTask(config, data).training, config.training)
     return [len(rows[index]["input_ids"]) for index in order.take(0, count)]

@@ -78,7 +78,7 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         masked=setting.masked or labels > 0,
         strategy="fsdp" if shares else "single",
         ranks=setting.ranks if shares else 1,
-        accumulates=setting.accumulates or setting.strategy == "ddp",
+        accumulates=setting.accumulates or setting.exchanges,
         offload="none",
         # Memory on the host would count as the device's.
         adapter=setting.adapter.model_copy(update={"kind": kind, "frozen_embeddings": "device"}),

@@ -22,14 +22,12 @@ from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.components.train.strategy.zero_config import zero_config
 
-_TYPES = {"single": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
-
 
 def write_files(plan: Plan, folder: Path) -> list[Path]:
     """Write the files, replacing existing ones.
 
     steadytrain.yaml: the configuration with all open fields filled in.
-    accelerate.yaml: for `accelerate launch` with your own program.
+    accelerate.yaml: for `accelerate launch` with your own program, if it has such a strategy.
     deepspeed.json: if the strategy is one of DeepSpeed's.
     trainjob.yaml: the first attempt as steadytrain would submit it to Kubeflow Trainer.
 
@@ -39,9 +37,10 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
     config = filled(plan)
     texts = {
         "steadytrain.yaml": config.to_yaml(),
-        "accelerate.yaml": yaml.safe_dump(accelerate_config(plan), sort_keys=False),
         "trainjob.yaml": yaml.safe_dump_all(trainjob(config), sort_keys=False),
     }
+    if plan.choice.setting.sharing.accelerate:
+        texts["accelerate.yaml"] = yaml.safe_dump(accelerate_config(plan), sort_keys=False)
     if plan.choice.setting.deepspeed:
         texts["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
     for name, text in texts.items():
@@ -71,7 +70,7 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     setting, machine = plan.choice.setting, plan.job.machine
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": _type(plan),
+        "distributed_type": setting.sharing.accelerate.replace("GPU", machine.gpu.kind),
         "mixed_precision": {"fp32": "no"}.get(setting.precision, setting.precision),
         "num_machines": machine.nodes,
         "num_processes": machine.ranks,
@@ -86,7 +85,7 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
             "deepspeed_config_file": "deepspeed.json",
             "zero3_init_flag": False,
         }
-    if setting.strategy == "fsdp":
+    if setting.sharing.accelerate == "FSDP":
         content["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -98,18 +97,11 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     return content
 
 
-def _type(plan: Plan) -> str:
-    setting = plan.choice.setting
-    if setting.deepspeed:
-        return "DEEPSPEED"
-    return _TYPES[setting.strategy].replace("GPU", plan.job.machine.gpu.kind)
-
-
 def deepspeed_config(plan: Plan) -> dict[str, Any]:
     """Return the strategy's configuration, with its micro-batch and accumulation."""
     setting, batch = plan.choice.setting, plan.choice.batch
     made = zero_config(
-        stage=int(setting.strategy.removeprefix("zero")),
+        stage=setting.sharing.zero_stage,
         limit=plan.job.config.training.max_grad_norm or math.inf,
         bf16=setting.precision == "bf16",
         offload=setting.offload,

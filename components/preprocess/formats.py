@@ -70,8 +70,8 @@ def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tupl
         raise BadInput(
             f"data.source = {address!r}: none of its {len(files)} files (such as "
             f"{files[0].path}) has a suffix that is read with data.format = {data.format}",
-            remedy=f"set data.format; known suffixes are {', '.join(by_suffix)} "
-            "(each also .gz or .zst), of source trees those of data.suffixes",
+            remedy=f"set data.format; known suffixes are {', '.join(SUFFIXES)} (each also .gz or "
+            f".zst), and of source trees {', '.join(data.suffixes)} (data.suffixes)",
         )
     return found
 

@@ -19,7 +19,7 @@ from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage.local import copy_file
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.base import Encoder
-from steadytrain.components.tasks.registry import open_encoder, task_code
+from steadytrain.components.tasks.registry import check_task, open_encoder, task_code
 
 STEP = "preprocess"
 
@@ -46,6 +46,7 @@ def run(config: RunConfig) -> DataRecord:
 
 
 def _prepare(config: RunConfig, current: Stage) -> DataRecord:
+    check_task(config)
     encoder = open_encoder(config.data)
     model = find_model(config) if encoder.tokenizer else None
     inputs = find_inputs(config.data)

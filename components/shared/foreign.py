@@ -1,11 +1,11 @@
-"""Turn any error that a library raises about someone else's model files into bad input."""
+"""Turn any error that someone else's files or code raise into bad input."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
 
 _PANIC = "PanicException"
 """From tokenizers and safetensors, which are written in Rust. It is not an Exception, and each
@@ -17,11 +17,11 @@ _LONGEST = 500
 
 @contextlib.contextmanager
 def foreign(what: str, remedy: str) -> Iterator[None]:
-    """Turn whatever is raised about a model's files into BadInput.
+    """Turn whatever is raised about a model's files, or by a plugin, into BadInput.
 
     If a field has a wrong type or value, Transformers raises whatever happens to fail: TypeError,
-    ZeroDivisionError, AssertionError, ImportError. Out-of-memory errors, requests to stop, and
-    steadytrain's own errors pass through unchanged.
+    ZeroDivisionError, AssertionError, ImportError. A plugin may call sys.exit. Out-of-memory
+    errors, requests to stop, and steadytrain's own errors pass through unchanged.
 
     Args:
         what: the field, the file and what cannot be done with it: "model.base: x/config.json cannot
@@ -33,11 +33,12 @@ def foreign(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (SteadytrainError, MemoryError):
+    except (SteadytrainError, MemoryError, Stopped):
         raise
     except BaseException as error:
         kind = type(error).__name__
-        if kind == _OUT_OF_MEMORY or not (isinstance(error, Exception) or kind == _PANIC):
+        theirs = isinstance(error, Exception | SystemExit) or kind == _PANIC
+        if kind == _OUT_OF_MEMORY or not theirs:
             raise
         # Transformers' configurations name the field in the cause.
         said = error.__cause__ if kind.startswith("StrictDataclass") else None

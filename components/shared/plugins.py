@@ -5,12 +5,15 @@ steadytrain's own entries use the same groups (pyproject.toml), so there is only
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, Stopped
+from steadytrain.components.shared.foreign import foreign
 
 T = TypeVar("T")
 METRICS = "steadytrain.metrics"
@@ -20,7 +23,7 @@ TASKS = "steadytrain.tasks"
 ORDERS = "steadytrain.orders"
 """Functions that take (rows, seed, lengths, batch) and return a `train.loop.order.Order`."""
 SINKS = "steadytrain.sinks"
-"""Functions that take a RunConfig and a Workspace and return an `events.Sink`."""
+"""Functions with the signature of `train.step.OpenSink`."""
 COMPONENTS = "steadytrain.training_components"
 """Functions that take options as keyword arguments and return a
 `train.loop.training_component.TrainingComponent`."""
@@ -33,11 +36,22 @@ SCHEDULES = "steadytrain.schedules"
 STRATEGIES = "steadytrain.strategies"
 """Objects of the class `config.strategies.StrategySpec`."""
 _OURS = "steadytrain"
+_FIX = "fix or uninstall that package"
+
+
+def _installed(group: str) -> EntryPoints:
+    return _listed(group, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=64)
+def _listed(group: str, _path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points in a group. Going through all installed packages takes 10 ms."""
+    return entry_points(group=group)
 
 
 def names(group: str) -> list[str]:
     """Return all names in a group, sorted, without importing anything."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _installed(group)})
 
 
 def find(group: str, name: str) -> EntryPoint:
@@ -46,7 +60,7 @@ def find(group: str, name: str) -> EntryPoint:
     Raises:
         BadInput: if no package provides the name, or several do.
     """
-    points = {point.value: point for point in entry_points(group=group, name=name)}
+    points = {point.value: point for point in _installed(group).select(name=name)}
     if not points:
         raise _unknown(group, [name])
     if len(points) > 1:
@@ -66,38 +80,39 @@ def load(group: str, name: str) -> Any:
         BadInput: as for `find`, or if the object cannot be imported.
     """
     point = find(group, name)
-    try:
+    with foreign(f"{name!r} in {group} cannot be imported from {_owner(point)}", _FIX):
         return point.load()
-    except (Exception, SystemExit) as error:
-        raise BadInput(
-            f"{name!r} in {group} cannot be imported from {_owner(point)}: {error}",
-            remedy="fix or uninstall that package",
-        ) from error
 
 
 def load_as(group: str, name: str, kind: type[T]) -> T:
-    """Import and return the object that a name refers to, which must be of a class.
+    """Import and return the object that a name refers to, which must fit a class or a protocol.
+
+    Args:
+        kind: a class, or a runtime-checkable protocol.
 
     Raises:
-        BadInput: as for `load`, or if the object is something else.
+        BadInput: as for `load`, or if the object is something else. The message lists what it
+            lacks.
     """
     found = load(group, name)
     if not isinstance(found, kind):
+        lacking = [part for part in vars(kind) if part[0] != "_" and not hasattr(found, part)]
+        lacks = f": it has no {', '.join(lacking)}" if lacking else ""
         raise BadInput(
-            f"{name!r} in {group} is {found!r:.80}, not an object of {kind.__name__}",
-            remedy="fix or uninstall that package",
+            f"{name!r} in {group} is {found!r:.80}, not an object of {kind.__name__}{lacks}",
+            remedy=_FIX,
         )
     return found
 
 
 def address(group: str, name: str) -> str:
     """Return the `module:object` that a name refers to, without importing it; "" if unknown."""
-    return next((point.value for point in entry_points(group=group, name=name)), "")
+    return next((point.value for point in _installed(group).select(name=name)), "")
 
 
 def is_ours(group: str, name: str) -> bool:
     """Return whether a name is steadytrain's own, and no other package provides it too."""
-    points = entry_points(group=group, name=name)
+    points = _installed(group).select(name=name)
     return bool(points) and all(map(_is_ours, points))
 
 
@@ -109,17 +124,29 @@ def create(group: str, name: str, options: Mapping[str, Any]) -> Any:
     """
     function = load(group, name)
     if not callable(function):
-        raise BadInput(
-            f"{name!r} in {group} is {function!r}, not a function or class",
-            remedy="fix or uninstall that package",
-        )
+        raise BadInput(f"{name!r} in {group} is {function!r}, not a function or class", remedy=_FIX)
+    return call(function, options, f"{name!r} in {group}")
+
+
+def call(function: Callable[..., T], options: Mapping[str, Any], plugin: str) -> T:
+    """Call a plugin's function with options as keyword arguments.
+
+    Raises:
+        BadInput: it rejects them. The message names the plugin, and the fix has the signature.
+    """
     try:
         return function(**options)
+    except Stopped:
+        raise
     except (Exception, SystemExit) as error:
         raise BadInput(
-            f"{name!r} in {group} rejects its options: {error}",
+            f"{plugin} rejects its options: {error}",
             remedy=f"its options are {inspect.signature(function)}",
         ) from error
+
+
+def no_options() -> None:
+    """Take no options: what a spec has if its plugin has none."""
 
 
 def check(group: str, wanted: Iterable[str]) -> None:
@@ -139,9 +166,14 @@ def _unknown(group: str, missing: Iterable[str]) -> BadInput:
     )
 
 
+def others(group: str) -> set[str]:
+    """Return the names that other packages provide."""
+    return {point.name for point in _installed(group) if not _is_ours(point)}
+
+
 def added(group: str) -> list[str]:
     """Return a line for each entry of other packages, with its version: results depend on them."""
-    return sorted(described(point) for point in entry_points(group=group) if not _is_ours(point))
+    return sorted(described(point) for point in _installed(group) if not _is_ours(point))
 
 
 def _is_ours(point: EntryPoint) -> bool:

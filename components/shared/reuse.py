@@ -56,7 +56,7 @@ class ReuseStore(Generic[R]):
     def find(self, key: str, *, ttl_seconds: float) -> R | None:
         """Return the result for a key, or None if there is no readable and valid one."""
         try:
-            entry = _Entry.model_validate_json((self.folder / f"{key}.json").read_bytes())
+            entry = self._entry(key)
             result = self.result.model_validate(entry.result)
         except (OSError, ValidationError):
             return None
@@ -64,6 +64,10 @@ class ReuseStore(Generic[R]):
         if not (young or entry.run_id == self.workspace.run_id):
             return None
         return result if all(map(_intact, entry.files)) else None
+
+    def origin(self, key: str) -> Workspace:
+        """Return the workspace of the run that computed the result that `find` returned."""
+        return Workspace(self.workspace.output, self._entry(key).run_id)
 
     def remember(self, key: str, result: R, files: Iterable[Path]) -> None:
         """Store a result together with its files."""
@@ -76,7 +80,13 @@ class ReuseStore(Generic[R]):
                 for path in files
             ],
         )
-        entry.save(self.folder / f"{key}.json")
+        entry.save(self._file(key))
+
+    def _entry(self, key: str) -> _Entry:
+        return _Entry.model_validate_json(self._file(key).read_bytes())
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
 
 
 def _intact(file: _File) -> bool:

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,18 +44,16 @@ class Workspace:
         Raises:
             BadInput: if the output cannot be a folder on this machine.
         """
-        if "://" in config.output:
-            raise BadInput(
-                f"output = {config.output!r}: this version writes its output to a folder",
-                remedy="give a folder; on a cluster, one on a mounted volume",
-            )
         try:
             # A relative path is invalid if the current folder was deleted.
             workspace = cls(Path(config.output).absolute(), config.run_id)
-            workspace.folder.exists()
+            places = [workspace.folder, *workspace.folder.parents]
+            nearest = next(place for place in places if place.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
         except OSError as error:
             raise BadInput(
-                f"output = {shown(config.output)}: {error.strerror}",
+                f"output = {shown(config.output)} cannot be used: {error.strerror}",
                 remedy="give a folder that you can access, with a shorter name if this one is "
                 "too long",
             ) from error
@@ -143,8 +142,12 @@ class Workspace:
     def tracking_artifacts(self) -> Path:
         return self.output / "mlartifacts"
 
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
     def record(self, step: str) -> Path:
-        return self.folder / "records" / f"{step}.json"
+        return self.records / f"{step}.json"
 
     @property
     def prepared(self) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steadytrain.components.shared.config import DataConfig, RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.base import Encoder
 
@@ -150,12 +150,16 @@ class Task:
 
     A package adds it with an entry point in the group `steadytrain.tasks`. Preprocessing imports it
     where there is no torch, so the parts that need torch are named by `late`.
+
+    language_model: whether it trains a language model with the model's own head. Only then can the
+        head be frozen and quantized, and lm-eval score the model.
     """
 
     encoder: Callable[[DataConfig], Encoder]
     training: Callable[[RunConfig, DataRecord], TrainingTask]
     scorer: Callable[[RunConfig, DataRecord], Scorer]
     packager: Callable[[RunConfig, DataRecord], Packager]
+    language_model: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:
@@ -166,14 +170,11 @@ def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:
     module, _, name = address.partition(":")
 
     def opened(config: RunConfig, data: DataRecord) -> Any:
-        try:
+        with foreign(
+            f"data.task = {config.data.task!r}: {address} cannot be imported",
+            "install what it needs, or fix the package that the task comes from",
+        ):
             part = getattr(importlib.import_module(module), name)
-        except Exception as error:
-            # The package may raise anything while it is imported.
-            raise BadInput(
-                f"data.task = {config.data.task!r}: {address} cannot be imported: {error}",
-                remedy="install what it needs, or fix the package that the task comes from",
-            ) from error
         return part(config, data)
 
     return opened

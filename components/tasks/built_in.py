@@ -17,6 +17,7 @@ CAUSAL_LM: Final = Task(
     training=late(f"{_TASKS}.causal_lm:CausalLanguageModel"),
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
+    language_model=True,
 )
 # Only the choice of target tokens differs, and preprocessing makes it.
 SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)

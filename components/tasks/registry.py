@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import EntryPoint
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.digest import users_code_digest
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Packager, Scorer, Task, TrainingTask
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -44,6 +45,27 @@ def open_encoder(data: DataConfig) -> Encoder:
         BadInput: the task cannot be imported, or does not take these settings.
     """
     return load_task(data.task).encoder(data)
+
+
+def check_task(config: RunConfig) -> None:
+    """Reject settings that only language models have, for a task that trains something else.
+
+    The task is imported only if there are such settings.
+
+    Raises:
+        BadInput: the task cannot be imported.
+        ConfigError: with every such setting.
+    """
+    task, bits, scored = config.data.task, config.model.adapter.frozen_head, config.evaluation.tasks
+    found = []
+    if bits != "as_loaded":
+        why = f"it is for a language model's own head, and data.task {task} trains a new one"
+        found.append(Problem("model.adapter.frozen_head", repr(bits), why, "leave it out"))
+    if scored:
+        why = f"lm-eval's tasks are for language models, and data.task is {task}"
+        found.append(Problem("evaluation.tasks", repr(scored), why, "leave them out"))
+    if found and not load_task(task).language_model:
+        raise ConfigError(found)
 
 
 @dataclass(frozen=True)
@@ -81,15 +103,9 @@ def task_code(name: str) -> str:
 
 
 def _imported(name: str) -> object:
-    module, _, item = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), item)
-    except Exception as error:
-        # The user's module may raise anything while it is imported.
-        raise BadInput(
-            f"data.task = {name!r} cannot be used: {error}",
-            remedy=f"use {_known()}, or module:NAME of a task that can be imported",
-        ) from error
+    remedy = f"use {_known()}, or module:NAME of a task that can be imported"
+    with foreign(f"data.task = {name!r} cannot be used", remedy):
+        return EntryPoint("task", name, plugins.TASKS).load()
 
 
 def _known() -> str:

@@ -50,15 +50,6 @@ class CannotRecompute(SteadytrainError):
     """Memory is too small, and the model does not support activation checkpointing."""
 
 
-class ComponentFailed(SteadytrainError):
-    """A training component raised an exception. The traceback shows where."""
-
-    def __init__(self, name: str, hook: str, error: BaseException) -> None:
-        super().__init__(
-            f"training component {name!r} failed in {hook}(): {type(error).__name__}: {error}"
-        )
-
-
 class CompiledCodeDamaged(SteadytrainError):
     """Code that an earlier attempt compiled is damaged."""
 

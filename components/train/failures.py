@@ -98,8 +98,8 @@ _KINDS = {
     "Unreachable": FailureClass.NETWORK,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,
-    "ComponentFailed": FailureClass.USER_BUG,
     "ConfigError": FailureClass.USER_BUG,
+    "PluginFailed": FailureClass.USER_BUG,
 }
 
 # The first match wins, so the most specific patterns come first.

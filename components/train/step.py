@@ -6,12 +6,13 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
 from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Sink
@@ -21,14 +22,17 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import check_task
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.ownership import owned
-from steadytrain.components.train.recovery.settings import plugin_code
+from steadytrain.components.train.recovery.replay import check_callback, replay
+from steadytrain.components.train.recovery.settings import plugin_code, strategy_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """A trainer for one framework."""
 
@@ -41,6 +45,14 @@ class Trainer(Protocol):
         sinks: Sequence[Sink],
     ) -> Outcome:
         """Train until the run ends, is stopped, or fails."""
+
+
+@runtime_checkable
+class OpenSink(Protocol):
+    """What an entry point in `steadytrain.sinks` refers to: it opens a sink for a run."""
+
+    def __call__(self, config: RunConfig, workspace: Workspace) -> Sink:
+        """Return the sink. It receives the run's events from now on."""
 
 
 def run(
@@ -62,11 +74,13 @@ def run(
             then on.
 
     Raises:
-        BadInput: there is no trainer for the framework, there is no data, or the run was started
-            with other inputs.
+        BadInput: there is no trainer for the framework, there is no data, `on_validation` is not a
+            function, or the run was started with other inputs.
         RunBusy: another process is training this run.
     """
-    trainer = _trainer(config)
+    check_callback(on_validation)
+    check_task(config)
+    trainer = load_trainer(config.model.framework)
     return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
 
 
@@ -80,25 +94,29 @@ def run_stage(
 
     Args:
         data: prepared data. None means the output of this run's preprocess step.
-        on_validation: called with each validation; returning False prunes the run. A reused model
-            is not validated again.
+        on_validation: called with each validation; returning False prunes the run. If an earlier
+            run's model is reused, it gets that run's recorded validations.
 
     Raises:
+        BadInput: as for `run`.
         Pruned: `on_validation` returned False. All ranks stopped after the same step, whose
             checkpoint is kept; a later call continues from it.
         TrainingFailed: training failed; the error has the root cause and its fix.
         RunBusy: another supervisor is training this run.
         Stopped: the run was asked to stop, and can be continued.
     """
+    check_callback(on_validation)
     # Acquire the run first: if another supervisor is training it, this step reports nothing.
     with stage(config, "train", holding=owned(config)) as step:
-        _trainer(config)
+        load_trainer(config.model.framework)
         data = data or _prepared(config)
         store = ReuseStore(step.workspace, "train", TrainRecord)
         key = _key(config, data)
         record = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
         if record is not None:
             step.reused = True
+            if on_validation is not None:
+                replay(store.origin(key), on_validation)
         else:
             # If preprocessing ran in the light image, this has not been checked yet.
             check_lm_tasks(config)
@@ -126,8 +144,22 @@ def train_with_pytorch(
         return Supervisor(config, data, launcher, on_validation, sinks).run()
 
 
-def _trainer(config: RunConfig) -> Trainer:
-    return cast(Trainer, plugins.load(plugins.TRAINERS, config.model.framework))
+def load_trainer(framework: str) -> Trainer:
+    """Return the trainer for a framework.
+
+    Raises:
+        BadInput: no installed package provides it, or it cannot be used.
+    """
+    return plugins.load_as(plugins.TRAINERS, framework, Trainer)
+
+
+def load_sink(name: str) -> OpenSink:
+    """Return what opens a sink.
+
+    Raises:
+        BadInput: no installed package provides it, or it cannot be used.
+    """
+    return plugins.load_as(plugins.SINKS, name, OpenSink)
 
 
 def _prepared(config: RunConfig) -> DataRecord:
@@ -135,15 +167,14 @@ def _prepared(config: RunConfig) -> DataRecord:
 
 
 def _key(config: RunConfig, data: DataRecord) -> str:
-    sections = [config.data, config.model, config.training, config.compute]
     return step_key(
         "train",
         data.fingerprint,
-        *(
-            section.model_dump(mode="json", exclude={"price_per_hour", "pods"})
-            for section in sections
-        ),
-        plugin_code(config),
+        config.data.model_dump(mode="json"),
+        config.model.model_dump(mode="json"),
+        identifying(config.training.model_dump(mode="json")),
+        config.compute.model_dump(mode="json", exclude={"price_per_hour", "pods"}),
+        plugin_code(config) | strategy_code(config),
         base_content(config),
         code=TRAINING_CODE,
     )
@@ -155,7 +186,7 @@ def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]
     sinks: list[tuple[str, Sink]] = []
     for name in config.tracking.sinks:
         with _reporting(name, workspace):
-            sinks.append((name, plugins.load(plugins.SINKS, name)(config, workspace)))
+            sinks.append((name, load_sink(name)(config, workspace)))
     try:
         yield [sink for _, sink in sinks]
     finally:
@@ -168,7 +199,9 @@ def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]
 def _reporting(sink: str, workspace: Workspace) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except Stopped:
+        raise
+    except (Exception, SystemExit) as error:
         warn(workspace, f"the sink {sink!r} failed, and training continues without it: {error}")
 
 

@@ -18,6 +18,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
+from steadytrain.pipelines.plugin_checks import check_plugins
 from steadytrain.pipelines.server.follow import PipelineOutcome, Steps, follow
 from steadytrain.pipelines.server.upload import Version, experiment_id, upload, version_name
 
@@ -55,6 +56,7 @@ class Submission:
             BadInput: its output is a folder that pods do not share.
         """
         config = source if isinstance(source, RunConfig) else load(source, overrides)
+        check_plugins(config)
         Workspace.of(config)  # rejects an output that the steps cannot write to
         if "://" not in config.output and not Path(config.output).is_absolute():
             raise BadInput(

@@ -152,7 +152,7 @@ def watch(
     quiet_seconds: float,
     tell: Callable[[str], object],
     wait: Callable[[float], bool],
-) -> None:
+) -> list[Answer]:
     """Check the data repeatedly, and start a run when they have changed and are quiet again.
 
     Args:
@@ -161,10 +161,14 @@ def watch(
         tell: called with what was started, and with problems.
         wait: waits for a number of seconds; returns True to stop watching.
 
+    Returns:
+        The runs that were started.
+
     Raises:
         ServerError: the server denied access for too long, or refused permanently.
     """
     seen, since, done, reported = "", 0.0, "", ""
+    started: list[Answer] = []
     patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
     while True:
         now = time.monotonic()
@@ -175,6 +179,7 @@ def watch(
             if digest != done and now - since >= quiet_seconds:
                 answer = trigger(server, what)
                 patience.reset()
+                started += [answer] if answer.kind == "started" else []
                 done = "" if answer.kind == "busy" else digest
                 message = str(answer)
             else:
@@ -187,7 +192,7 @@ def watch(
             reported = message
             tell(message)
         if wait(every_seconds):
-            return
+            return started
 
 
 def _mark(file: SourceFile) -> list[Any]:

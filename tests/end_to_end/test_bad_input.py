@@ -151,7 +151,7 @@ def test_output_that_cannot_be_written(steadytrain, given, tmp_path):
     (tmp_path / "output").write_text("in the way")
     done = steadytrain.run(given(records=texts()))
     assert done.code == 2
-    assert "cannot be written" in done.err
+    assert "is not a folder" in done.err
     assert "remedy" in done.err
 
 

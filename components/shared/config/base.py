@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -26,6 +26,40 @@ def _plain(content: dict[str, Any]) -> dict[str, Any]:
 
 PlainJson = Annotated[dict[str, Any], AfterValidator(_plain)]
 """Settings that somebody else defines."""
+
+
+def complete_address(address: str) -> str:
+    """Return an address that names something.
+
+    Raises:
+        ValueError: it ends after its kind, as hub: does.
+    """
+    kind, separator, rest = address.partition(":")
+    if separator and kind in _KINDS and not rest.partition("?")[0].strip("/"):
+        raise ValueError(f"names nothing: give {_KINDS[kind]}")
+    return address
+
+
+_KINDS: Final[Mapping[str, str]] = {
+    "hub": "hub:NAME",
+    "package": "package:NAME",
+    "models": "models:/NAME@ALIAS",
+    "s3": "s3://BUCKET/PREFIX",
+}
+Address = Annotated[str, Field(min_length=1), AfterValidator(complete_address)]
+"""Where data are: a path, or one of the kinds of address."""
+
+
+def _on_disk(folder: str) -> str:
+    if "://" in folder or folder.startswith(tuple(f"{kind}:" for kind in _KINDS)):
+        raise ValueError("is an address: give a folder; on a cluster, one on a mounted volume")
+    if not folder.strip():
+        raise ValueError("names nothing: give a folder")
+    return folder
+
+
+Folder = Annotated[str, Field(min_length=1), AfterValidator(_on_disk)]
+"""A folder on this machine or, on a cluster, on a mounted volume."""
 
 
 class Section(BaseModel):

@@ -8,7 +8,13 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import PlainJson, Section, at_odds, check_plugins
+from steadytrain.components.shared.config.base import (
+    Address,
+    PlainJson,
+    Section,
+    at_odds,
+    check_plugins,
+)
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
 
@@ -65,7 +71,7 @@ class DataConfig(Section):
         description="Settings of the task itself, such as the columns that a package's task "
         "reads. The built-in tasks have none.",
     )
-    source: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
+    source: Annotated[list[Address], Field(min_length=1)] = Field(
         ...,
         description="Where the data are: files, folders, globs, s3:// addresses, hub:NAME for a "
         "data set on a hub, or package:NAME for the files of an installed Python package "

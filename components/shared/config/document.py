@@ -1,4 +1,5 @@
-"""Parse YAML written by people: only what JSON can express, within limits, with line numbers.
+"""Parse YAML written by people: only what JSON can express, within limits, with line numbers. Write
+YAML that reads back equal.
 
 PyYAML's safe loader runs no code, but it accepts documents that cannot be a configuration: endless
 aliases, sets, bytes, and lists as keys. It also raises a dozen kinds of errors that are not its
@@ -180,3 +181,16 @@ def _reason(error: yaml.YAMLError) -> str:
     place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     why = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     return f"{place}: " + redact(re.sub(r" ?'(?!<)[^']{2,}'", "", str(why)))
+
+
+def dump(content: Any, **style: Any) -> str:
+    """Return plain data as YAML that reads back equal.
+
+    Args:
+        style: further arguments of `yaml.safe_dump`.
+    """
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, **style)
+    # PyYAML writes line separators other than \n unescaped, but reads them back as \n.
+    if any(end in text for end in ("\x85", "\u2028", "\u2029")):
+        text = yaml.safe_dump(content, sort_keys=False, **style)
+    return text

@@ -192,7 +192,8 @@ def _value(field: str, text: str) -> Any:
             return text.strip()
         # YAML 1.1 reads 3e-4 as text, which nobody intends.
         return float(value) if _NUMBER.fullmatch(value) and not _holds_text(field) else value
-    if value is None or isinstance(value, dict | list):
+    if value is None or (isinstance(value, dict | list) and not _holds_text(field)):
+        # For text, YAML reads hub: as a mapping.
         return value
     return text.strip() if _holds_text(field) else value
 

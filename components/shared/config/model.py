@@ -8,7 +8,13 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import PlainJson, Section, at_odds, check_plugins
+from steadytrain.components.shared.config.base import (
+    PlainJson,
+    Section,
+    at_odds,
+    check_plugins,
+    complete_address,
+)
 
 
 class AdapterConfig(Section):
@@ -118,6 +124,11 @@ class ModelConfig(Section):
         8192, ge=300, description="Vocabulary size, in tokens, of a tokenizer trained from scratch."
     )
     adapter: AdapterConfig = AdapterConfig()
+
+    @field_validator("base", "tokenizer")
+    @classmethod
+    def _names_something(cls, address: str | None) -> str | None:
+        return None if address is None else complete_address(address)
 
     @field_validator("framework")
     @classmethod

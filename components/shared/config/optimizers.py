@@ -64,6 +64,8 @@ class OptimizerSpec:
     allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.
         None means as plain tensors.
     title: what plans call it; "" means the name under which it is registered.
+    options: called with `training.optim_args` as keyword arguments when a configuration is
+        validated; raises an exception if it does not take them. `build` reads them in `training`.
     """
 
     build: Build
@@ -75,6 +77,7 @@ class OptimizerSpec:
     scaled_update_bytes: float = 0.0
     allocate: Callable[[Any, Any], None] | None = None
     title: str = ""
+    options: Callable[..., Any] = plugins.no_options
 
     @property
     def device_bytes(self) -> float:

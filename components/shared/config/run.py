@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,
@@ -25,7 +26,12 @@ from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_s
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
-from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
+from steadytrain.components.shared.config.training import (
+    RecoveryConfig,
+    TrainingConfig,
+    identifying,
+)
+from steadytrain.components.shared.errors import BadInput
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
@@ -57,9 +63,8 @@ class RunConfig(Section):
         description="Name of this run. None means `name` plus a digest of the configuration, so "
         "the same configuration continues the same run.",
     )
-    output: str = Field(
+    output: Folder = Field(
         "steadytrain-output",
-        min_length=1,
         description="Folder for data, checkpoints, the ledger and reports. On a cluster, it must "
         "be on the shared volume.",
     )
@@ -123,6 +128,25 @@ class RunConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _plugins_take_their_options(self) -> Self:
+        training = self.training
+        for field, name, spec, options in (
+            ("optim_args", training.optim, optimizer_spec, training.optim_args),
+            (
+                "lr_scheduler_kwargs",
+                training.lr_scheduler_type,
+                schedule_spec,
+                training.lr_scheduler_kwargs,
+            ),
+        ):
+            try:
+                if options:
+                    plugins.call(spec(name).options, options, name)
+            except BadInput as error:
+                raise at_odds(f"training.{field}", options, error.message, error.remedy) from None
+        return self
+
     def _features(self) -> Iterator[tuple[str, str, str]]:
         """Yield what an optimizer may not support, and the field and value that ask for it."""
         training, compute = self.training, self.compute
@@ -163,18 +187,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_classifiers_head_is_trained(self) -> Self:
-        bits = self.model.adapter.frozen_head
-        if self.data.task == "sequence_classification" and bits != "as_loaded":
-            raise at_odds(
-                "model.adapter.frozen_head",
-                bits,
-                "the head of sequence_classification is new and is trained",
-                "leave it out",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _a_cpu_has_no_4_bit(self) -> Self:
         if self.compute.device == "cpu" and self.model.adapter.kind == "qlora":
             raise at_odds(
@@ -187,18 +199,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _tasks_for_the_gate(self) -> Self:
-        tasks = self.evaluation.tasks
-        if tasks and self.data.task == "sequence_classification":
-            raise at_odds(
-                "evaluation.tasks",
-                tasks,
-                "lm-eval's tasks are for language models, and data.task is sequence_classification",
-                "leave them out",
-            )
         asked = [("gate.floors", name) for name in self.gate.floors if "/" in name]
         if self.gate.task_metric:
             asked.append(("gate.metric", self.gate.task_metric))
-        if asked and not tasks:
+        if asked and not self.evaluation.tasks:
             raise at_odds(
                 *asked[0],
                 "is a metric of a task, and evaluation.tasks is empty",
@@ -259,13 +263,10 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
+        content["training"] = identifying(content["training"])
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_yaml(self) -> str:
         """Return the full configuration, including defaults, as YAML that reads back equal."""
-        content: dict[str, Any] = self.model_dump(mode="json")
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        # PyYAML writes line separators other than \n unescaped, but reads them back as \n.
-        ends = any(end in text for end in ("\x85", "\u2028", "\u2029"))
-        return yaml.safe_dump(content, sort_keys=False) if ends else text
+        return dump(self.model_dump(mode="json"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from steadytrain.components.shared import plugins
 
@@ -20,11 +21,13 @@ class Course:
     steps: optimizer steps of the full training run.
     warmup: number of first steps, in which the rate rises linearly from 0.
     peak: learning rate after warm-up.
+    options: what `ScheduleSpec.options` returned.
     """
 
     steps: int
     warmup: int
     peak: float
+    options: Any = None
 
     @property
     def length(self) -> int:
@@ -43,6 +46,9 @@ class ScheduleSpec:
     factor: returns a step's learning rate as a share of the peak. It is called for steps after
         warm-up, which count from 0 over the full run.
     warms_up: whether `training.warmup_steps` applies.
+    options: called with `training.lr_scheduler_kwargs` as keyword arguments, when a configuration
+        is validated and when training starts; raises an exception if it does not take them. What
+        it returns is `Course.options`.
     last_rate: learning rate with which it ends, if that does not depend on the peak. The peak must
         be higher.
     """
@@ -50,6 +56,7 @@ class ScheduleSpec:
     factor: Callable[[int, Course], float]
     warms_up: bool = True
     last_rate: float = 0.0
+    options: Callable[..., Any] = plugins.no_options
 
 
 @cache

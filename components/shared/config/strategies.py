@@ -19,6 +19,7 @@ AUTO: Final = "auto"
 """In `compute.strategy`, leaves the choice to the planner."""
 Offload = Literal["none", "optimizer", "all"]
 State = Literal["optimizer", "gradients", "weights"]
+DistributedType = Literal["", "NO", "MULTI_GPU", "FSDP", "DEEPSPEED"]
 
 
 class Build(Protocol):
@@ -57,6 +58,8 @@ class StrategySpec:
         its value unless that is true: "training.fp16", "model.adapter.kind qlora".
     fallback: name of the strategy that a run changes to when it is out of device memory; "" if
         none needs less.
+    accelerate: what `accelerate launch` calls it in `distributed_type`; "" if accelerate has
+        nothing like it.
     """
 
     title: str
@@ -67,6 +70,12 @@ class StrategySpec:
     library: str = ""
     unsupported: Mapping[str, str] = field(default_factory=dict)
     fallback: str = ""
+    accelerate: DistributedType = ""
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO that shards as much: 1 to 3, or 0 if each rank has everything."""
+        return len(self.shards)
 
 
 @cache

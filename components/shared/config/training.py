@@ -8,17 +8,26 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import Seconds, Section, at_odds, check_plugins
+from steadytrain.components.shared.config.base import (
+    PlainJson,
+    Seconds,
+    Section,
+    at_odds,
+    check_plugins,
+)
 from steadytrain.components.shared.errors import BadInput
 
 _GROUPS: Final = {"optim": plugins.OPTIMIZERS, "lr_scheduler_type": plugins.SCHEDULES}
 """Fields whose values are names that packages register."""
+_OPTIONS: Final = ("optim_args", "lr_scheduler_kwargs", "order_options")
+"""Fields with options of a plugin."""
 
 
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -57,6 +66,11 @@ class TrainingConfig(Section):
         "polynomial, constant (without warm-up), constant_with_warmup, or a name that an installed "
         "package adds.",
     )
+    lr_scheduler_kwargs: PlainJson = Field(
+        {},
+        description="Options of a schedule that an installed package adds, by name. The built-in "
+        "ones have none.",
+    )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
     )
@@ -81,6 +95,11 @@ class TrainingConfig(Section):
         "installed package adds. The 8-bit ones keep AdamW's moments in a quarter of the memory, "
         "and the paged one moves them to host memory when the GPU runs short. Both need CUDA.",
     )
+    optim_args: PlainJson = Field(
+        {},
+        description="Options of an optimizer that an installed package adds, by name. The built-in "
+        "ones have none.",
+    )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
     adam_epsilon: float = Field(
@@ -99,6 +118,10 @@ class TrainingConfig(Section):
         "seeded",
         description="Which rows make up each global batch. seeded: a new permutation in each "
         "epoch; or a name that an installed package adds.",
+    )
+    order_options: PlainJson = Field(
+        {},
+        description="Options of an order that an installed package adds, by name. seeded has none.",
     )
     # A checkpoint's file names contain these names.
     components: dict[ComponentName, dict[str, Any]] = Field(
@@ -202,6 +225,17 @@ class TrainingConfig(Section):
         return components
 
     @model_validator(mode="after")
+    def _seeded_has_no_options(self) -> TrainingConfig:
+        if self.order_options and self.order == type(self).model_fields["order"].default:
+            raise at_odds(
+                "training.order_options",
+                self.order_options,
+                f"training.order {self.order} has no options",
+                "leave them out, or set training.order to an order that takes them",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
             raise at_odds(
@@ -211,6 +245,15 @@ class TrainingConfig(Section):
                 "set one of the two to false",
             )
         return self
+
+
+def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies a run of a dumped TrainingConfig.
+
+    Options of plugins count only if they are set, so that a run without them keeps the identity
+    that it had before these fields existed.
+    """
+    return {name: value for name, value in training.items() if value or name not in _OPTIONS}
 
 
 class RecoveryConfig(Section):

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
-from steadytrain.components.train.errors import ComponentFailed
-from steadytrain.components.train.failures import FailureClass, class_of_text
+from steadytrain.components.train.loop.plugin_failed import naming
 from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.loop.training_component import (
     TrainingComponent,
@@ -27,7 +26,6 @@ from steadytrain.components.train.loop.training_component import (
     Update,
 )
 
-_OUT_OF_MEMORY: Final = (FailureClass.GPU_OOM, FailureClass.HOST_OOM)
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -36,7 +34,7 @@ class Components:
 
     Raises:
         BadInput: no installed package provides a component, or it rejects its options.
-        ComponentFailed: a component raised an exception. All methods raise this.
+        PluginFailed: a component raised an exception. All methods raise this.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -184,17 +182,5 @@ def _described(found: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(listed) or "none"
 
 
-@contextlib.contextmanager
-def _naming(name: str, hook: str) -> Iterator[None]:
-    """Name the component in an exception that it raises.
-
-    Running out of memory keeps its class, because the run can continue with smaller micro-batches.
-    """
-    try:
-        yield
-    except SteadytrainError:
-        raise
-    except Exception as error:
-        if class_of_text(f"{type(error).__name__}: {error}") in _OUT_OF_MEMORY:
-            raise
-        raise ComponentFailed(name, hook, error) from error
+def _naming(name: str, hook: str) -> contextlib.AbstractContextManager[None]:
+    return naming(f"training component {name!r}", hook)

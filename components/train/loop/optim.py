@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import Course, ScheduleSpec, schedule_spec
@@ -74,7 +75,8 @@ def build_scheduler(
     """Build the schedule over `steps` optimizer steps. A warm-up below 1 is a fraction of them.
 
     Raises:
-        BadInput: the peak rate is not above the schedule's last one.
+        BadInput: the peak rate is not above the schedule's last one, or the schedule rejects its
+            options.
     """
     kind, warmup = training.lr_scheduler_type, training.warmup_steps
     spec, peak = schedule_spec(kind), float(optimizer.defaults["lr"])
@@ -85,7 +87,8 @@ def build_scheduler(
             remedy="use a higher one, or another training.lr_scheduler_type",
         )
     whole = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
-    course = Course(steps, whole if spec.warms_up else 0, peak)
+    options = plugins.call(spec.options, training.lr_scheduler_kwargs, kind)
+    course = Course(steps, whole if spec.warms_up else 0, peak, options)
     return LambdaLR(optimizer, partial(_factor, kind=kind, spec=spec, course=course))
 
 

@@ -12,21 +12,25 @@ Transformers' `group_by_length`, and then the batches are shuffled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.plugin_failed import naming
 
 GROUPED_BATCHES = 50
 """Global batches per pool, as in Transformers: little padding, but batches still differ a lot."""
 
 
+@runtime_checkable
 class Order(Protocol):
     """An endless stream of rows that depends only on what the order was created from."""
 
@@ -37,11 +41,17 @@ class Order(Protocol):
         """
 
 
+@runtime_checkable
 class OrderType(Protocol):
     """What an entry point in `steadytrain.orders` refers to: it creates an order."""
 
     def __call__(
-        self, rows: int, seed: int, lengths: npt.NDArray[np.int32] | None, batch: int
+        self,
+        rows: int,
+        seed: int,
+        lengths: npt.NDArray[np.int32] | None,
+        batch: int,
+        **options: Any,
     ) -> Order:
         """Create the order.
 
@@ -49,19 +59,17 @@ class OrderType(Protocol):
             rows: number of rows, at least 1.
             lengths: tokens of each row; None if the task packs rows instead of padding them.
             batch: rows in a global batch.
+            options: `training.order_options`. An order without options need not take any.
         """
 
 
-def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int) -> Order:
-    """Return the order for a task.
-
-    Args:
-        name: of the order, as in `training.order`.
-        batch: rows in a global batch.
+def order_of(rows: Rows, task: TrainingTask, training: TrainingConfig) -> Order:
+    """Return the configured order for a task.
 
     Raises:
         DataError: there are no rows.
-        BadInput: no installed package provides the order.
+        BadInput: as for `load_order`, or the order is something else.
+        PluginFailed: creating the order raised an exception.
     """
     if not len(rows):
         raise DataError(
@@ -69,24 +77,59 @@ def order_of(rows: Rows, task: TrainingTask, *, name: str, seed: int, batch: int
         )
     # A user-defined task may not have this attribute.
     column = getattr(task, "padded", "")
-    create = cast(OrderType, plugins.load(plugins.ORDERS, name))
+    name, options = training.order, training.order_options
+    create = load_order(name, options)
     lengths = rows.lengths(column) if column else None
-    return _Checked(create(len(rows), seed, lengths, batch), name, len(rows))
+    with naming(f"training.order = {name!r}", "create"):
+        order = create(len(rows), training.seed, lengths, training.global_batch_size, **options)
+    if not isinstance(order, Order):
+        raise BadInput(
+            f"training.order = {name!r} creates {order!r:.80}, which has no take(position, count)",
+            remedy="return an order, or choose another one",
+        )
+    return _Checked(order, name, len(rows))
+
+
+def load_order(name: str, options: Mapping[str, Any]) -> OrderType:
+    """Return what creates an order.
+
+    Raises:
+        BadInput: no installed package provides it, it cannot be used, or it does not take the
+            options.
+    """
+    create = plugins.load_as(plugins.ORDERS, name, OrderType)
+    signature = inspect.signature(create)
+    try:
+        signature.bind(1, 0, None, 1, **options)
+    except TypeError as error:
+        raise BadInput(
+            f"training.order = {name!r} cannot be created with training.order_options = "
+            f"{dict(options)}: {error}",
+            remedy=f"it takes {signature}: after rows, seed, lengths and batch, its options",
+        ) from error
+    return create
 
 
 class _Checked:
-    """Names the order if it returns too few or too many rows, or rows that do not exist."""
+    """Names the order if it raises an exception, or returns anything but rows that exist."""
 
     def __init__(self, order: Order, name: str, rows: int) -> None:
         self.order, self.name, self.rows = order, name, rows
 
     def take(self, position: int, count: int) -> Sequence[int]:
-        found = self.order.take(position, count)
-        if len(found) != count:
-            raise self._wrong(position, count, f"{len(found)} rows")
-        if not 0 <= min(found) <= max(found) < self.rows:
-            raise self._wrong(position, count, f"rows {min(found)} to {max(found)}")
-        return found
+        with naming(f"training.order = {self.name!r}", "take"):
+            found = self.order.take(position, count)
+            taken = list(found) if isinstance(found, Iterable) else None
+        if taken is None:
+            raise self._wrong(position, count, f"{found!r:.80}")
+        if len(taken) != count:
+            raise self._wrong(position, count, f"{len(taken)} rows")
+        for row in taken:
+            if not isinstance(row, int | np.integer):
+                raise self._wrong(position, count, f"the {type(row).__name__} {row!r:.80}")
+        if not 0 <= min(taken) <= max(taken) < self.rows:
+            raise self._wrong(position, count, f"rows {min(taken)} to {max(taken)}")
+        return taken
 
     def _wrong(self, position: int, count: int, returned: str) -> BadInput:
         return BadInput(

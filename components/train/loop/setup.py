@@ -110,13 +110,7 @@ def set_up(
     opened = OpenTask(config, data)
     task = opened.training
     rows = _rows(data, "train")
-    order = order_of(
-        rows,
-        task,
-        name=training.order,
-        seed=training.seed,
-        batch=training.global_batch_size,
-    )
+    order = order_of(rows, task, training)
     module = build_module(config, task)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
     parameters = parameter_count(module)

@@ -8,6 +8,8 @@ from typing import Any
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.strategies import AUTO
+from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import users_code_digest, value_digest
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.registry import task_code
@@ -60,7 +62,7 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     Raises:
         BadInput, StorageError: the base model's content cannot be determined.
     """
-    training = config.training.model_dump(mode="json", exclude=set(NEUTRAL))
+    training = identifying(config.training.model_dump(mode="json", exclude=set(NEUTRAL)))
     model = config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
     if config.model.base:
         model["base"] = base_content(config)
@@ -71,7 +73,7 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
 def plugin_code(config: RunConfig) -> dict[str, str]:
     """Return the version and the code of other packages that determine the weights, by field."""
     training = config.training
-    used = [
+    found = _described(
         ("model.framework", plugins.TRAINERS, config.model.framework),
         ("training.order", plugins.ORDERS, training.order),
         ("training.optim", plugins.OPTIMIZERS, training.optim),
@@ -80,14 +82,33 @@ def plugin_code(config: RunConfig) -> dict[str, str]:
             (f"training.components.{name}", plugins.COMPONENTS, name)
             for name in training.components
         ),
-    ]
+    )
+    task = task_code(config.data.task)
+    return found | ({"data.task": f"{config.data.task}, code {task[:12]}"} if task else {})
+
+
+def strategy_code(config: RunConfig) -> dict[str, str]:
+    """Return the version and the code of another package's strategy.
+
+    The field includes the name: a run may continue with another strategy, but not with other code
+    of the same one.
+    """
+    name = config.compute.strategy
+    return {} if name == AUTO else _described((f"strategy {name}", plugins.STRATEGIES, name))
+
+
+def _described(*used: tuple[str, str, str]) -> dict[str, str]:
+    """Return the version and the code of each plugin of another package, by field.
+
+    Args:
+        used: the field, the group and the name of each plugin.
+    """
     found = {}
     for field, group, name in used:
         if not plugins.is_ours(group, name):
             point = plugins.find(group, name)
             found[field] = f"{plugins.described(point)}, code {users_code_digest(point.value)[:12]}"
-    task = task_code(config.data.task)
-    return found | ({"data.task": f"{config.data.task}, code {task[:12]}"} if task else {})
+    return found
 
 
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
@@ -95,7 +116,7 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
     found = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
     if config.model.base:
         found["base"] = {"content": base_content(config)}
-    return found | {"plugins": plugin_code(config)}
+    return found | {"plugins": plugin_code(config) | strategy_code(config)}
 
 
 def stated(config: RunConfig) -> dict[str, Any]:
@@ -113,6 +134,12 @@ def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the changes that prevent a resume: field, old value and new value."""
     changes = [(name, change) for name, change in _changes(before, now) if not _may_differ(name)]
     return [f"{name} {change}{_MEANING.get(name, '')}" for name, change in changes]
+
+
+def other_strategy_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether the run continues with the same strategy, but with other code of it."""
+    changed = (name for name, _ in _changes(before, now))
+    return any(name.startswith("plugins.strategy ") for name in changed)
 
 
 def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

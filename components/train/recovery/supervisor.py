@@ -40,6 +40,7 @@ from steadytrain.components.train.recovery.policy import RecoveryDecision, decid
 from steadytrain.components.train.recovery.settings import (
     accepted,
     inputs_digest,
+    other_strategy_code,
     refused,
     settings,
 )
@@ -164,9 +165,10 @@ class Supervisor:
 
     def _refuse_other_inputs(self, history: History, now: Mapping[str, Any]) -> None:
         inputs = history.attempts[-1].started.inputs if history.attempts else None
-        if inputs in (None, self._inputs):
-            return
         before = history.supervisor.settings if history.supervisor else {}
+        same = inputs == self._inputs and not other_strategy_code(before, now)
+        if inputs is None or same:
+            return
         raise other_inputs(self.workspace, refused(before, now))
 
     def _attempt(self, request: StopRequest) -> tuple[Ending, int, RecoveryDecision | None]:

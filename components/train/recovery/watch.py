@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.errors import Stopped, StorageError
 from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
@@ -128,7 +128,9 @@ class Watch:
         """Pass an event to a sink. Remove the sink if it fails; training continues."""
         try:
             sink.emit(event)
-        except Exception as error:
+        except Stopped:
+            raise
+        except (Exception, SystemExit) as error:
             self.supervisor.sinks = [other for other in self.supervisor.sinks if other is not sink]
             self.stream.emit(
                 Warned(

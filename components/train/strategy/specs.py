@@ -71,8 +71,8 @@ def _zero(
     )
 
 
-SINGLE: Final = StrategySpec(title="single", build=_replicated, max_ranks=1)
-DDP: Final = StrategySpec(title="DDP", build=_replicated, fallback="fsdp")
+SINGLE: Final = StrategySpec(title="single", build=_replicated, max_ranks=1, accelerate="NO")
+DDP: Final = StrategySpec(title="DDP", build=_replicated, fallback="fsdp", accelerate="MULTI_GPU")
 FSDP: Final = StrategySpec(
     title="FSDP",
     build=_fully_sharded,
@@ -80,6 +80,7 @@ FSDP: Final = StrategySpec(
     # It moves weights, gradients and optimizer state together or not at all.
     offloads=("all",),
     unsupported=_NEEDS_ALL_OF_IT,
+    accelerate="FSDP",
 )
 ZERO_1: Final = StrategySpec(
     title="DeepSpeed ZeRO-1",
@@ -87,6 +88,7 @@ ZERO_1: Final = StrategySpec(
     shards=frozenset({"optimizer"}),
     offloads=("optimizer",),
     library="deepspeed",
+    accelerate="DEEPSPEED",
     unsupported=_NEEDS_ALL_OF_IT,
     # FSDP shards everything that ZeRO-3 does, but this user chose DeepSpeed.
     fallback="zero2",
@@ -97,6 +99,7 @@ ZERO_2: Final = StrategySpec(
     shards=frozenset({"optimizer", "gradients"}),
     offloads=("optimizer",),
     library="deepspeed",
+    accelerate="DEEPSPEED",
     unsupported=_NEEDS_ALL_OF_IT,
     fallback="zero3",
 )
@@ -106,5 +109,6 @@ ZERO_3: Final = StrategySpec(
     shards=frozenset({"optimizer", "gradients", "weights"}),
     offloads=("optimizer", "all"),
     library="deepspeed",
+    accelerate="DEEPSPEED",
     unsupported=_NEEDS_ALL_OF_IT,
 )

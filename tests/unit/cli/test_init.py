@@ -110,6 +110,22 @@ def test_a_file_that_cannot_be_written_is_an_error(data):
     assert "cannot be written" in done.err
 
 
+def test_any_end_of_a_line_in_a_name_reads_back_equal(data):
+    name = "a\x85b\u2028c\u2029d.jsonl"
+    (data / "text.jsonl").rename(data / name)
+    done = call("init", "my.yaml", "--data", name, "--yes", folder=data)
+    assert done.code == 0, done
+    assert load(data / "my.yaml").data.source == [name]
+
+
+@pytest.mark.parametrize("output", ["text.jsonl", "text.jsonl/inner", "/dev/null"])
+def test_an_output_that_is_a_file_is_an_error(data, output):
+    done = call("init", "my.yaml", "--data", "text.jsonl", "--yes", "-o", output, folder=data)
+    assert done.code == 2
+    assert "is not a folder" in done.err
+    assert not (data / "my.yaml").exists()
+
+
 def test_for_programs(data):
     done = call("init", "my.yaml", "--data", "chat.jsonl", "--json", folder=data)
     told = json.loads(done.out)

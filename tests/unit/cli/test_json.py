@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
 
-from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config import from_mapping, load
+from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines import light_kfp, local
 from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.local import LocalRun
 
 from support.odd import call, commands
+from support.plugins import write_plugin
 from support.snippets import ROOT
 from support.written_run import Writer
 
@@ -55,6 +62,8 @@ def printed(folder, *arguments, code=0):
         ("init", ["new.yaml", "--data", "a.txt"]),
         ("validate", ["my.yaml"]),
         ("validate --explain", ["my.yaml", "--explain", "training.max_steps"]),
+        ("run --dry-run", ["my.yaml", "--dry-run"]),
+        ("step", ["report", "my.yaml"]),
         ("explain", ["tiny", "-o", "out"]),
         ("report", ["tiny", "-o", "out"]),
         ("stop", ["tiny", "-o", "out"]),
@@ -78,6 +87,23 @@ def test_a_plan_has_at_least_the_keys_that_the_guide_lists(folder):
     arguments = ["chat", "--formula", "--gpu", "h100"]
     told = printed(folder, "plan", *arguments, "--set", "model.base=null", "--set", MODEL)
     assert set(told) > documented("plan")[0]
+
+
+def test_a_run_ends_with_the_keys_that_the_guide_lists(folder, monkeypatch):
+    config = load(folder / "my.yaml")
+    failure = StepFailed(stage="train", error="TrainingFailed", message="m", remedy="r")
+    ended = LocalRun(Workspace.of(config), False, None, failure)
+    monkeypatch.setattr(light_kfp, "import_kfp", lambda: None)
+    monkeypatch.setattr(local, "run_locally", lambda *_, **__: ended)
+    for command, arguments in (("run", ["my.yaml"]), ("resume", ["tiny", "-o", "out"])):
+        told = printed(folder, command, *arguments, code=1)
+        assert set(told) == documented(command)[0]
+        assert (told["outcome"], told["failure"]["message"]) == ("failed", "m")
+        assert told["next"].startswith("steadytrain resume tiny")
+    stopped = LocalRun(ended.workspace, False, signal.SIGINT, failure)
+    monkeypatch.setattr(local, "run_locally", lambda *_, **__: stopped)
+    told = printed(folder, "run", "my.yaml", code=130)
+    assert (told["outcome"], told["failure"]) == ("stopped", None)
 
 
 MODEL = (
@@ -142,6 +168,41 @@ def test_behind_two_dashes_it_is_a_name_and_no_option(folder):
     assert "error: run '--json'" in done.stderr
 
 
+NOISY = """
+import os
+print("hello")
+os.system("echo from a child")
+os.write(1, b"from C")
+class Plugin:
+    greater_is_better = True
+    value = resampled = lambda *_: None
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--set", "training.max_steps=0"]])
+def test_a_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, options):
+    write_plugin(folder / "site", "steadytrain.metrics", "noisy", NOISY)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
+    done = steadytrain(folder, "validate", "my.yaml", "--json", *options)
+    assert json.loads(done.stdout).keys() & {"valid", "error"}
+    assert ("hello" in done.stderr) == (not options)
+
+
+def test_a_plan_that_cannot_be_written_is_one_object(folder):
+    arguments = ["plan", "chat", "--formula", "--gpu", "h100", "--set", "model.base=null"]
+    done = steadytrain(folder, *arguments, "--set", MODEL, "--write", "a.txt", "--json")
+    assert done.returncode != 0
+    assert "a.txt" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_an_object_that_cannot_be_written_ends_with_status_1(folder):
+    command = [sys.executable, "-m", "steadytrain.pipelines.cli", "presets", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder)
+    said = "error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 CONFIGURED = ["validate", "plan", "run", "submit", "step", "init"]
 
 
@@ -163,6 +224,21 @@ def test_they_win_over_the_file_and_over_overrides(folder, command):
     assert "mine" in done.out
     assert "here" in done.out
     assert "other" not in done.out
+
+
+@pytest.mark.parametrize("option", ["--run", "--output"])
+@pytest.mark.parametrize("command", ["validate", "run", "plan"])
+def test_an_empty_option_is_an_error(folder, command, option):
+    done = call(command, "my.yaml", option, "", folder=folder)
+    assert done.code == 2
+    assert f"{option[2:]} = ''" in done.err
+
+
+@pytest.mark.parametrize("command", ["list", "gc"])
+def test_an_empty_folder_of_runs_is_an_error(folder, command):
+    done = call(command, "-o", "", folder=folder)
+    assert done.code == 2
+    assert "give the folder with the runs" in done.err
 
 
 def test_help_lists_the_commands_in_the_order_of_their_use(folder):

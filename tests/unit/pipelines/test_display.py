@@ -28,7 +28,7 @@ with told():
     display.close()
     run = LocalRun(Workspace(Path(output), "tiny"), False, 15, None, not display.given_up)
     try:
-        tell_ending(run)
+        tell_ending(run, as_json=False)
     except typer.Exit as end:
         sys.exit(end.exit_code)
 """

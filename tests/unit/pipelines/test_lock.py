@@ -15,6 +15,8 @@ from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.lock import holder, run_lock
 
+from support.holding import holding
+
 HOLD = """
 import sys
 from pathlib import Path
@@ -33,16 +35,8 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def other(workspace):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(workspace.output)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
+    with holding(HOLD, workspace.output) as process:
+        yield process
 
 
 def test_missing_run_has_no_holder(workspace):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +14,8 @@ from steadytrain.pipelines import runs
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.lock import run_lock
 from steadytrain.pipelines.steps import run_step
+
+from support.holding import holding
 
 STEPS = ("preprocess", "train", "evaluate", "register", "promote", "report")
 TRAIN = """
@@ -34,15 +33,8 @@ with owned(load(Path(sys.argv[1]))):
 def trained(make_run):
     """A run that another process trains without this machine's lock, as a pod does."""
     run = make_run()
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, str(run.workspace.config)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "held\n"
-    yield run
-    process.communicate()
+    with holding(TRAIN, run.workspace.config):
+        yield run
 
 
 def files(run):
@@ -106,7 +98,7 @@ def test_takeover_is_reported_by_the_new_supervisor(make_run, monkeypatch):
         raise RunBusy("this run was taken over")
 
     told = run.workspace.events / "train.jsonl"
-    monkeypatch.setattr(step, "_trainer", refused)
+    monkeypatch.setattr(step, "load_trainer", refused)
     with owned(run.config), pytest.raises(RunBusy):
         step.run_stage(run.config)
     assert "step_failed" not in told.read_text()

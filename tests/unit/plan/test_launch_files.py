@@ -9,8 +9,11 @@ import yaml
 
 from steadytrain.components.plan.launch_files import write_files
 from steadytrain.components.plan.plan import plan_training
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.sizing.hardware import all_gpus, find_gpu
+
+from support.plugins import write_plugin
 
 CASES = {
     "single": ("h100", 1, 1, "3.1-8B"),
@@ -63,6 +66,47 @@ def test_deepspeed_reads_its_own(written, monkeypatch):
     assert found.zero_optimization_stage == 3
     assert found.zero_config.offload_optimizer.device == "cpu"
     assert found.gradient_accumulation_steps == plan.choice.batch.gradient_accumulation_steps
+
+
+FOREIGN = """
+from dataclasses import replace
+from steadytrain.components.train.strategy.specs import {}
+Plugin = replace({}, title="foreign")
+"""
+
+
+@pytest.mark.parametrize("name", ["DDP", "FSDP", "ZERO_2", "ZERO_3"])
+def test_a_strategy_of_another_package_is_planned_by_its_spec(
+    make_plan, tmp_path, monkeypatch, name
+):
+    own, foreign = name.lower().replace("_", ""), f"foreign_{name.lower()}"
+    site = write_plugin(tmp_path / "site", plugins.STRATEGIES, foreign, FOREIGN.format(name, name))
+    monkeypatch.syspath_prepend(site)
+    texts, memory = [], []
+    for strategy in (own, foreign):
+        plan = make_plan(
+            "a100-80", 8, 1, model__base="hub:Qwen/Qwen3-1.7B", compute__strategy=strategy
+        )
+        write_files(plan, folder := tmp_path / strategy)
+        memory.append(plan.choice.memory)
+        names = {"accelerate.yaml", "deepspeed.json"}
+        texts.append(
+            {path.name: path.read_text() for path in folder.iterdir() if path.name in names}
+        )
+    assert memory[0] == memory[1]
+    assert texts[0] == texts[1]
+    assert texts[0].keys() >= {"accelerate.yaml"}
+
+
+def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path, monkeypatch):
+    text = FOREIGN.format("DDP", "DDP").replace("title=", "accelerate='', title=")
+    site = write_plugin(tmp_path / "site", plugins.STRATEGIES, "foreign_other", text)
+    monkeypatch.syspath_prepend(site)
+    plan = make_plan(
+        "a100-80", 8, 1, model__base="hub:Qwen/Qwen3-1.7B", compute__strategy="foreign_other"
+    )
+    written = {path.name for path in write_files(plan, tmp_path / "plan")}
+    assert written == {"steadytrain.yaml", "trainjob.yaml"}
 
 
 def test_the_trainjob_asks_for_the_plans_gpus(written):

@@ -63,7 +63,13 @@ def test_folder_without_readable_files(tmp_path: Path, configure: Any) -> None:
     (tmp_path / "folder").mkdir()
     assert "no file found there" in refused(configure(tmp_path / "folder")).message
     (tmp_path / "folder" / "picture.png").write_bytes(b"x")
-    assert "has a suffix that is read" in refused(configure(tmp_path / "folder")).message
+    unread = refused(configure(tmp_path / "folder"))
+    assert "has a suffix that is read" in unread.message
+    assert "known suffixes are .jsonl, .ndjson, .json, .csv" in unread.remedy
+    assert (
+        "known suffixes are .jsonl, .ndjson, .json, .csv"
+        in refused(configure(tmp_path / "folder")).remedy
+    )
     everything = configure(tmp_path / "folder", exclude=["*"])
     assert "left out by data.exclude" in refused(everything).message
 
@@ -217,7 +223,7 @@ def test_an_empty_side(tmp_path: Path, configure: Any) -> None:
 def test_a_task_that_cannot_be_imported(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
     error = refused(configure(path, task="mine:Task"))
-    assert "data.task = 'mine:Task' cannot be used: No module named 'mine'" in error.message
+    assert "data.task = 'mine:Task' cannot be used: ModuleNotFoundError: No module" in error.message
     assert "a task that can be imported" in error.remedy
 
 
@@ -292,7 +298,7 @@ def test_a_quote_that_is_never_closed(tmp_path: Path, configure: Any) -> None:
 def test_output_that_cannot_be_written(tmp_path: Path, configure: Any) -> None:
     (tmp_path / "output").write_text("a file")
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
-    with pytest.raises(BadInput, match="cannot be written"):
+    with pytest.raises(BadInput, match="is not a folder"):
         run(configure(path))
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,6 +16,7 @@ from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.storage import S3Storage
 from steadytrain.components.shared.storage.row import Row
 
+from support.holding import holding
 from support.s3 import one_request_at_a_time
 
 
@@ -97,10 +96,7 @@ def test_a_killed_process_lets_go_of_a_file_lock(tmp_path):
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout.readline() == "held\n"
+    with holding(code, tmp_path) as holder:
         with pytest.raises(RunBusy), lease(str(tmp_path), "x", wait_seconds=0):
             pass
         os.kill(holder.pid, signal.SIGKILL)

@@ -242,7 +242,7 @@ class Clock:
         return False
 
     def watch(self, server, what):
-        watch(
+        return watch(
             server, what, every_seconds=10, quiet_seconds=30, tell=self.told.append, wait=self.wait
         )
 
@@ -263,12 +263,32 @@ def test_a_watcher_starts_the_next_run_when_the_one_before_has_ended(kfp, what, 
     server = connect(kfp.address)
     plan = [nothing] * 4 + [lambda: add(what)] + [nothing] * 6 + [lambda: end_runs(kfp), nothing]
     clock = Clock(monkeypatch, *plan)
-    clock.watch(server, what)
+    answers = clock.watch(server, what)
     started, busy, again = clock.told
     assert started.startswith("started bot-")
     assert "is running" in busy
     assert again.startswith("started bot-")
     assert len(kfp.all("runs")) == 2
+    assert [str(answer) for answer in answers] == [started, again]
+
+
+def test_for_programs_a_watcher_ends_with_the_runs_that_it_started(kfp, what, monkeypatch, capsys):
+    answer = triggers.Answer("started", "bot-1", "id-1", "")
+    monkeypatch.setattr(triggers, "watch", lambda *_, tell, **__: tell("text") or [answer])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    watched = [
+        "watch",
+        "causal-lm",
+        "--set",
+        "name=bot",
+        "--set",
+        f"data.source={what.config.data.source}",
+    ]
+    cli.app([*watched, "--output", "/mnt", "--host", kfp.address, "--json"], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"started": [{"run": "bot-1", "run_id": "id-1", "link": None}]}
+    assert "watching" in err
+    assert "text" in err
 
 
 def test_a_watcher_outlives_what_passes(kfp, what, monkeypatch):

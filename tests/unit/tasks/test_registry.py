@@ -7,12 +7,19 @@ import pickle
 import pytest
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
-from steadytrain.components.tasks.registry import OpenTask, load_task, open_encoder, task_code
+from steadytrain.components.tasks.registry import (
+    OpenTask,
+    check_task,
+    load_task,
+    open_encoder,
+    task_code,
+)
+from steadytrain.pipelines.plugin_checks import check_plugins
 
 from support.training import Bench, class_rows, write_data
 
@@ -108,6 +115,40 @@ def test_an_unknown_name_is_refused_with_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match=r"no installed package has causal_ml") as error:
         Bench.make(tmp_path, write_data(tmp_path / "data", [], [], task="causal_ml"))
     assert "causal_lm" in str(error.value)
+
+
+ONLY_LANGUAGE_MODELS = {
+    "model": {"base": "hub:x", "adapter": {"kind": "lora", "frozen_head": "4bit"}},
+    "evaluation": {"tasks": ["a"]},
+}
+
+
+@pytest.mark.parametrize(("name", "accepted"), [("LATE", False), ("LANGUAGE", True)])
+def test_a_task_says_whether_it_trains_a_language_model(mine, name, accepted):
+    mine.write_text(
+        f"{MINE}\nfrom steadytrain.components.tasks.built_in import CAUSAL_LM\n"
+        "LANGUAGE = replace(CAUSAL_LM, training=None)\n"
+    )
+    data = {"source": ["x"], "task": f"{mine.stem}:{name}"}
+    config = from_mapping({"name": "any", "data": data, **ONLY_LANGUAGE_MODELS})
+    if accepted:
+        check_task(config)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_task(config)
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields == {"model.adapter.frozen_head", "evaluation.tasks"}
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
+def test_settings_of_language_models_are_refused_for_a_classifier(name):
+    data = {"source": ["x"], "task": name}
+    config = from_mapping({"name": "any", "data": data, **ONLY_LANGUAGE_MODELS})
+    if name == "sequence_classification":
+        with pytest.raises(ConfigError, match="is for a language model's own head"):
+            check_plugins(config)
+    else:
+        check_plugins(config)
 
 
 def test_built_in_tasks_have_no_options():

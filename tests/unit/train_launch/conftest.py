@@ -7,6 +7,8 @@ import pytest
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.launch import follow
+from steadytrain.components.train.launch.follow import JobFollower
 from steadytrain.components.train.launch.naming import FOLDER, attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.trainjob import TrainJob
@@ -99,5 +101,18 @@ def pod(folder, spec):
             "spec": {"containers": [{"name": "node", "resources": {"limits": {"memory": "2Gi"}}}]},
             "status": {"phase": phase, "containerStatuses": [container], **status},
         }
+
+    return make
+
+
+@pytest.fixture
+def follower(api, job, folder, monkeypatch):
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
+    told = []
+
+    def make(**compute):
+        made = JobFollower(api[1], job(**compute), folder, told.append)
+        made.lines = told
+        return made
 
     return make

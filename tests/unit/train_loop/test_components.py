@@ -18,8 +18,8 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError, StorageError
 from steadytrain.components.train import step
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.errors import ComponentFailed
 from steadytrain.components.train.loop.memory import least_memory
+from steadytrain.components.train.loop.plugin_failed import PluginFailed
 from steadytrain.components.train.loop.validation import validate
 
 from support.plugins import install_example, write_plugin
@@ -201,7 +201,7 @@ def test_checkpoint_of_a_version_without_components_is_resumed(make_bench, monke
 )
 def test_failing_component_is_named(make_bench, add, body, message):
     bench = make_bench(training={"components": {add(body): {}}})
-    with pytest.raises(ComponentFailed, match=f"training component 'odd' failed in .*{message}"):
+    with pytest.raises(PluginFailed, match=f"training component 'odd' failed in .*{message}"):
         bench.train_here()
 
 

@@ -36,6 +36,7 @@ OURS_ALONE = {
     "early_stopping_threshold",
     "save_keep_every",
     "order",
+    "order_options",
     "components",
 }
 """The user sets the global batch size. In Transformers, early stopping belongs to a callback, no

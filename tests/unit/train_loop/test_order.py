@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import GROUPED_BATCHES, RowOrder, order_of
+from steadytrain.components.train.loop.plugin_failed import PluginFailed
 
 from support.plugins import write_plugin
 from support.training import CLASSES, Bench, class_rows, events_of, write_data
@@ -41,7 +43,7 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
 
 def test_an_empty_training_side_is_refused():
     with pytest.raises(DataError, match="training side has no rows"):
-        order_of(Rows([]), None, name="seeded", seed=1, batch=4)
+        order_of(Rows([]), None, TrainingConfig())
 
 
 WRONG = """
@@ -54,25 +56,83 @@ class Plugin:
 """
 
 
+@pytest.fixture
+def take(tmp_path, monkeypatch):
+    """Install an order whose take() runs a statement, and take the rows 4 to 7 of 40."""
+
+    def take_with(name, statement):
+        text = WRONG.replace("return {}", statement)
+        monkeypatch.syspath_prepend(write_plugin(tmp_path / "site", plugins.ORDERS, name, text))
+        return order_of(range(40), None, TrainingConfig(order=name)).take(4, 4)
+
+    return take_with
+
+
 @pytest.mark.parametrize(
     ("name", "returned", "message"),
     [
-        ("too_few", "[0] * (count - 1)", r"take\(4, 4\) returned 3 rows"),
-        ("too_far", "[self.rows] * count", r"take\(4, 4\) returned rows 40 to 40"),
-        ("negative", "[-1] + [0] * (count - 1)", r"take\(4, 4\) returned rows -1 to 0"),
+        ("a_word", "'late'", r"the str 'l'"),
+        ("a_share", "[0.5] * count", r"the float 0.5"),
+        ("none", "None", r"None"),
+        ("nested", "[[0]] * count", r"the list \[0\]"),
+        ("too_few", "[0] * (count - 1)", "3 rows"),
+        ("too_far", "[self.rows] * count", "rows 40 to 40"),
+        ("negative", "[-1] + [0] * (count - 1)", "rows -1 to 0"),
     ],
 )
-def test_order_that_returns_other_rows_than_asked_is_named(
-    make_bench, tmp_path, monkeypatch, name, returned, message
-):
-    text = WRONG.replace("{}", f"{returned} if position else list(range(count))")
-    monkeypatch.syspath_prepend(write_plugin(tmp_path / "site", plugins.ORDERS, name, text))
-    bench = make_bench(training={"order": name})
-
-    with pytest.raises(BadInput, match=f"training.order = '{name}': {message}") as caught:
-        bench.train_here()
-
+def test_order_that_returns_other_rows_than_asked_is_named(take, name, returned, message):
+    with pytest.raises(
+        BadInput, match=rf"training.order = '{name}': .* returned {message}"
+    ) as caught:
+        take(name, f"return {returned}")
     assert "return 4 indices from 0 to 39" in caught.value.remedy
+
+
+def test_rows_may_be_numpy_integers(take):
+    statement = "import numpy; return numpy.arange(position, position + count)"
+    assert take("numpy_rows", statement) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("statement", ["raise SystemExit(0)", "return 1 / 0"])
+def test_order_that_fails_is_named(take, statement):
+    name = f"fails_{len(statement)}"
+    with pytest.raises(PluginFailed, match=rf"training.order = '{name}' failed in take\(\)"):
+        take(name, statement)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "message"),
+    [
+        ("leaves", "import sys\nPlugin = lambda *_: sys.exit(0)", PluginFailed, "SystemExit: 0"),
+        ("five", "Plugin = lambda *_: 5", BadInput, r"creates 5, which has no take"),
+    ],
+)
+def test_order_that_cannot_be_created_is_named(tmp_path, monkeypatch, name, text, error, message):
+    monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, name, text))
+    with pytest.raises(error, match=f"training.order = '{name}' .*{message}"):
+        order_of(range(40), None, TrainingConfig(order=name))
+
+
+STRIDED = """
+class Plugin:
+    def __init__(self, rows, seed, lengths, batch, *, stride=1):
+        self.rows, self.stride = rows, stride
+
+    def take(self, position, count):
+        return [at * self.stride % self.rows for at in range(position, position + count)]
+"""
+
+
+def test_an_order_gets_its_options(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, "strided", STRIDED))
+    options = {"order": "strided", "order_options": {"stride": 3}}
+    assert order_of(range(40), None, TrainingConfig(**options)).take(0, 4) == [0, 3, 6, 9]
+    options["order_options"] = {"step": 3}
+    with pytest.raises(BadInput, match="unexpected keyword argument 'step'") as caught:
+        order_of(range(40), None, TrainingConfig(**options))
+    assert "stride=1" in caught.value.remedy
+    with pytest.raises(ValueError, match="seeded has no options"):
+        TrainingConfig(order_options={"stride": 3})
 
 
 def test_unknown_order_is_refused_with_the_known_ones(make_bench):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,6 +14,8 @@ from moto import mock_aws
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
 from steadytrain.components.train.lease import Generations, Holder, Renewal, held, hold
+
+from support.holding import holding
 
 HOLD = """
 import sys
@@ -49,16 +49,8 @@ def folder(tmp_path):
 @pytest.fixture
 def other(folder):
     """Another process that holds the lease."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder.folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
+    with holding(HOLD, folder.folder) as process:
+        yield process
 
 
 def own(storage, seconds=60.0):

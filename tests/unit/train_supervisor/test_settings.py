@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import (
     ComputeConfig,
     ModelConfig,
@@ -16,6 +17,7 @@ from steadytrain.components.shared.config import (
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.train import step
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.settings import (
     MAY_DIFFER,
@@ -25,6 +27,8 @@ from steadytrain.components.train.recovery.settings import (
     settings,
 )
 from steadytrain.components.train.recovery.supervisor import Supervisor
+
+from support.plugins import write_plugin
 
 REFUSED = {
     "model": {
@@ -104,6 +108,7 @@ SECTIONS_WITHIN = {"compute.pods", "model.adapter"}
 NOT_ALONE = {
     *("training.optim", "compute.offload", "model.trust_remote_code"),
     *("model.framework", "training.order", "training.components"),
+    *("training.optim_args", "training.lr_scheduler_kwargs", "training.order_options"),
 }
 """Fields that can change only together with another field of this run, or need another package."""
 SECTIONS = {
@@ -281,6 +286,31 @@ def test_a_base_model_whose_files_change_is_refused(config, data, tmp_path):
     assert told.startswith("base.content")
     assert "files of model.base" in told
     assert inputs_digest(based, data) != before[1]
+
+
+STRATEGY = """
+from dataclasses import replace
+from steadytrain.components.train.strategy.specs import DDP
+Plugin = replace(DDP, title="mine")
+"""
+
+
+def test_other_code_of_the_same_strategy_is_refused_and_another_strategy_is_not(
+    begun, data, tmp_path, monkeypatch
+):
+    site = write_plugin(tmp_path / "site", plugins.STRATEGIES, "own_ddp", STRATEGY)
+    monkeypatch.syspath_prepend(site)
+    foreign = begun("compute", "strategy", "own_ddp")
+    with pytest.raises(Reached):
+        foreign.run()
+    before = step._key(foreign.config, data)
+    (site / "own_ddp_package.py").write_text(f"{STRATEGY}# another version\n")
+
+    assert step._key(foreign.config, data) != before
+    with pytest.raises(BadInput, match=r"plugins\.strategy own_ddp .*own_ddp_package"):
+        begun("compute", "strategy", "own_ddp").run()
+    with pytest.raises(Reached):
+        begun("compute", "strategy", "ddp").run()
 
 
 def test_unchanged_run_continues_silently(begun):

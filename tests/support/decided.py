@@ -1,0 +1,91 @@
+"""A run as its ledger records it, for tests of the policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+)
+from steadytrain.components.sizing.batch import plan_batch
+from steadytrain.components.train.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.history import AttemptHistory, History
+from steadytrain.components.train.recovery.policy import decide
+
+EXACT = RecoveryConfig(jitter=False)
+BUDGETED = [
+    kind
+    for kind in FailureClass
+    if kind.retryable
+    and kind not in (FailureClass.GPU_OOM, FailureClass.DIVERGENCE, FailureClass.CRASH)
+]
+
+
+class Run:
+    """A run as its ledger records it, which fails on request."""
+
+    def __init__(self, settings=EXACT, *, batch=8, ranks=1, nodes=1, device="GPU"):
+        self.settings, self.device, self.nodes = settings, device, nodes
+        self.plan, self.history, self.step = plan_batch(batch, ranks, batch // ranks), History(), 0
+
+    def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0, at=None):
+        number, plan = self.history.next_attempt, self.plan
+        attempt = AttemptHistory(
+            AttemptStarted(
+                attempt=number,
+                world_size=plan.world_size,
+                batch=plan.settings,
+                gradient_accumulation_steps=plan.gradient_accumulation_steps,
+                resumed_from_step=self.step or None,
+                device=self.device,
+                nodes=self.nodes,
+            )
+        )
+        if saves:
+            self.step += 10
+            attempt.checkpoints.append(
+                CheckpointSaved(
+                    attempt=number, step=self.step, checkpoint="c", bytes=1, seconds=0.1
+                )
+            )
+        attempt.ended = AttemptEnded(
+            attempt=number,
+            outcome="failed",
+            step=self.step if at is None else at,
+            failure_class=kind,
+        )
+        self.history.attempts.append(attempt)
+        self.failure = Failure(kind, 0, "told", "do this", unexplained=unexplained)
+        self.failure = replace(self.failure, memory_needed=memory_needed)
+        decision = decide(self.history, self.failure, self.settings, "run")
+        self.history.decisions.append(
+            DecisionMade(
+                attempt=number,
+                failure_class=kind,
+                action=decision.action,
+                reason=decision.reason,
+                delay_seconds=decision.delay_seconds,
+                batch=decision.batch,
+                fallback=decision.fallback,
+                skipped_batch=decision.skipped_batch,
+                learning_rate_scale=decision.learning_rate_scale,
+                nodes=decision.nodes,
+                on_demand=decision.on_demand,
+            )
+        )
+        if decision.nodes:
+            self.plan = plan_batch(
+                plan.global_batch_size, plan.world_size // self.nodes * decision.nodes
+            )
+            self.nodes = decision.nodes
+        if decision.batch is not None:
+            self.plan = plan.within(decision.batch)
+        return decision
+
+
+def replace_settings(**fields):
+    return EXACT.model_copy(update=fields)

@@ -1,0 +1,115 @@
+"""A server that denies access or is away concludes nothing about pods, unless it lasts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from steadytrain.components.shared import patience
+
+from support.following import ended, failure, followed
+
+DENIALS = [
+    (401, {"message": "Unauthorized", "reason": "Unauthorized"}),
+    (403, {"message": 'pods is forbidden: User "x" cannot list resource "pods"'}),
+    (403, {}),
+]
+"""What an API server answers while it starts, before it knows tokens and roles."""
+
+
+def test_pods_that_run_are_left_in_peace(api, follower, folder, pod):
+    made = follower()
+    api[0].put("pods", pod(0))
+    api[0].put("pods", pod(1))
+    made.look()
+    assert (made.started, made.gone, folder.errors()) == ({0, 1}, set(), [])
+
+
+def test_a_server_that_is_away_concludes_nothing(api, follower, folder, pod):
+    made = follower(pods={"pending_timeout_seconds": 1e-6})
+    api[0].put("pods", pod(0))
+    api[0].put("pods", pod(1))
+    made.start()
+    while made.started != {0, 1}:
+        time.sleep(0.01)
+    api[0].away = True
+    seen = len(api[0].calls)
+    while len(api[0].calls) < seen + 3:
+        time.sleep(0.01)
+    made.ending.set()
+    made.join()
+    assert (made.gone, folder.errors()) == (set(), [])
+
+
+@pytest.mark.parametrize("denial", DENIALS)
+def test_a_denial_by_a_server_that_starts_concludes_nothing(api, follower, folder, pod, denial):
+    made = follower()
+    followed(api, made, pod)
+    api[0].denial = denial
+    seen = len(api[0].calls)
+    while len(api[0].calls) < seen + 3 and made.is_alive():
+        time.sleep(0.01)
+    assert (made.is_alive(), made.gone, folder.errors()) == (True, set(), [])
+    api[0].denial = None
+    del api[0].objects["pods", "tiny-a3-node-0-1-abcde"]
+    while made.gone != {1}:
+        time.sleep(0.01)
+    ended(made)
+    assert failure(folder).failure_class == "preemption"
+
+
+@pytest.mark.parametrize("denial", DENIALS)
+def test_a_denial_that_lasts_ends_it_with_the_right_that_lacks(api, follower, folder, pod, denial):
+    made = follower()
+    assert made._patience.denied == 180, "as long as a server may be away"
+    made._patience.denied = 0.2
+    followed(api, made, pod)
+    began = time.monotonic()
+    api[0].denial = denial
+    made.join(5)
+    assert 0.2 <= time.monotonic() - began < 5
+    assert made.gone == {0, 1}
+    assert failure(folder).failure_class == "user_bug"
+    assert "service account to the Role" in failure(folder).remedy
+
+
+def test_denials_with_answers_in_between_conclude_nothing(api, follower, folder, pod):
+    made = follower()
+    made._patience.denied = 0.3
+    followed(api, made, pod)
+    end = time.monotonic() + 0.8
+    while time.monotonic() < end:
+        api[0].denial = None if api[0].denial else DENIALS[0]
+        time.sleep(0.1)
+    assert made.is_alive()
+    ended(made)
+    assert folder.errors() == []
+
+
+@pytest.mark.parametrize("denial", DENIALS)
+def test_a_job_is_made_when_a_denial_has_passed(api, follower, denial):
+    api[0].denial = denial
+    made, waited = follower(), []
+
+    def wait(seconds):
+        waited.append(seconds)
+        if len(waited) == 4:
+            api[0].denial = None
+
+    made.ending.wait = wait
+    made.make()
+    assert api[0].names("trainjobs") == ["tiny-a3"]
+
+
+@pytest.mark.parametrize("denial", DENIALS)
+def test_a_job_that_may_not_be_made_ends_it_with_the_right_that_lacks(
+    api, follower, folder, monkeypatch, denial
+):
+    monkeypatch.setattr(patience, "DENIED_SECONDS", 0.2)
+    api[0].denial = denial
+    made = follower()
+    made.run()
+    assert made.gone == {0, 1}
+    assert failure(folder).failure_class == "user_bug"
+    assert "service account to the Role" in failure(folder).remedy

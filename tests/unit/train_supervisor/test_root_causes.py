@@ -1,0 +1,152 @@
+"""Of several failures, the root cause wins; a rank without a report is judged by its log."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from steadytrain.components.train.failures import classify
+
+from support.reported import reported
+
+# What a library logs about an exception that it has handled.
+HANDLED = (
+    "WARNING:apex: the slow path is taken\nTraceback (most recent call last):\n"
+    '  File "fast.py", line 3, in <module>\n    import fused\n\n'
+    "ModuleNotFoundError: No module named 'fused'\n"
+)
+
+
+HANDLED_MEMORY = (
+    'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+    "torch.OutOfMemoryError: CUDA out of memory.\n"
+)
+
+
+FULL_DISK = (
+    'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+    "OSError: [Errno 28] No space left on device\n"
+)
+
+
+# The way torch.distributed prints an uncaught exception.
+PREFIXED = (
+    "[rank1]: Traceback (most recent call last):\n"
+    '[rank1]:   File "a.py", line 3, in <module>\n[rank1]:     read()\n'
+    "[rank1]: DataError: a shard is missing\n"
+)
+
+
+WATCHDOG = (
+    "[rank1]:[E1122 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600013 milliseconds\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "expected", "said"),
+    [
+        (-9, "", "host_oom", "SIGKILL"),
+        (137, "", "host_oom", "SIGKILL"),
+        (-15, "", "preemption", "SIGTERM"),
+        (143, "", "preemption", "SIGTERM"),
+        (-11, "loading\n", "crash", "SIGSEGV: loading"),
+        *[(-number, "", "crash", signal.Signals(number).name) for number in (4, 6, 7, 8, 11)],
+        (139, "", "crash", "SIGSEGV"),
+        (134, "terminate called after throwing 'std::bad_alloc'", "host_oom", "SIGABRT"),
+        (-11, f"{HANDLED}step 30\n", "crash", "SIGSEGV: step 30"),
+        (-11, HANDLED, "crash", "SIGSEGV"),
+        (-11, HANDLED_MEMORY, "gpu_oom", "SIGSEGV"),
+        (-11, f"{HANDLED_MEMORY}trying a smaller one\n", "crash", "trying a smaller one"),
+        (-9, HANDLED, "host_oom", "SIGKILL"),
+        (-15, HANDLED, "preemption", "SIGTERM"),
+        (-6, f"{HANDLED}{WATCHDOG}", "collective_timeout", "SIGABRT"),
+        (-6, f"{WATCHDOG}{HANDLED}", "collective_timeout", "SIGABRT"),
+        (-6, f"{HANDLED}what():  std::bad_alloc\n", "host_oom", "std::bad_alloc"),
+        (1, f"{HANDLED}CUDA out of memory. Tried to allocate 2 GiB\n", "gpu_oom", "allocate 2"),
+        (1, f"{HANDLED}NCCL error: unhandled system error\n", "network", "NCCL error"),
+        (1, f"{FULL_DISK}sendBytes failed: Broken pipe\n", "storage", "No space left"),
+        (3, f"{HANDLED}giving up\n", "unknown", "exit status 3: giving up"),
+        (1, PREFIXED, "data", "DataError: a shard is missing"),
+        (-6, "terminate called after throwing 'std::bad_alloc'", "host_oom", "SIGABRT"),
+        (3, "", "unknown", "exit status 3"),
+        (-40, "", "unknown", "signal 40"),
+        (1, "ImportError without its traceback", "unknown", "without its traceback"),
+        (
+            1,
+            'Traceback (most recent call last):\n  File "my_task.py", line 3, in loss\n'
+            "    return 1 / 0\nZeroDivisionError: division by zero\n\nshutting down\n",
+            "user_bug",
+            "ZeroDivisionError: division by zero",
+        ),
+        (
+            1,
+            'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+            "OSError: [Errno 28] No space left on device",
+            "storage",
+            "No space left",
+        ),
+    ],
+)
+def test_how_a_rank_ends_without_a_report(status, log, expected, said):
+    failure = classify([], {0: status}, {0: log})
+    assert failure.failure_class == expected
+    assert said in failure.message
+
+
+def test_a_crash_wins_over_what_the_others_saw_of_it():
+    errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
+    failure = classify(errors, {1: -11, 0: 1}, {}, {1: 57})
+    assert (failure.failure_class, failure.rank, failure.step) == ("crash", 1, 57)
+    assert "after step 57" in failure.message
+    assert failure.failure_class.retryable
+
+
+def test_the_root_cause_wins_over_an_earlier_echo():
+    errors = [
+        reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0, time=1.0),
+        reported("OutOfMemoryError", "CUDA out of memory.", rank=1, time=1.2),
+    ]
+    failure = classify(errors, {0: 1, 1: 1}, {})
+    assert (failure.failure_class, failure.rank) == ("gpu_oom", 1)
+    assert failure.traceback == "Traceback of 1"
+
+
+def test_a_killed_rank_wins_over_what_the_others_saw_of_it():
+    errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
+    failure = classify(errors, {1: -9, 0: 1}, {})
+    assert (failure.failure_class, failure.rank) == ("host_oom", 1)
+
+
+def test_a_kill_that_the_agent_explains_is_no_longer_unexplained():
+    echo = reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0, time=1.0)
+    told = reported("OOMKilled", "the kernel killed it", rank=1, time=9.0)
+    failure = classify([echo, told], {1: -9, 0: 1}, {})
+    assert (failure.failure_class, failure.rank, failure.unexplained) == ("host_oom", 1, False)
+    assert classify([], {1: -9}, {}).unexplained
+
+
+def test_ranks_that_torchrun_takes_down_are_no_cause():
+    failure = classify([], {1: 3, 0: -15, 2: -9}, {1: "the disk is full: No space left on device"})
+    assert (failure.failure_class, failure.rank) == ("storage", 1)
+
+
+def test_a_rank_that_was_killed_for_outliving_another_is_no_cause():
+    """Rank 1 loses the network. Rank 0 waits for it until our agent kills rank 0."""
+    told = reported("DistNetworkError", "The client socket has timed out after 60000ms", rank=1)
+    failure = classify([told], {1: 1, 0: -9}, {})
+    assert (failure.failure_class, failure.rank) == ("network", 1)
+    assert classify([told], {0: -9, 1: 1}, {}).failure_class == "host_oom"
+
+
+def test_of_echoes_alone_the_earliest_counts():
+    errors = [
+        reported("RuntimeError", "Connection reset by peer", rank=1, time=1.0),
+        reported("RuntimeError", "Connection closed by peer", rank=0, time=2.0),
+    ]
+    assert classify(errors, {1: 1, 0: 1}, {}).rank == 1
+
+
+def test_nothing_at_all_is_unknown():
+    assert classify([], {0: 0}, {}).failure_class == "unknown"
