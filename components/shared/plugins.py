@@ -160,9 +160,11 @@ def check(group: str, wanted: Iterable[str]) -> None:
 
 
 def _unknown(group: str, missing: Iterable[str]) -> BadInput:
+    known = ", ".join(names(group))
+    install = "install the package that adds it"
     return BadInput(
         f"no installed package has {', '.join(missing)} in {group}",
-        remedy=f"use one of {', '.join(names(group))}, or install the package",
+        remedy=f"use one of {known}, or {install}" if known else install,
     )
 
 
