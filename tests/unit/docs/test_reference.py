@@ -12,6 +12,7 @@ import sys
 import pytest
 import typer.main
 
+from steadytrain.components.observe.registry import METRICS
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import types
@@ -137,6 +138,16 @@ def test_every_failure_class_is_there_with_its_fix(pages):
         assert meaning, kind
         assert retried == ("yes" if kind.retryable else "no")
         assert fix == kind.remedy
+
+
+def test_every_metric_is_there_with_its_names_unit_and_meaning(pages):
+    found = rows(pages["reference/metrics.md"])
+    for metric in METRICS.values():
+        _, names, kind, unit, label, meaning = found[metric.name]
+        assert [name.strip("` ") for name in names.split(",")] == list(metric.series)
+        assert (kind, unit) == (metric.kind, metric.unit)
+        assert metric.label in label
+        assert meaning
 
 
 def test_every_environment_variable_that_the_code_names_is_there(pages):
