@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from steadytrain.components.train.failures import FailureClass
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 COMMON_LABELS: Final = ("run", "model")
@@ -22,8 +24,7 @@ class Metric:
 
     unit: of its values; "" for a number without one.
     label: the label besides COMMON_LABELS, "phase" or "class"; "" if there is none.
-    values: every value of that label, if the registry fixes them. Failure classes are fixed
-        elsewhere.
+    values: every value of that label.
     buckets: upper bounds of a histogram's buckets, in `unit`.
     """
 
@@ -51,6 +52,9 @@ class Metric:
 
 _STEP_PHASES = ("data", "compute", "communication", "checkpoint", "validation")
 _RUN_PHASES = ("useful", "lost", "restarting", "checkpointing", "waiting")
+FAILURE_CLASSES: Final = tuple(kind.value for kind in FailureClass)
+INTERRUPTED: Final = "interrupted"
+"""Stands for a failure class if an attempt ended without a failure of its own."""
 
 _ALL: Final = (
     # The run.
@@ -71,7 +75,14 @@ _ALL: Final = (
     Metric("cost_budget_usd", "gauge", "USD", "The run's observability.budget_usd."),
     Metric("run_active", "gauge", "", "1 while the run trains or will try again, 0 after its end."),
     Metric("attempts", "counter", "attempts", "Attempts started."),
-    Metric("failures", "counter", "failures", "Failed attempts by failure class.", label="class"),
+    Metric(
+        "failures",
+        "counter",
+        "failures",
+        "Failed attempts by failure class.",
+        label="class",
+        values=FAILURE_CLASSES,
+    ),
     Metric(
         "run_seconds",
         "gauge",
@@ -89,6 +100,7 @@ _ALL: Final = (
         "Training time that had to be repeated, by the class of the failure that lost it; "
         "`interrupted` if the run was stopped from outside.",
         label="class",
+        values=(*FAILURE_CLASSES, INTERRUPTED),
     ),
     Metric(
         "attempt_started_timestamp_seconds",

@@ -7,11 +7,17 @@ continue across attempts, and across supervisors that die.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import asdict
 from functools import singledispatchmethod
 from typing import Any
 
-from steadytrain.components.observe.registry import METRICS, VALIDATION_PREFIX
+from steadytrain.components.observe.registry import (
+    FAILURE_CLASSES,
+    INTERRUPTED,
+    METRICS,
+    VALIDATION_PREFIX,
+)
 from steadytrain.components.observe.samples import Samples
 from steadytrain.components.observe.utilization import flops_utilization
 from steadytrain.components.shared.events import Event
@@ -27,12 +33,10 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.outcome import SUCCESSES
 from steadytrain.components.train.recovery.times import Times, spans
-
-INTERRUPTED = "interrupted"
-"""Stands for the failure class of attempts that ended without a failure of their own."""
 
 
 class RunMetrics:
@@ -43,7 +47,7 @@ class RunMetrics:
     """
 
     def __init__(self) -> None:
-        self.samples = Samples()
+        self.samples = _at_zero()
         self.history = History()
         self._attempts: dict[int, AttemptHistory] = {}
         self._alive: dict[int, float] = {}
@@ -77,14 +81,34 @@ class RunMetrics:
         return Times.of(spans(self.history, until=self._alive.get(last, 0.0)))
 
     def current(self) -> Samples:
-        """Return all values, including those that follow from the run as a whole."""
+        """Return a copy of all values, with those that follow from the run as a whole."""
+        samples = deepcopy(self.samples)
         if self.history.attempts:
             times = self.times()
-            self.samples.set("goodput", times.goodput)
+            samples.set("goodput", times.goodput)
             for phase, seconds in asdict(times).items():
-                self.samples.set("run_seconds", seconds, phase)
-            self.samples.set("run_active", float(self._is_active()))
-        return self.samples
+                samples.set("run_seconds", seconds, phase)
+            samples.set("run_active", float(self.is_active))
+        return samples
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run trains, or will try again by itself."""
+        ended = self.history.attempts[-1].ended if self.history.attempts else None
+        if ended is None:
+            return bool(self.history.attempts)
+        return bool(ended.failure_class) and ended.attempt not in self._stopped
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether training has finished or failed, and not only been interrupted."""
+        ended = self.history.attempts[-1].ended if self.history.attempts else None
+        return ended is not None and (ended.outcome in SUCCESSES or ended.attempt in self._stopped)
+
+    @property
+    def _stopped(self) -> set[int]:
+        """The attempts after which the policy gave up."""
+        return {item.attempt for item in self.history.decisions if item.action == "stop"}
 
     def _live(self, attempt: int, time: float) -> None:
         """Charge the time since the attempt's last sign of life."""
@@ -96,13 +120,6 @@ class RunMetrics:
         price = self._prices.get(attempt)
         if price is not None:
             self.samples.add("cost_usd", price * (time - before) / 3600)
-
-    def _is_active(self) -> bool:
-        ended = self.history.attempts[-1].ended
-        if ended is None:
-            return True
-        stops = {item.attempt for item in self.history.decisions if item.action == "stop"}
-        return bool(ended.failure_class) and ended.attempt not in stops
 
     def _is_first(
         self, event: CheckpointSaved | Validated | GradientOverflow | TrainingDiverged
@@ -142,6 +159,7 @@ class RunMetrics:
         self.samples.set("attempt_ready", 0.0)
         if (price := self._setting("compute", "price_per_hour")) is not None:
             self._prices[event.attempt] = price
+            self.samples.add("cost_usd", 0.0)
         # It may have had to start from an older checkpoint than the newest one.
         self._count_lost()
 
@@ -162,7 +180,7 @@ class RunMetrics:
             return
         attempt.add(event)
         if event.failure_class:
-            self.samples.add("failures", 1, event.failure_class)
+            self.samples.add("failures", 1, _class(event))
         self._count_lost()
         if event.outcome in SUCCESSES and not self._finished:
             self._finished = True
@@ -257,5 +275,26 @@ class RunMetrics:
         ended = next((item.ended for item in reversed(self.history.attempts) if item.ended), None)
         lost = self.times().lost
         if ended is not None and lost > self._lost:
-            self.samples.add("lost_seconds", lost - self._lost, ended.failure_class or INTERRUPTED)
+            self.samples.add("lost_seconds", lost - self._lost, _class(ended))
             self._lost = lost
+
+
+def _class(ended: AttemptEnded) -> str:
+    """Return the value of the label `class`: one of a fixed number."""
+    if not ended.failure_class:
+        return INTERRUPTED
+    known = ended.failure_class in FAILURE_CLASSES
+    return ended.failure_class if known else FailureClass.UNKNOWN.value
+
+
+def _at_zero() -> Samples:
+    """Return all counters at 0: otherwise Prometheus does not see their first increase.
+
+    The cost is left out, because it may be unknown.
+    """
+    samples = Samples()
+    for metric in METRICS.values():
+        if metric.kind == "counter" and metric.name != "cost_usd":
+            for label in metric.values or [""]:
+                samples.add(metric.name, 0.0, label)
+    return samples

@@ -38,7 +38,7 @@ def test_names_are_those_of_prometheus_and_unique():
 
 def test_labels_are_bounded():
     assert {metric.label for metric in METRICS.values()} == {"", "phase", "class"}
-    assert all(metric.values for metric in METRICS.values() if metric.label == "phase")
+    assert all(bool(metric.values) == bool(metric.label) for metric in METRICS.values())
 
 
 @pytest.mark.parametrize("act", ["set", "add", "observe"])
