@@ -51,11 +51,11 @@ def needed(program: str) -> str:
 
 
 @contextlib.contextmanager
-def scraping(target: int, folder: Path, *, seconds: float = 0.2) -> Iterator[Prometheus]:
+def scraping(target: int, folder: Path, *, seconds: int = 1) -> Iterator[Prometheus]:
     """Start a server that scrapes a port of this machine, and stop it at the end."""
     port, program = free_port(), needed("prometheus")
     folder.mkdir()
-    interval = f"{seconds * 1000:.0f}ms"
+    interval = f"{seconds}s"
     job = {"job_name": "run", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
     settings = {
         "global": {"scrape_interval": interval, "scrape_timeout": interval},
