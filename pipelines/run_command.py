@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,6 +75,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT) -> None:
 
 
 def _run(config: RunConfig) -> None:
+    from steadytrain.components.shared.logs import Log
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.light_kfp import import_kfp
@@ -82,10 +84,13 @@ def _run(config: RunConfig) -> None:
     from steadytrain.pipelines.progress import ProgressDisplay
 
     import_kfp()
+    json_lines = config.observability.logs == "json"
+    display = Log(config.run_id, "json") if json_lines else ProgressDisplay()
     try:
-        ended = run_locally(config, display=ProgressDisplay())
+        ended = run_locally(config, display=display)
     except Stopped:
         # The third signal. Checkpoints that were saved before are still good.
         say("\n".join(stopping(Workspace.of(config))))
         raise
-    tell_ending(ended)
+    # With JSON lines, standard output has nothing else, so the ending goes to standard error.
+    tell_ending(replace(ended, shown=ended.shown and not json_lines))
