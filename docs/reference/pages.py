@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from reference import (
+    alerts,
     commands,
     configuration,
     environment,
@@ -22,6 +23,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/commands.md": commands.page,
     "reference/events.md": events.page,
     "reference/metrics.md": metrics.page,
+    "reference/alerts.md": alerts.page,
     "reference/failures.md": failures.page,
     "reference/strategies.md": strategies.page,
     "reference/environment.md": environment.page,
