@@ -47,7 +47,7 @@ class RunMetrics:
     """
 
     def __init__(self) -> None:
-        self.samples = _at_zero()
+        self.samples = Samples.at_zero()
         self.history = History()
         self._attempts: dict[int, AttemptHistory] = {}
         self._alive: dict[int, float] = {}
@@ -89,6 +89,8 @@ class RunMetrics:
             for phase, seconds in asdict(times).items():
                 samples.set("run_seconds", seconds, phase)
             samples.set("run_active", float(self.is_active))
+        if self._prices:
+            samples.add("cost_usd", self._cost())
         return samples
 
     @property
@@ -110,16 +112,23 @@ class RunMetrics:
         """The attempts after which the policy gave up."""
         return {item.attempt for item in self.history.decisions if item.action == "stop"}
 
+    def _cost(self) -> float:
+        """Return the cost of the attempts so far, in USD.
+
+        Not summed up event by event: rounding would depend on the order, and Prometheus takes a
+        counter that is lower by a rounding error for one that started again from 0.
+        """
+        return sum(
+            price * (self._alive[attempt] - self._attempts[attempt].started.time) / 3600
+            for attempt, price in self._prices.items()
+        )
+
     def _live(self, attempt: int, time: float) -> None:
-        """Charge the time since the attempt's last sign of life."""
+        """Note an attempt's last sign of life."""
         started, ended = self._attempts[attempt].started, self._attempts[attempt].ended
         # A rank that was cut off may report for longer than its machine counts.
         time = min(time, ended.time) if ended else time
-        before = self._alive.get(attempt, started.time)
-        self._alive[attempt] = max(before, time)
-        price = self._prices.get(attempt)
-        if price is not None:
-            self.samples.add("cost_usd", price * (time - before) / 3600)
+        self._alive[attempt] = max(self._alive.get(attempt, started.time), time)
 
     def _is_first(
         self, event: CheckpointSaved | Validated | GradientOverflow | TrainingDiverged
@@ -159,7 +168,6 @@ class RunMetrics:
         self.samples.set("attempt_ready", 0.0)
         if (price := self._setting("compute", "price_per_hour")) is not None:
             self._prices[event.attempt] = price
-            self.samples.add("cost_usd", 0.0)
         # It may have had to start from an older checkpoint than the newest one.
         self._count_lost()
 
@@ -188,7 +196,8 @@ class RunMetrics:
 
     @_add.register
     def _(self, event: DecisionMade) -> None:
-        self.history.decisions.append(event)
+        if event.attempt not in (item.attempt for item in self.history.decisions):
+            self.history.decisions.append(event)
 
     @_add.register
     def _(self, event: CheckpointSaved) -> None:
@@ -285,16 +294,3 @@ def _class(ended: AttemptEnded) -> str:
         return INTERRUPTED
     known = ended.failure_class in FAILURE_CLASSES
     return ended.failure_class if known else FailureClass.UNKNOWN.value
-
-
-def _at_zero() -> Samples:
-    """Return all counters at 0: otherwise Prometheus does not see their first increase.
-
-    The cost is left out, because it may be unknown.
-    """
-    samples = Samples()
-    for metric in METRICS.values():
-        if metric.kind == "counter" and metric.name != "cost_usd":
-            for label in metric.values or [""]:
-                samples.add(metric.name, 0.0, label)
-    return samples

@@ -37,6 +37,19 @@ class Samples:
         self.values: dict[tuple[str, str], float] = {}
         self.distributions: dict[str, Distribution] = {}
 
+    @classmethod
+    def at_zero(cls) -> Samples:
+        """Return all counters at 0: otherwise Prometheus does not see their first increase.
+
+        The cost is left out, because it may be unknown.
+        """
+        samples = cls()
+        for metric in METRICS.values():
+            if metric.kind == "counter" and metric.name != "cost_usd":
+                for label in metric.values or [""]:
+                    samples.add(metric.name, 0.0, label)
+        return samples
+
     def set(self, name: str, value: float, label: str = "") -> None:
         """Set a gauge."""
         self.values[_key(name, "gauge", label)] = value

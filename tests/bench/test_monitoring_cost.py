@@ -79,6 +79,8 @@ def test_steps_with_everything_on(tmp_path):
         with contextlib.ExitStack() as opened:
             sinks = []
             if watched:
+                output = opened.enter_context((tmp_path / f"{name}.log").open("w"))
+                opened.enter_context(contextlib.redirect_stdout(output))
                 opened.enter_context(following(bench.config, bench.workspace))
                 sinks = [PrometheusSink(bench.config, bench.workspace)]
                 opened.callback(sinks[0].close)
