@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.observe.registry import SERIES
-from steadytrain.components.shared.events.types import AttemptStarted, CheckpointSaved
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    Validated,
+)
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import Times, spans
@@ -94,6 +98,19 @@ def test_prometheus_has_what_the_ledger_has(scraped, times):
     assert prometheus.value("sum(lost_seconds_total)") == pytest.approx(times.lost, abs=0.01)
     assert prometheus.value("run_active") == 0
     assert prometheus.value("training_step") == 300
+
+
+def test_the_phases_of_the_steps_are_measured(scraped):
+    run, prometheus = scraped
+    seconds = {
+        item["metric"]["phase"]: float(item["value"][1])
+        for item in prometheus.query("step_seconds_total")
+    }
+    assert min(seconds[phase] for phase in ("compute", "validation", "checkpoint")) > 0
+    assert seconds["validation"] == pytest.approx(
+        sum(item.seconds for item in events_of(run.workspace, Validated))
+    )
+    assert prometheus.value("gpu_utilization") is None
 
 
 def test_counters_never_went_back(scraped):
