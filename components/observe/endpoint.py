@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import socketserver
 import threading
@@ -16,6 +17,9 @@ from prometheus_client.registry import Collector
 PATH: Final = "/metrics"
 CLIENT_SECONDS: Final = 10.0
 """How long a client may take to send its request, or to read a part of the answer."""
+
+_CONNECTION: Final = "steadytrain.connection"
+"""Where a request has its socket."""
 
 
 class Endpoint:
@@ -59,16 +63,30 @@ class Endpoint:
             return
         collected = self._round
         yield from self._metrics(environment, start)
-        # The server asks for more only after it has sent this.
+        # The server asks for more only after it has sent this. A client that gave up has nothing.
+        if _has_left(environment[_CONNECTION]):
+            return
         with self._changed:
             self._answered = max(self._answered, collected)
             self._changed.notify_all()
+
+
+def _has_left(client: socket.socket) -> bool:
+    """Return whether the other side has closed the connection."""
+    readable, _, _ = select.select([client], [], [], 0)
+    try:
+        return bool(readable) and not client.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 class _Quiet(WSGIRequestHandler):
     """Writes no log, and gives up on a client that hangs."""
 
     timeout = CLIENT_SECONDS
+
+    def get_environ(self) -> WSGIEnvironment:
+        return super().get_environ() | {_CONNECTION: self.connection}
 
     def log_message(self, *_: object) -> None:
         pass

@@ -91,6 +91,8 @@ class RunMetrics:
             samples.set("run_active", float(self.is_active))
         if self._prices:
             samples.add("cost_usd", self._cost())
+        if (share := self._flops_utilization()) is not None:
+            samples.set("mfu", share)
         return samples
 
     @property
@@ -122,6 +124,16 @@ class RunMetrics:
             price * (self._alive[attempt] - self._attempts[attempt].started.time) / 3600
             for attempt, price in self._prices.items()
         )
+
+    def _flops_utilization(self) -> float | None:
+        """Return the model FLOPs utilization of the newest steps; None if it is unknown."""
+        number, _ = self._newest.get(TrainingStep, (0, 0))
+        attempt = self._attempts.get(number)
+        if attempt is None:
+            return None
+        adapters = self._setting("model.adapter", "kind") not in (None, "none")
+        speed = self.samples.values["tokens_per_second", ""]
+        return flops_utilization(attempt, speed, adapters=adapters)
 
     def _live(self, attempt: int, time: float) -> None:
         """Note an attempt's last sign of life."""
@@ -260,12 +272,6 @@ class RunMetrics:
             show("gpu_memory_peak_bytes", event.gpu_memory_peak)
         if event.gpu_utilization is not None:
             show("gpu_utilization", event.gpu_utilization)
-        attempt = self._attempts.get(event.attempt)
-        if attempt is not None and attempt.ready is not None:
-            adapters = self._setting("model.adapter", "kind") not in (None, "none")
-            share = flops_utilization(attempt, event.tokens_per_second, adapters=adapters)
-            if share is not None:
-                show("mfu", share)
 
     def _count_phases(self, event: TrainingStep, seconds: float) -> None:
         """Count the time of the steps since the last report by phase."""

@@ -84,23 +84,22 @@ class Log:
         own = {item.name: getattr(event, item.name) for item in fields(event)}
         if own.get("batch") is not None:
             own |= vars(own.pop("batch"))
+        own = {name: _plain(value) for name, value in own.items() if name != "time"}
         if isinstance(event, AttemptStarted):
             self._known = dict.fromkeys(_LASTING)
         self._known |= {name: own[name] for name in _LASTING if name in own}
         rank = 0 if isinstance(event, _OF_RANK_0) else None
-        yield self._line(event, event.name, event.level, rank, own)
+        yield self._line(event, event.name, event.level, rank) | own
         for conclusion, about in self._observer.conclude(event):
-            yield self._line(event, conclusion.name, conclusion.level, rank, about)
+            told = {name: _plain(value) for name, value in about.items()}
+            yield self._line(event, conclusion.name, conclusion.level, rank) | told
 
-    def _line(
-        self, event: Event, name: str, level: str, rank: int | None, own: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _line(self, event: Event, name: str, level: str, rank: int | None) -> dict[str, Any]:
+        """Return the fields that every line has."""
+        time = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="milliseconds")
         line = dict.fromkeys(STANDARD) | self._known
-        line |= {"event": name, "level": _LEVELS.get(level, level), "rank": rank}
-        line |= {"job_id": self.job_id, "run": self.job_id}
-        line |= {"time": datetime.fromtimestamp(event.time, UTC).isoformat(timespec="milliseconds")}
-        line |= {name: value for name, value in own.items() if name != "time"}
-        return {name: _plain(value) for name, value in line.items()}
+        line |= {"time": time, "level": _LEVELS.get(level, level), "event": name, "rank": rank}
+        return line | {"job_id": self.job_id, "run": self.job_id}
 
 
 def as_json(line: Mapping[str, Any]) -> str:

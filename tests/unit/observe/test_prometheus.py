@@ -179,6 +179,22 @@ def test_it_waits_at_the_end_for_one_scrape_of_the_final_values(written, serving
     assert not closing.is_alive()
 
 
+def test_a_client_that_gave_up_does_not_have_the_final_values(written, serving, port):
+    sink = serving(prometheus_linger_seconds=60)
+    scrape(port)
+    closing = threading.Thread(target=sink.close)
+    closing.start()
+    time.sleep(0.3)
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    time.sleep(0.5)
+    assert closing.is_alive()
+    scrape(port)
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_it_waits_no_longer_than_it_may(written, serving, port):
     sink = serving(prometheus_linger_seconds=0.5)
     scrape(port)
