@@ -112,11 +112,11 @@ def test_metrics_of_a_long_run(tmp_path):
     content = {"data": {"source": ["a.txt"]}, "model": {"config": {"model_type": "llama"}}}
     run = Writer(from_mapping({**content, "name": "long", "output": str(tmp_path)}))
     run.attempt(1, last=200_000, max_steps=200_000, every=1, save_every=500)
-    start = time.perf_counter()
+    start = time.process_time()
     metrics = RunMetrics.of(read_events(run.workspace.events))
-    rebuilt = time.perf_counter() - start
-    start = time.perf_counter()
+    rebuilt = time.process_time() - start
+    start = time.process_time()
     for _ in range(100):
         metrics.current()
-    scrape = (time.perf_counter() - start) / 100
-    print(f"\n200,000 steps: rebuilt in {rebuilt:.1f} s; {scrape * 1000:.2f} ms a scrape")
+    scrape = (time.process_time() - start) / 100
+    print(f"\n200,000 steps: {rebuilt:.1f} s of CPU time; {scrape * 1000:.2f} ms for each scrape")
