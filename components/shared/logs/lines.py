@@ -16,6 +16,7 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     GradientOverflow,
+    StepStarted,
     TrainingDiverged,
     TrainingFinished,
     TrainingStarted,
@@ -85,7 +86,7 @@ class Log:
         if own.get("batch") is not None:
             own |= vars(own.pop("batch"))
         own = {name: _plain(value) for name, value in own.items() if name != "time"}
-        if isinstance(event, AttemptStarted):
+        if isinstance(event, AttemptStarted | StepStarted):
             self._known = dict.fromkeys(_LASTING)
         self._known |= {name: own[name] for name in _LASTING if name in own}
         rank = 0 if isinstance(event, _OF_RANK_0) else None

@@ -88,10 +88,12 @@ def test_every_line_starts_with_the_same_fields():
     assert (line["gpu_memory_used"], line["tokens_per_second"]) == (4096, 50.0)
 
 
-def test_a_line_has_what_was_last_known():
+def test_a_line_has_what_was_last_known_of_the_attempt():
     _, _, _, saved, again, _ = lines(STARTED, READY, STEP, SAVED, STARTED, READY)
     assert (saved["loss"], saved["epoch"], saved["gpu_memory_used"]) == (1.5, 0.5, 4096)
     assert (again["loss"], again["step"], again["micro_batch_size"]) == (None, None, 4)
+    evaluating = lines(STARTED, STEP, StepStarted(stage="evaluate"))[-1]
+    assert (evaluating["attempt"], evaluating["loss"]) == (None, None)
 
 
 @pytest.mark.parametrize(
