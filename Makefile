@@ -20,7 +20,8 @@ export HF_HUB_OFFLINE ?= 1
 # Without bytecode, hundreds of processes each compile torch and kfp again and take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long coverage cluster lint docs images plugins bench soak package lock setup clean
+.PHONY: demo test long coverage cluster lint docs images plugins bench soak package monitoring \
+  lock setup clean
 
 demo: setup ## Train, evaluate and register a real model on real data, on this machine.
 	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
@@ -83,6 +84,9 @@ bench: setup
 
 soak: setup ## Inject a fault each minute for half an hour, then again while memory runs out.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_soak.py
+
+monitoring: setup ## Write the alert rules and the dashboards again, after a change in components/observe.
+	$(BIN)/python -m steadytrain.components.observe.manifests manifests/components/monitoring
 
 setup: .venv/.installed
 

@@ -61,5 +61,15 @@ STEP_LABELS: Final = {
 }
 """Labels of every step's pod. The network policies select by them."""
 
+METRICS_LABEL: Final = ("steadytrain.io/step", "train")
+"""Label and value of the pod that serves metrics. The PodMonitor selects by it."""
+
+SCRAPE_ANNOTATIONS: Final = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": "9464",
+    "prometheus.io/path": "/metrics",
+}
+"""Annotations of that pod, by which many installations of Prometheus find what to scrape."""
+
 API_ACCESS: Final = ("access-ml-pipeline", "true")
 """Label and value that make full Kubeflow give a pod a token for KFP's API."""

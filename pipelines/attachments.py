@@ -6,8 +6,10 @@ from kfp import dsl, kubernetes
 
 from steadytrain.pipelines.attached import (
     API_ACCESS,
+    METRICS_LABEL,
     MOUNT_PATH,
     NAME,
+    SCRAPE_ANNOTATIONS,
     STEP_LABELS,
     STEP_SECRETS,
 )
@@ -32,6 +34,10 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
         # Resubmits a run that lost a step.
         kubernetes.add_pod_label(task, *API_ACCESS)
     if task.name == "train":
+        # It serves the run's metrics, if a port is configured.
+        kubernetes.add_pod_label(task, *METRICS_LABEL)
+        for name, value in SCRAPE_ANNOTATIONS.items():
+            kubernetes.add_pod_annotation(task, name, value)
         # The default on a node is 64 MiB, which is too little for torch.
         kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", medium="Memory")
         # It supervises for the entire training run, so the autoscaler must not evict it.

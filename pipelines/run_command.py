@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -97,6 +98,7 @@ def _outline(config: RunConfig, *, as_json: bool) -> None:
 
 
 def _run(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.shared.logs import Log
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.light_kfp import import_kfp
@@ -105,8 +107,10 @@ def _run(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.pipelines.progress import ProgressDisplay
 
     import_kfp()
+    json_lines = config.observability.logs == "json"
+    display = Log(config.run_id, "json") if json_lines else ProgressDisplay()
     try:
-        ended = run_locally(config, display=ProgressDisplay())
+        ended = run_locally(config, display=display)
     except Stopped as stopped:
         # The third signal. Checkpoints that were saved before are still good.
         workspace = Workspace.of(config)
@@ -114,4 +118,5 @@ def _run(config: RunConfig, *, as_json: bool) -> None:
         if as_json:
             json_output.show(as_data(LocalRun(workspace, False, stopped.number, None)))
         raise
-    tell_ending(ended, as_json=as_json)
+    # With JSON lines, standard output has nothing else, so the ending goes to standard error.
+    tell_ending(replace(ended, shown=ended.shown and not json_lines), as_json=as_json)

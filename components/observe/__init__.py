@@ -1,1 +1,1 @@
-"""Metrics, logs and alerts, all derived from a run's events."""
+"""Metrics, alerts and dashboards, all derived from a run's events and its ledger."""

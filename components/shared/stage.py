@@ -22,6 +22,7 @@ from steadytrain.components.shared.events.types import (
     StepStarted,
     WorkProgress,
 )
+from steadytrain.components.shared.logs import following
 from steadytrain.components.shared.redaction import redact_tracebacks
 from steadytrain.components.shared.stopping import Stopping, stoppable
 from steadytrain.components.shared.workspace import Workspace
@@ -90,7 +91,7 @@ def stage(
     redact_tracebacks()
     workspace = Workspace.of(config)
     workspace.create()
-    with contextlib.ExitStack() as held:
+    with following(config, workspace), contextlib.ExitStack() as held:
         current = None
         try:
             with stoppable() as stopping:

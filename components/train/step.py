@@ -184,7 +184,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
 def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]]:
     """Open the configured sinks. Report and skip a sink that fails to open or close."""
     sinks: list[tuple[str, Sink]] = []
-    for name in config.tracking.sinks:
+    for name in config.sinks:
         with _reporting(name, workspace):
             sinks.append((name, load_sink(name)(config, workspace)))
     try:

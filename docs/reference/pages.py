@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from reference import commands, configuration, environment, events, failures, python, strategies
+from reference import (
+    alerts,
+    commands,
+    configuration,
+    environment,
+    events,
+    failures,
+    metrics,
+    python,
+    strategies,
+)
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/configuration.md": configuration.page,
     "reference/schedules.md": configuration.schedules_page,
     "reference/commands.md": commands.page,
     "reference/events.md": events.page,
+    "reference/metrics.md": metrics.page,
+    "reference/alerts.md": alerts.page,
     "reference/failures.md": failures.page,
     "reference/strategies.md": strategies.page,
     "reference/environment.md": environment.page,

@@ -23,6 +23,8 @@ _UNITS = {
     "_bytes": "bytes",
     "_share": "share, 0 to 1",
     "price_per_hour": "USD per hour",
+    "budget_usd": "USD",
+    "prometheus_port": "TCP port",
     "sequence_length": "tokens",
     "vocab_size": "tokens",
     "batch_size": "sequences",

@@ -22,6 +22,7 @@ from steadytrain.components.shared.config.evaluation import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.model import ModelConfig
+from steadytrain.components.shared.config.observability import ObservabilityConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
@@ -37,11 +38,15 @@ SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 """Valid names of a run. The name is also used for its folder, for jobs, and for labels in a
 cluster."""
+PROMETHEUS: Final = "prometheus"
+"""Name of the sink that serves metrics. Its port turns it on, because a setting of `tracking` would
+make a different run."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "run": True,
     "output": True,
     "pipeline": True,
+    "observability": True,
     "compute": {"price_per_hour", "pods"},
 }
 
@@ -78,6 +83,7 @@ class RunConfig(Section):
     gate: GateConfig = GateConfig()
     registry: RegistryConfig = RegistryConfig()
     tracking: TrackingConfig = TrackingConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
     retrain: RetrainConfig = RetrainConfig()
 
     @model_validator(mode="after")
@@ -198,6 +204,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_port_opens_prometheus(self) -> Self:
+        if PROMETHEUS in self.tracking.sinks:
+            raise at_odds(
+                "tracking.sinks",
+                self.tracking.sinks,
+                "names prometheus, which needs a port",
+                "leave it out there, and set observability.prometheus_port",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tasks_for_the_gate(self) -> Self:
         asked = [("gate.floors", name) for name in self.gate.floors if "/" in name]
         if self.gate.task_metric:
@@ -249,6 +266,12 @@ class RunConfig(Section):
         ]
         unsupported = strategy_spec(strategy).unsupported
         return next((setting for setting in settings if setting in unsupported), "")
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks that receive training events: those of `tracking`, and Prometheus's."""
+        port = self.observability.prometheus_port
+        return (*self.tracking.sinks, *([PROMETHEUS] if port is not None else []))
 
     @property
     def run_id(self) -> str:

@@ -194,6 +194,12 @@ class TrainingStep(Event):
     grad_norm: global L2 norm of this step's gradients, before clipping.
     tokens: tokens processed since the attempt started, without padding.
     gpu_memory_used: bytes allocated on this rank's device; 0 on a CPU.
+    gpu_memory_reserved: bytes that torch holds on the device, allocated or not; 0 on a CPU.
+    gpu_memory_peak: most bytes allocated since the attempt started; 0 on a CPU.
+    gpu_memory_retries: how often in the attempt an allocation succeeded only after torch had
+        emptied its cache.
+    gpu_utilization: share of the driver's last sample period in which the device was busy, 0 to 1.
+        None if the driver does not say it.
     memory_used: resident bytes of rank 0's process.
     padding: share of token positions filled with padding in the steps since the last such event.
     data_wait: share of the time of those steps in which rank 0 waited for data.
@@ -217,11 +223,18 @@ class TrainingStep(Event):
     padding: float = 0.0
     data_wait: float = 0.0
     communication_wait: float | None = None
+    gpu_memory_reserved: int = 0
+    gpu_memory_peak: int = 0
+    gpu_memory_retries: int = 0
+    gpu_utilization: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validated(Event):
-    """Scores on the validation side after an optimizer step."""
+    """Scores on the validation side after an optimizer step.
+
+    seconds: how long the validation took; 0 if it was not measured.
+    """
 
     name: ClassVar[str] = "validated"
     attempt: int
@@ -229,6 +242,7 @@ class Validated(Event):
     epoch: float
     metrics: dict[str, float]
     best: bool
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

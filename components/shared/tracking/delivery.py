@@ -200,6 +200,8 @@ def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
     yield "data_wait", event.data_wait
     if event.communication_wait is not None:
         yield "communication_wait", event.communication_wait
+    if event.gpu_utilization is not None:
+        yield "gpu_utilization", event.gpu_utilization
     yield "memory_used", event.memory_used
     yield "gpu_memory_used", event.gpu_memory_used
     yield "epoch", event.epoch

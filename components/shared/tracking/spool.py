@@ -10,17 +10,36 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
 from steadytrain.components.shared.events import Event, unread
-from steadytrain.components.shared.tracking.notes import exclusive, recall, remember
+from steadytrain.components.shared.tracking.notes import RUN, exclusive, recall, remember
 from steadytrain.components.shared.workspace import Workspace
 
 _OFFSETS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 BATCH_EVENTS = 1000
 """Maximum number of events in memory, however many wait."""
+
+
+class Waiting(NamedTuple):
+    """What MLflow lacks: bytes of event files, and the time of the oldest event (0: none)."""
+
+    bytes: int
+    oldest: float
+
+
+def waiting(workspace: Workspace) -> Waiting:
+    """Return what the run's current MLflow run lacks. It asks no server."""
+    parent = recall(workspace, RUN)
+    sent = Spool(workspace, parent).sent() if parent else {}
+    size = 0
+    for path in workspace.events.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            size += max(0, path.stat().st_size - sent.get(path.name, 0))
+    first = next(unread(workspace.events, sent), None)
+    return Waiting(size, first.event.time if first else 0.0)
 
 
 class Spool:
@@ -40,7 +59,7 @@ class Spool:
             TrackingError: if another one stays in the block for too long.
         """
         with exclusive(self.workspace, "telling"):
-            sent = self._sent()
+            sent = self.sent()
             offsets, events = dict(sent), list[Event]()
             for item in unread(self.workspace.events, sent):
                 offsets[item.file] = item.offset
@@ -52,7 +71,7 @@ class Spool:
             if offsets != sent:
                 remember(self.workspace, self.note, json.dumps(offsets))
 
-    def _sent(self) -> dict[str, int]:
+    def sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""
         try:
             return _OFFSETS.validate_json(recall(self.workspace, self.note) or "{}")

@@ -14,6 +14,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 from steadytrain.components.train.loop.emitter import Emitter
+from steadytrain.components.train.loop.gpu import gpu_use
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.setup import Parts, precision
 from steadytrain.components.train.loop.steps import StepResult
@@ -88,13 +89,19 @@ class Reporter(Emitter):
                 padding=1 - window.tokens / window.places,
                 data_wait=window.waited / window.seconds,
                 communication_wait=None if window.met is None else window.met / window.seconds,
-                gpu_memory_used=torch.cuda.memory_allocated() if on_gpu else 0,
                 memory_used=self.resident(),
+                **(gpu_use() if on_gpu else {"gpu_memory_used": 0}),
             )
         )
 
     def validated(
-        self, parts: Parts, progress: Progress, metrics: dict[str, float], best: bool
+        self,
+        parts: Parts,
+        progress: Progress,
+        metrics: dict[str, float],
+        *,
+        best: bool,
+        seconds: float,
     ) -> None:
         self.emit(
             Validated(
@@ -103,6 +110,7 @@ class Reporter(Emitter):
                 epoch=epoch(parts, progress.step),
                 metrics=metrics,
                 best=best,
+                seconds=seconds,
             )
         )
 

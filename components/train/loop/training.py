@@ -163,6 +163,7 @@ class Training:
         parts, progress = self.parts, self.progress
         if not len(parts.validation):
             return False
+        began = time.monotonic()
         self.components.before_validation()
         with self.components.replaced_weights():
             metrics = validate(parts)
@@ -171,7 +172,8 @@ class Training:
         better = progress.note(
             score, parts.config.training, greater_is_better=self.greater_is_better
         )
-        self.reporter.validated(parts, progress, metrics, better)
+        seconds = time.monotonic() - began
+        self.reporter.validated(parts, progress, metrics, best=better, seconds=seconds)
         return better
 
     def save(self) -> None:

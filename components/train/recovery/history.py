@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -162,14 +163,22 @@ class History:
         )
 
 
-def history_of(entries: Iterable[Entry]) -> History:
+def counted(entries: Iterable[Entry]) -> Iterator[Event]:
+    """Yield the events of a ledger's entries, in order.
+
+    Leaves out what a supervisor wrote after another one took over.
+    """
+    generation = 0
+    for entry in entries:
+        if entry.event is not None and entry.generation >= generation:
+            generation = entry.generation
+            yield entry.event
+
+
+def history_of(entries: Sequence[Entry]) -> History:
     """Build the history from a ledger's entries, skipping entries without an event."""
     history, attempts = History(), dict[int, AttemptHistory]()
-    for entry in entries:
-        event = entry.event
-        if event is None or entry.generation < history.generation:
-            continue
-        history.generation = entry.generation
+    for event in counted(entries):
         if isinstance(event, SupervisorStarted):
             if _other_nodes(history.supervisor, event):
                 history.outdated = len(history.decisions)
@@ -185,6 +194,7 @@ def history_of(entries: Iterable[Entry]) -> History:
         ):
             attempts[event.attempt].add(event)
     history.attempts = list(attempts.values())
+    history.generation = max((item.generation for item in entries if item.event), default=0)
     return history
 
 

@@ -12,9 +12,12 @@ import sys
 import pytest
 import typer.main
 
+from steadytrain.components.observe.alerts import ALERTS
+from steadytrain.components.observe.registry import METRICS
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import types
+from steadytrain.components.shared.logs.conclusions import CONCLUSIONS
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.server.declared import ScheduleFile
@@ -137,6 +140,26 @@ def test_every_failure_class_is_there_with_its_fix(pages):
         assert meaning, kind
         assert retried == ("yes" if kind.retryable else "no")
         assert fix == kind.remedy
+
+
+def test_every_metric_is_there_with_its_names_unit_and_meaning(pages):
+    found = rows(pages["reference/metrics.md"])
+    for metric in METRICS.values():
+        _, names, kind, unit, label, meaning = found[metric.name]
+        assert [name.strip("` ") for name in names.split(",")] == list(metric.series)
+        assert (kind, unit) == (metric.kind, metric.unit)
+        assert metric.label in label
+        assert meaning
+
+
+def test_every_alert_is_there_with_its_meaning_and_fix(pages):
+    found = rows(pages["reference/alerts.md"])
+    for alert in ALERTS:
+        _, severity, meaning, expression, _, fix = found[alert.name]
+        assert (severity, fix) == (alert.severity, alert.remedy)
+        assert "$labels" not in meaning
+        assert expression.strip("`") == alert.expression
+    assert {item.name for item in CONCLUSIONS} <= found.keys()
 
 
 def test_every_environment_variable_that_the_code_names_is_there(pages):

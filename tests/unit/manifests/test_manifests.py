@@ -10,9 +10,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from steadytrain.components.observe.endpoint import PATH
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.components.train.launch.naming import run_labels
-from steadytrain.pipelines.attached import NAME, STEP_LABELS
+from steadytrain.pipelines.attached import (
+    METRICS_LABEL,
+    NAME,
+    SCRAPE_ANNOTATIONS,
+    STEP_LABELS,
+)
 from steadytrain.pipelines.cluster.permissions import PYTORCHJOB_RIGHTS, RIGHTS, Right
 from steadytrain.pipelines.cluster.trial import LABELS as TRIAL_LABELS
 
@@ -20,7 +26,7 @@ from support.manifests import COMPONENTS, MANIFESTS, OF_THE_CLUSTER, OVERLAYS, b
 
 KUBERNETES = ("1.29", "1.34")
 # The schemas of these kinds exist only in the cluster.
-CUSTOM = {"LocalQueue", "PodDefault"}
+CUSTOM = {"LocalQueue", "PodDefault", "PodMonitor", "PrometheusRule"}
 # Components that conflict with another component because both set the same thing.
 AT_ODDS = {"s3-irsa"}
 STACKS = [
@@ -260,3 +266,34 @@ def test_only_our_pods_reach_the_tracking_server(objects):
     strangers = [{}, {"app": "notebook"}, {"app.kubernetes.io/part-of": "steadytrain"}]
     for labels, welcome in [*((one, True) for one in ours), *((one, False) for one in strangers)]:
         assert any(picks(peer["podSelector"], labels) for peer in rule["from"]) is welcome
+
+
+def test_prometheus_reaches_the_pod_that_serves_metrics_and_no_other_step(tmp_path):
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl, which builds the overlays")
+    built = build("standalone", ("monitoring",), tmp_path)
+    (monitor,) = (item for item in built if item["kind"] == "PodMonitor")
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items()
+        <= (STEP_LABELS | dict([METRICS_LABEL])).items()
+    )
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["path"] == PATH == SCRAPE_ANNOTATIONS["prometheus.io/path"]
+    port = SCRAPE_ANNOTATIONS["prometheus.io/port"]
+    addresses = [item for item in endpoint["relabelings"] if "targetLabel" in item]
+    for pod, address in (("10.1.2.3", f"10.1.2.3:{port}"), ("fd00::7", f"[fd00::7]:{port}")):
+        (found,) = (
+            re.sub(rule["regex"], rule["replacement"].replace("$1", r"\1"), pod)
+            for rule in addresses
+            if re.fullmatch(rule["regex"], pod)
+        )
+        assert found == address
+    (policy,) = (
+        item
+        for item in built
+        if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "steadytrain-steps"
+    )
+    (ingress,) = policy["spec"]["ingress"]
+    assert ingress["ports"] == [{"protocol": "TCP", "port": int(port)}]
+    (dashboards,) = (item for item in built if item["metadata"]["name"] == "steadytrain-dashboards")
+    assert dashboards["data"].keys() == {"fleet.json", "run.json"}

@@ -14,7 +14,14 @@ from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.report.component import report
 from steadytrain.components.shared.config.parameters import PARAMETERS
-from steadytrain.pipelines.attached import MOUNT_PATH, NAME, SECRETS, STEP_SECRETS
+from steadytrain.pipelines.attached import (
+    METRICS_LABEL,
+    MOUNT_PATH,
+    NAME,
+    SCRAPE_ANNOTATIONS,
+    SECRETS,
+    STEP_SECRETS,
+)
 from steadytrain.pipelines.compile import compile_pipeline
 
 STEPS = {"preprocess", "train", "evaluate", "register", "promote", "report"}
@@ -183,4 +190,12 @@ def test_no_image_is_latest_and_none_installs_at_run_time(spec):
 
 def test_an_autoscaler_leaves_the_pod_that_supervises_alone(attached):
     annotations = attached["exec-train"]["podMetadata"]["annotations"]
-    assert annotations == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
+def test_prometheus_finds_the_pod_that_serves_metrics(attached):
+    name, value = METRICS_LABEL
+    metadata = {label: item["podMetadata"] for label, item in attached.items()}
+    serving = [label for label, item in metadata.items() if item["labels"].get(name) == value]
+    assert serving == ["exec-train"]
+    assert SCRAPE_ANNOTATIONS.items() <= metadata["exec-train"]["annotations"].items()

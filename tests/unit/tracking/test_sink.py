@@ -75,7 +75,10 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
             precision="fp32",
             recipe=[asdict(item) for item in recipe_of_run(config, 7)],
         ),
-        *(replace(step, communication_wait=0.25) for step in steps(1, range(3))),
+        *(
+            replace(step, communication_wait=0.25, gpu_utilization=0.5)
+            for step in steps(1, range(3))
+        ),
         Validated(attempt=1, step=2, epoch=0.1, metrics={"loss": 2.5, "f1(macro)": 0.5}, best=True),
         CheckpointSaved(attempt=1, step=2, checkpoint="c", bytes=1, seconds=0.1),
         ended(1, "failed", failure_class="host_oom", message="killed", remedy="more memory"),
@@ -102,7 +105,8 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     assert first.data.metrics["eval_f1_macro_"] == 0.5
     assert first.data.metrics["learning_rate"] == 1e-3
     assert first.data.metrics["communication_wait"] == 0.25
-    assert "communication_wait" not in second.data.metrics
+    assert first.data.metrics["gpu_utilization"] == 0.5
+    assert not {"communication_wait", "gpu_utilization"} & second.data.metrics.keys()
     assert math.isnan(second.data.metrics["loss"])
     assert points(config, workspace, 1, "loss") == [0, 1, 2]
     assert points(config, workspace, 2, "loss") == [3, 4, 5]

@@ -1,11 +1,12 @@
-"""A damaged note of how much was sent to MLflow."""
+"""How much was sent to MLflow, also after its note was damaged, and what waits."""
 
 from __future__ import annotations
 
 import pytest
 
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.tracking.spool import Spool
+from steadytrain.components.shared.tracking.notes import RUN, remember
+from steadytrain.components.shared.tracking.spool import Spool, waiting
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -23,3 +24,21 @@ def test_damaged_note_starts_over(tmp_path, note):
     for count in (1, 0):
         with Spool(workspace, "parent").batch(lambda _: True) as events:
             assert len(events) == count
+
+
+def test_what_waits_is_what_no_batch_has_taken(tmp_path):
+    workspace = Workspace(tmp_path, "tiny")
+    assert waiting(workspace) == (0, 0.0)
+    stream = workspace.stream("a")
+    for time in (1_700_000_000.0, 1_700_000_060.0):
+        stream.emit(Warned(time=time, stage="train", message="so"))
+    size = (workspace.events / "a.jsonl").stat().st_size
+    # Before there is an MLflow run, everything waits.
+    assert waiting(workspace) == (size, 1_700_000_000.0)
+    remember(workspace, RUN, "parent")
+    with Spool(workspace, "parent").batch(lambda _: True):
+        assert waiting(workspace) == (size, 1_700_000_000.0)
+    assert waiting(workspace) == (0, 0.0)
+    stream.emit(Warned(time=1_700_000_090.0, stage="train", message="so"))
+    stream.close()
+    assert waiting(workspace) == (size // 2, 1_700_000_090.0)

@@ -1,0 +1,118 @@
+"""The alerts about runs, each with what it means and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from steadytrain.components.shared.logs.conclusions import (
+    GPU_UTIL_LOW,
+    LOW_UTILIZATION,
+    LOW_UTILIZATION_SECONDS,
+)
+
+Severity = Literal["warning", "critical"]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert rule.
+
+    expression: PromQL over metrics of the registry; the alert fires for each series that it yields.
+    pending: how long that must last, as a Prometheus duration.
+    meaning: one sentence about the run; `{{ $labels.run }}` stands for its name.
+    remedy: what to do.
+    """
+
+    name: str
+    severity: Severity
+    expression: str
+    pending: str
+    meaning: str
+    remedy: str
+
+
+def _age(timestamp: str) -> str:
+    """Return the seconds since a time, or since the attempt started if that is later."""
+    started = "attempt_started_timestamp_seconds"
+    return f"time() - ({timestamp} > {started} or {started})"
+
+
+_TRAINING: Final = "run_active == 1 and attempt_ready == 1"
+_RUN: Final = "Run {{ $labels.run }}"
+
+ALERTS: Final = (
+    Alert(
+        "SteadytrainNoProgress",
+        "critical",
+        f"{_TRAINING} and {_age('last_step_timestamp_seconds')} > 1800",
+        "0m",
+        f"{_RUN} has reported no step for 30 minutes, although its ranks are ready.",
+        "Read `steadytrain explain RUN` and the ranks' logs. If a step takes that long, set "
+        "training.logging_steps to 1; otherwise lower recovery.hang_timeout_seconds.",
+    ),
+    Alert(
+        "SteadytrainLowGoodput",
+        "warning",
+        "run_active == 1 and goodput < 0.5 and sum without (phase) (run_seconds) > 3600",
+        "15m",
+        f"Less than half of the time of {_RUN.lower()} was useful.",
+        "Look at run_seconds by phase and at lost_seconds_total by class: `steadytrain explain "
+        "RUN` has the fix for each failure.",
+    ),
+    Alert(
+        "SteadytrainGpuUtilLow",
+        "warning",
+        f"{_TRAINING} and avg_over_time(gpu_utilization[{LOW_UTILIZATION_SECONDS / 60:.0f}m]) < "
+        f"{LOW_UTILIZATION}",
+        "5m",
+        f"The GPU of rank 0 of {_RUN.lower()} is busy for less than half of the time.",
+        GPU_UTIL_LOW.remedy,
+    ),
+    Alert(
+        "SteadytrainLossDiverging",
+        "warning",
+        "training_loss != training_loss or increase(divergences_total[30m]) > 0 or "
+        "avg_over_time(training_loss[10m]) > 1.5 * avg_over_time(training_loss[10m] offset 30m)",
+        "5m",
+        f"The loss of {_RUN.lower()} is rising or not finite.",
+        "A divergence is retried with a lower learning rate by itself. If the loss keeps rising, "
+        "lower training.learning_rate, and check the newest data.",
+    ),
+    Alert(
+        "SteadytrainOverBudget",
+        "critical",
+        "cost_usd_total > cost_budget_usd",
+        "0m",
+        f"{_RUN} has cost more than its budget (observability.budget_usd).",
+        "`steadytrain stop RUN` stops it with a checkpoint; it can be continued later. Otherwise "
+        "raise the budget.",
+    ),
+    Alert(
+        "SteadytrainCheckpointTooOld",
+        "warning",
+        f"{_TRAINING} and {_age('last_checkpoint_timestamp_seconds')} > 7200",
+        "0m",
+        f"{_RUN} has committed no checkpoint for two hours, and would lose that work.",
+        "Check the storage, and set a smaller training.save_steps, or leave it out: the run then "
+        "saves as often as failures require.",
+    ),
+    Alert(
+        "SteadytrainQueuedTooLong",
+        "warning",
+        "run_active == 1 and attempt_ready == 0 and "
+        "time() - attempt_started_timestamp_seconds > 1800",
+        "0m",
+        f"The ranks of {_RUN.lower()} have not become ready for 30 minutes.",
+        "Look at the pods and at the queue: they lack a node, quota or the image. "
+        "`steadytrain plan --cluster` shows what the cluster has.",
+    ),
+    Alert(
+        "SteadytrainSinkLagging",
+        "warning",
+        "sink_lag_seconds > 600",
+        "5m",
+        f"MLflow lacks events of {_RUN.lower()} that are older than 10 minutes.",
+        "Check the tracking server. Nothing is lost: the run sends the events when it answers.",
+    ),
+)

@@ -1,0 +1,62 @@
+"""Writes a run's log while a step works, from a thread that cannot delay the step."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from steadytrain.components.shared.cluster import own_pod_name
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.observability import LogFormat
+from steadytrain.components.shared.events import Follower, Sink
+from steadytrain.components.shared.logs.lines import Log
+from steadytrain.components.shared.workspace import Workspace
+
+POLL_SECONDS = 0.5
+CLOSE_SECONDS = 5.0
+"""How long the end of a step waits for a reader of its output that hangs."""
+
+
+@contextlib.contextmanager
+def following(config: RunConfig, workspace: Workspace) -> Iterator[None]:
+    """Write the events of the run that come while the block runs, if the step writes a log."""
+    form = step_format(config)
+    if form is None:
+        yield
+        return
+    follower, done = Follower(workspace.events), threading.Event()
+    follower.skip_to_end()
+    thread = threading.Thread(
+        target=_work, args=(follower, Log(workspace.run_id, form), done), name="log", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(CLOSE_SECONDS)
+
+
+def step_format(config: RunConfig) -> LogFormat | None:
+    """Return the format of a step's log.
+
+    None on a machine of your own, where the command that started the run shows it.
+    """
+    chosen = config.observability.logs
+    if chosen == "auto":
+        return "json" if own_pod_name() else None
+    return chosen
+
+
+def _work(follower: Follower, log: Sink, done: threading.Event) -> None:
+    # If nobody reads the output any more, the step continues without a log.
+    with contextlib.suppress(OSError, ValueError):
+        while not done.wait(POLL_SECONDS):
+            _relay(follower, log)
+        _relay(follower, log)
+
+
+def _relay(follower: Follower, log: Sink) -> None:
+    for event in follower.new():
+        log.emit(event)

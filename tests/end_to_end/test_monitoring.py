@@ -1,0 +1,130 @@
+"""A real Prometheus scrapes a training run whose supervisor is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.observe.registry import SERIES
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    Validated,
+)
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.times import Times, spans
+
+from support.command import wait_for
+from support.ports import free_port
+from support.prometheus import needed, scraping
+from support.training import Bench, events_of, language_rows, write_data
+
+TESTS = Path(__file__).parents[1]
+PRICE = 36.0
+TRAIN = """
+import sys
+from steadytrain.components.shared.config import load
+from steadytrain.components.train.step import run_stage
+run_stage(load(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory):
+    """A finished run whose first supervisor was killed, and what Prometheus knows about it."""
+    needed("prometheus")
+    root, port = tmp_path_factory.mktemp("monitoring"), free_port()
+    data = write_data(root / "data", language_rows(60), language_rows(8, seed=1))
+    training = {
+        "max_steps": 300,
+        "global_batch_size": 4,
+        "learning_rate": 5e-3,
+        "eval_steps": 100,
+        "save_steps": 20,
+        "logging_steps": 1,
+    }
+    run = Bench.make(
+        root / "output",
+        data,
+        run="scraped",
+        training=training,
+        compute={"device": "cpu", "threads_per_rank": 1, "price_per_hour": PRICE},
+        recovery={"lease_seconds": 8},
+        tracking={"sinks": []},
+        observability={"prometheus_port": port, "prometheus_linger_seconds": 60},
+    )
+    run.workspace.create()
+    run.workspace.config.write_text(run.config.to_yaml())
+    run.data.save(run.workspace.record("preprocess"))
+    command = [sys.executable, "-c", TRAIN, str(run.workspace.config)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    with scraping(port, root / "prometheus") as prometheus:
+        first = subprocess.Popen(command, env=environment)
+        wait_for(lambda: (prometheus.value("training_step") or 0) > 40)
+        first.kill()
+        first.wait()
+        second = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert second.returncode == 0, second.stderr
+        yield run, prometheus
+
+
+@pytest.fixture(scope="module")
+def times(scraped):
+    run, _ = scraped
+    ledger = Ledger(LocalStorage(run.workspace.ledger), run_id=run.workspace.run_id)
+    return Times.of(spans(ledger.history()))
+
+
+def test_prometheus_has_what_the_ledger_has(scraped, times):
+    run, prometheus = scraped
+    for phase, seconds in asdict(times).items():
+        found = prometheus.value(f'run_seconds{{phase="{phase}"}}')
+        # Another clock writes the stream only if it was set back.
+        assert found == pytest.approx(seconds, abs=0.01), phase
+    assert prometheus.value("goodput") == pytest.approx(times.goodput, abs=0.001)
+    assert prometheus.value("cost_usd_total") == pytest.approx(times.cost(PRICE), abs=1e-4)
+    assert prometheus.value("attempts_total") == len(events_of(run.workspace, AttemptStarted)) == 2
+    saved = events_of(run.workspace, CheckpointSaved)
+    assert prometheus.value("checkpoint_size_mb_count") == len(saved)
+    assert prometheus.value("checkpoint_size_mb_sum") == pytest.approx(
+        sum(item.bytes for item in saved) / 1e6
+    )
+    assert prometheus.value("sum(lost_seconds_total)") == pytest.approx(times.lost, abs=0.01)
+    assert prometheus.value("run_active") == 0
+    assert prometheus.value("training_step") == 300
+
+
+def test_the_phases_of_the_steps_are_measured(scraped):
+    run, prometheus = scraped
+    seconds = {
+        item["metric"]["phase"]: float(item["value"][1])
+        for item in prometheus.query("step_seconds_total")
+    }
+    assert min(seconds[phase] for phase in ("compute", "validation", "checkpoint")) > 0
+    assert seconds["validation"] == pytest.approx(
+        sum(item.seconds for item in events_of(run.workspace, Validated))
+    )
+    assert prometheus.value("gpu_utilization") is None
+
+
+def test_counters_never_went_back(scraped):
+    _, prometheus = scraped
+    counted = [name for name, metric in SERIES.items() if metric.kind != "gauge"]
+    known = [name for name in counted if prometheus.query(name)]
+    assert {"cost_usd_total", "lost_seconds_total", "checkpoint_size_mb_bucket"} <= set(known)
+    for name in known:
+        assert prometheus.query(f"resets({name}[1h]) > 0") == [], name
+    assert prometheus.value("changes(attempts_total[1h])") >= 1
+
+
+def test_the_duration_was_observed_once(scraped, times):
+    _, prometheus = scraped
+    assert prometheus.value("training_duration_seconds_count") == 1
+    assert prometheus.value("max_over_time(training_duration_seconds_count[1h])") == 1
+    assert prometheus.value("training_duration_seconds_sum") == pytest.approx(times.wall, abs=0.01)

@@ -1,0 +1,86 @@
+"""A real Prometheus server that scrapes one address."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.command import wait_for
+from support.ports import free_port
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running server."""
+
+    port: int
+
+    def query(self, expression: str) -> list[Any]:
+        """Return the series of an instant query."""
+        address = f"http://127.0.0.1:{self.port}/api/v1/query?"
+        with urllib.request.urlopen(
+            address + urllib.parse.urlencode({"query": expression}), timeout=20
+        ) as answer:
+            return json.load(answer)["data"]["result"]  # type: ignore[no-any-return]
+
+    def value(self, expression: str) -> float | None:
+        """Return the value of a query with one series; None if there is no series."""
+        found = self.query(expression)
+        assert len(found) < 2, found
+        return float(found[0]["value"][1]) if found else None
+
+
+def needed(program: str) -> str:
+    """Return the path of a program of Debian's package `prometheus`, or skip the test."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed (Debian's package prometheus has it)")
+    return found
+
+
+@contextlib.contextmanager
+def scraping(target: int, folder: Path, *, seconds: int = 1) -> Iterator[Prometheus]:
+    """Start a server that scrapes a port of this machine, and stop it at the end."""
+    port, program = free_port(), needed("prometheus")
+    folder.mkdir()
+    interval = f"{seconds}s"
+    job = {"job_name": "run", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
+    settings = {
+        "global": {"scrape_interval": interval, "scrape_timeout": interval},
+        "scrape_configs": [job],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    options = [
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--query.lookback-delta=10m",  # A query after the run still finds its last values.
+    ]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([program, *options], stdout=log, stderr=log)
+    try:
+        wait_for(lambda: _is_ready(port))
+        yield Prometheus(port)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5):
+            return True
+    except (urllib.error.URLError, ConnectionError):
+        return False

@@ -1,0 +1,252 @@
+"""The endpoint of a run, as Prometheus's own parser reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from steadytrain.components.observe.prometheus import PrometheusSink
+from steadytrain.components.observe.run_metrics import RunMetrics
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import AttemptEnded, Warned
+from steadytrain.components.shared.workspace import Workspace
+
+from support.command import wait_for
+from support.ports import free_port
+from support.written_run import Writer
+
+LABELS = {"run": "tiny-1", "model": "tiny"}
+
+
+@pytest.fixture
+def port():
+    return free_port()
+
+
+@pytest.fixture
+def serving(make_config, port):
+    """Open sinks that look for events often, and close them at the end."""
+    with contextlib.ExitStack() as opened:
+
+        def start(**observability):
+            section = {"prometheus_port": port, "prometheus_linger_seconds": 0, **observability}
+            config = make_config(observability=section)
+            sink = PrometheusSink(config, Workspace.of(config), poll_seconds=0.05)
+            opened.callback(sink.close)
+            return sink
+
+        yield start
+
+
+def fetch(port, path="/metrics", host="127.0.0.1"):
+    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=20) as answer:
+        return answer.read().decode()
+
+
+def scrape(port, host="127.0.0.1"):
+    """Return the samples by name and labels, once the endpoint answers."""
+    texts = []
+
+    def answered():
+        with contextlib.suppress(urllib.error.URLError):
+            texts.append(fetch(port, host=host))
+        return bool(texts)
+
+    wait_for(answered)
+    return {
+        (sample.name, *sorted(set(sample.labels.items()) - set(LABELS.items()))): sample.value
+        for family in text_string_to_metric_families(texts[0])
+        for sample in family.samples
+        if set(LABELS.items()) <= set(sample.labels.items())
+    }
+
+
+def warnings(workspace):
+    return [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
+
+
+def test_a_scrape_has_what_the_events_say(written, serving, port):
+    serving(budget_usd=12.5)
+    found = scrape(port)
+    expected = RunMetrics.of(read_events(written.workspace.events)).current()
+    assert found["cost_usd_total",] == pytest.approx(expected.values["cost_usd", ""])
+    assert found["failures_total", ("class", "gpu_oom")] == 1
+    assert found["failures_total", ("class", "network")] == 0
+    assert found["run_seconds", ("phase", "useful")] > 0
+    assert found["training_duration_seconds_count",] == 1
+    assert found["training_duration_seconds_bucket", ("le", "600.0")] == 1
+    assert found["training_duration_seconds_sum",] == pytest.approx(
+        expected.distributions["training_duration_seconds"].sum
+    )
+    assert found["checkpoint_size_mb_bucket", ("le", "100.0")] == 5
+    assert found["cost_budget_usd",] == 12.5
+    assert found["sink_queue_bytes",] > 1000
+    assert found["sink_lag_seconds",] > 1e6
+
+
+def test_an_address_of_either_family_reaches_it(written, serving, port):
+    serving()
+    scrape(port)
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    assert scrape(port, host="[::1]")["attempts_total",] == 3
+
+
+def test_only_metrics_are_served(written, serving, port):
+    serving()
+    scrape(port)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        fetch(port, "/")
+
+
+def test_events_that_arrive_are_in_the_next_scrape(make_config, serving, port):
+    run = Writer(make_config())
+    serving()
+    assert scrape(port)["attempts_total",] == 0
+    run.attempt(1, last=100, max_steps=500, outcome="preempted")
+    wait_for(lambda: scrape(port).get(("training_step",)) == 100)
+    assert scrape(port)["attempts_total",] == 1
+
+
+def test_the_next_supervisor_serves_the_same_counters(written, serving, port):
+    first = serving()
+    before = scrape(port)
+    first.close()
+    serving()
+    after = scrape(port)
+    assert after.keys() == before.keys()
+    # Only the age of what MLflow lacks depends on the time.
+    assert {name: after[name] for name in after if name != ("sink_lag_seconds",)} == {
+        name: before[name] for name in before if name != ("sink_lag_seconds",)
+    }
+
+
+def test_what_only_the_ledger_has_is_served(written, serving, port):
+    path = written.workspace.events / "supervisor.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if AttemptEnded.name not in line))
+    serving()
+    assert scrape(port)["training_duration_seconds_count",] == 1
+
+
+def test_a_port_in_use_is_a_warning_until_it_is_free(written, serving, port):
+    with socket.create_server(("", port)):
+        serving()
+        wait_for(lambda: warnings(written.workspace))
+        time.sleep(0.3)
+    assert scrape(port)["attempts_total",] == 3
+    (message,) = warnings(written.workspace)
+    assert f"observability.prometheus_port {port}: Address already in use" in message
+
+
+def test_clients_that_hang_delay_nobody(written, serving, port):
+    sink = serving()
+    scrape(port)
+    with contextlib.ExitStack() as hanging:
+        for _ in range(20):
+            client = hanging.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert scrape(port)["attempts_total",] == 3
+        started = time.monotonic()
+        sink.emit(read_events(written.workspace.events)[0])
+        assert time.monotonic() - started < 0.1
+
+
+def test_it_waits_at_the_end_for_one_scrape_of_the_final_values(written, serving, port):
+    sink = serving(prometheus_linger_seconds=60)
+    scrape(port)
+    closing = threading.Thread(target=sink.close)
+    closing.start()
+    time.sleep(0.3)
+    assert closing.is_alive()
+    with pytest.raises(urllib.error.HTTPError):
+        fetch(port, "/")
+    time.sleep(0.2)
+    assert closing.is_alive()
+    assert scrape(port)["training_duration_seconds_count",] == 1
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_a_client_that_gave_up_does_not_have_the_final_values(written, serving, port):
+    sink = serving(prometheus_linger_seconds=60)
+    scrape(port)
+    closing = threading.Thread(target=sink.close)
+    closing.start()
+    time.sleep(0.3)
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    time.sleep(0.5)
+    assert closing.is_alive()
+    scrape(port)
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_it_waits_no_longer_than_it_may(written, serving, port):
+    sink = serving(prometheus_linger_seconds=0.5)
+    scrape(port)
+    started = time.monotonic()
+    sink.close()
+    assert 0.5 <= time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("outcome", ["preempted", "stopped"])
+def test_a_run_that_others_continue_does_not_wait(make_config, serving, port, outcome):
+    Writer(make_config()).attempt(1, last=100, max_steps=500, outcome=outcome)
+    sink = serving(prometheus_linger_seconds=60)
+    scrape(port)
+    started = time.monotonic()
+    sink.close()
+    assert time.monotonic() - started < 5
+
+
+def test_a_ledger_of_a_newer_version_is_a_warning(written, serving):
+    first = min(written.workspace.ledger.glob("*.json"))
+    content = json.loads(first.read_text()) | {"schema_version": 99}
+    del content["digest"]
+    first.write_text(json.dumps(content | {"digest": value_digest(content)}))
+    serving()
+    wait_for(lambda: warnings(written.workspace))
+    (message,) = warnings(written.workspace)
+    assert message.startswith("no metrics: ledger entry 1 has schema version 99")
+
+
+def test_secrets_of_the_environment_are_in_no_warning_and_no_scrape(
+    make_config, serving, port, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
+    run = Writer(make_config())
+    ending = {"failure_class": "canary-0123456789", "message": "canary-0123456789"}
+    run.attempt(1, last=10, max_steps=500, outcome="failed", **ending)
+    serving()
+    wait_for(lambda: scrape(port)["attempts_total",] == 1)
+    text = fetch(port)
+    assert "canary" not in text
+    assert scrape(port)["failures_total", ("class", "unknown")] == 1
+
+
+def test_a_port_adds_the_sink_and_keeps_the_run(make_config):
+    without, with_port = make_config(), make_config(observability={"prometheus_port": 9464})
+    assert without.sinks == ("mlflow",)
+    assert with_port.sinks == ("mlflow", "prometheus")
+    assert with_port.digest() == without.digest()
+    assert plugins.load(plugins.SINKS, "prometheus") is PrometheusSink
+
+
+def test_the_sink_by_name_is_refused_since_it_needs_a_port(make_config):
+    with pytest.raises(BadInput, match=r"set observability.prometheus_port") as raised:
+        make_config(tracking={"sinks": ["prometheus"]})
+    assert "tracking.sinks" in raised.value.message
