@@ -16,7 +16,9 @@ from steadytrain.components.tune.trials.local import local_trials
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
 
 from support import trials as support
+from support.command import TINY_LM
 from support.forked import train
+from support.snippets import blocks
 from support.training import LLAMA, Bench, language_rows, weights_digest, write_data
 
 RECIPE = {
@@ -34,11 +36,10 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory, data):
     """Return a function that makes a configuration of a trial."""
-    root = tmp_path_factory.mktemp("recipes")
 
     def make(task="causal_lm", rows=data, model=LLAMA, **training):
         return Bench.make(
-            root,
+            tmp_path_factory.mktemp("recipe"),
             rows.model_copy(update={"task": task}),
             model={"config": model},
             training={**RECIPE, **training},
@@ -67,6 +68,30 @@ def study(tmp_path_factory, recipe):
         yield folder, found, ask
         found.close()
     assert not support.processes(folder)
+
+
+def test_the_search_of_the_documentation(tmp_path, monkeypatch):
+    """It also prepares real data, which the other trials here are given."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (block,) = (item for item in blocks("python") if "def halve(" in item.text)
+    names = {}
+    exec(block.text, names)
+    times = ("training.max_steps=8", "training.eval_steps=2", "training.save_steps=8")
+    sets = (*TINY_LM, *times, "data.source=[package:json,package:email]", "compute.device=cpu")
+    assert names["halve"]([1e-2, 1e-9, 1e-8], tmp_path, [2, 4, 8], sets) == 1e-2
+    assert not support.processes(tmp_path)
+    trials = local_trials(tmp_path)
+    states = [trials.state(number) for number in range(3)]
+    assert [state.condition for state in states].count("finished") == 1
+    assert sorted(len(state.validations) for state in states) == [1, 2, 4]
+    (shared,) = (tmp_path / "data").iterdir()
+    (record,) = (trials_of(tmp_path) / "data").glob("*.json")
+    data = DataRecord.load(record)
+    whole = DataRecord.load(tmp_path / "runs" / "prepare" / "records" / "preprocess.json")
+    assert (data.fingerprint, whole.folder) == (whole.fingerprint, str(shared))
+    linked = {path.name for path in Path(data.folder).rglob("*") if path.is_file()}
+    assert not linked & {*whole.sides["test"].shards, whole.sides["test"].index}
+    assert whole.test_records not in linked
 
 
 def weights(folder, number):

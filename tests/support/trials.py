@@ -40,7 +40,9 @@ trials.close()
 
 def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
     """Give a study prepared data."""
-    without_test(data).save(data_path(study, config))
+    path = data_path(study, config)
+    if not path.exists():
+        without_test(data, path.with_suffix("")).save(path)
 
 
 def drive(

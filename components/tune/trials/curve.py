@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from functools import singledispatchmethod
+from pathlib import Path
 
-from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -117,3 +118,11 @@ class Curve:
     def _report(self, attempt: int, step: int, when: float) -> None:
         if attempt == self._attempt:
             self._reported, self._latest = max(self._reported, step), max(self._latest, when)
+
+
+def read_curve(events: Path) -> Curve:
+    """Return what the events in a folder say about a trial."""
+    curve = Curve()
+    for event in read_events(events):
+        curve.add(event)
+    return curve

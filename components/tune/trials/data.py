@@ -1,12 +1,15 @@
 """The prepared data of a study's trials: shared, pinned for the whole study, without a test side.
 
 Trials whose data fields are equal get the same record. So the data of a study do not change, even
-if its source does.
+if its source does. The record's folder holds links to the files of the training and the validation
+side, and nothing else.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -44,16 +47,31 @@ def prepare_data(study: Path, config: RunConfig) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if known_data(study, config) is None:
             own = config.model_copy(update={"output": str(study), "run": _RUN})
-            without_test(preprocess(own)).save(path)
+            without_test(preprocess(own), path.with_suffix("")).save(path)
 
 
-def without_test(data: DataRecord) -> DataRecord:
-    """Return the record without what names the test side or is counted from it.
+def without_test(data: DataRecord, folder: Path) -> DataRecord:
+    """Return the record without what names the test side, or is counted from it.
 
     Training uses neither, so a run with this record has the same weights.
+
+    Args:
+        folder: of the new record, on the same file system. What is there is removed first.
     """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     sides = {name: side for name, side in data.sides.items() if name != "test"}
-    return data.model_copy(update={"sides": sides, "test_records": "", "profile": None})
+    for side in sides.values():
+        for name in filter(None, [*side.shards, side.index]):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(data.path(name), target)
+    if data.tokenizer:
+        source, target = data.path(data.tokenizer), folder / data.tokenizer
+        shutil.copytree(source, target, copy_function=os.link)
+    return data.model_copy(
+        update={"folder": str(folder), "sides": sides, "test_records": "", "profile": None}
+    )
 
 
 def data_path(study: Path, config: RunConfig) -> Path:

@@ -16,7 +16,7 @@ from steadytrain.components.tune.trials.connection import (
     greeted,
     start_server,
 )
-from steadytrain.components.tune.trials.curve import Curve
+from steadytrain.components.tune.trials.curve import Curve, read_curve
 from steadytrain.components.tune.trials.place import TrialFolder, trial_folders, trials_of
 from steadytrain.components.tune.trials.slots import divide, threads_of_rank
 
@@ -47,15 +47,16 @@ def local_trials(
 
 
 @dataclass
-class _Known:
-    """What this driver has read of a trial.
-
-    final: its state, as long as nothing trains it.
-    """
+class _Followed:
+    """A trial at work, as far as this driver has read its events."""
 
     events: Follower
     curve: Curve = field(default_factory=Curve)
-    final: TrialState | None = None
+
+    def state(self) -> TrialState:
+        for event in self.events.new():
+            self.curve.add(event)
+        return self.curve.state(running=True)
 
 
 class LocalTrials:
@@ -65,7 +66,8 @@ class LocalTrials:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
         self._server: Connection | None = None
         self._asked = dict[int, int]()
-        self._known = dict[int, _Known]()
+        self._followed = dict[int, _Followed]()
+        self._resting = dict[int, TrialState]()
 
     def train(self, number: int, config: RunConfig, until: int) -> None:
         """Train a trial until a step in the background. See `Trials.train`.
@@ -80,25 +82,21 @@ class LocalTrials:
             return
         threads = threads_of_rank(config.compute, self.parallel)
         self._folder(number).configure(config, threads)
-        self._known.pop(number, None)
+        self._resting.pop(number, None)
         self._ask(number, until)
 
     def state(self, number: int) -> TrialState:
         self._listen()
-        known = self._known.get(number)
-        if known is None:
-            folder = self._folder(number)
-            known = _Known(Follower(folder.workspace.events), final=folder.discarded())
-            self._known[number] = known
-        if known.final is not None:
-            return known.final
-        # In this order: once a trial has ended, its events are complete.
-        running = number in self._asked
-        for event in known.events.new():
-            known.curve.add(event)
-        found = known.curve.state(running=running)
-        known.final = None if running else found
-        return found
+        folder = self._folder(number)
+        if number in self._asked:
+            if number not in self._followed:
+                self._followed[number] = _Followed(Follower(folder.workspace.events))
+            return self._followed[number].state()
+        if number not in self._resting:
+            kept = folder.discarded()
+            curve = read_curve(folder.workspace.events)
+            self._resting[number] = kept or curve.state(running=False)
+        return self._resting[number]
 
     def stop(self, number: int) -> None:
         if number in self._asked and self._server is not None:
@@ -131,7 +129,7 @@ class LocalTrials:
             self._server = None
         end_leftovers(trials_of(self.study))
         self._asked.clear()
-        self._known.clear()
+        self._followed.clear()
 
     def _folder(self, number: int) -> TrialFolder:
         return TrialFolder(self.study, number)
@@ -153,8 +151,8 @@ class LocalTrials:
             self._begin_again()
             return
         for number in ended:
-            self._asked.pop(number, None)
-            self._known.pop(number, None)
+            del self._asked[number]
+            self._followed.pop(number, None)
 
     def _begin_again(self) -> None:
         """Start the trials again whose server has died."""

@@ -6,6 +6,7 @@
     server.json       where the server of the trials listens (server.py)
     log               its output
     data/<key>.json   the DataRecord of each kind of data, without the test side (data.py)
+    data/<key>/       links to its files
     <number>/         a trial: an output folder with one run
       config.yaml     its configuration
       log             the output of its process

@@ -85,12 +85,10 @@ def _reported(config: RunConfig) -> Iterator[None]:
         message, remedy = str(error), ""
         if isinstance(error, SteadytrainError):
             message, remedy = error.message, error.remedy
-        report_failure(config.output, config.run_id, type(error).__name__, message, remedy)
+        report_failure(Workspace.of(config), type(error).__name__, message, remedy)
 
 
-def report_failure(
-    output: str | Path, run_id: str, error: str, message: str, remedy: str = ""
-) -> None:
+def report_failure(workspace: Workspace, error: str, message: str, remedy: str = "") -> None:
     """Write to a trial's events that it failed outside of its attempts."""
-    with contextlib.closing(Workspace(Path(output), run_id).stream("trial")) as stream:
+    with contextlib.closing(workspace.stream("trial")) as stream:
         stream.emit(StepFailed(stage="train", error=error, message=redact(message), remedy=remedy))

@@ -33,20 +33,22 @@ from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.processes import Process
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.process import RANK_IMPORTS
-from steadytrain.components.tune.trials.place import RUN, TrialFolder
+from steadytrain.components.tune.trials.curve import read_curve
+from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.components.tune.trials.process import report_failure, train_trial
 from steadytrain.components.tune.trials.slots import Slot
 
 _POLL_SECONDS = 0.02
 _DEATHS = 3
-"""How often a trial's process may die before the trial counts as failed."""
+"""How often in a row a trial's process may die without a new checkpoint; then the trial fails."""
 
 
 @dataclass
 class _Trial:
     """A trial at work or waiting for a slot.
 
-    deaths: how often its process has died.
+    saved: the step of its newest checkpoint when its process last died.
+    deaths: how often its process has died since that step was saved.
     stopping: whether it was asked to stop.
     """
 
@@ -54,6 +56,7 @@ class _Trial:
     until: int
     slot: Slot | None = None
     process: Process | None = None
+    saved: int = 0
     deaths: int = 0
     stopping: bool = False
 
@@ -163,14 +166,16 @@ class Server:
         if status == 0 or trial.stopping:
             self._end(trial)
             return
-        trial.deaths += 1
+        place = TrialFolder(self.study, trial.number)
+        saved = read_curve(place.workspace.events).state(running=False).step
+        trial.deaths = 1 if saved > trial.saved else trial.deaths + 1
+        trial.saved = saved
         if trial.deaths == _DEATHS:
             report_failure(
-                TrialFolder(self.study, trial.number).path,
-                RUN,
+                place.workspace,
                 "NodeLost",
-                f"the trial's process died {_DEATHS} times, at last with status {status}; its "
-                f"output is in {TrialFolder(self.study, trial.number).log}",
+                f"the trial's process died {_DEATHS} times in a row without a new checkpoint, at "
+                f"last with status {status}; its output is in {place.log}",
                 FailureClass.NODE_LOST.remedy,
             )
             self._end(trial)
