@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from steadytrain.components.shared.config import from_mapping, load
@@ -68,6 +70,16 @@ def test_a_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
     assert trials.state(0) == DONE
     with pytest.raises(ValueError, match="trial 0 was discarded"):
         trials.train(0, config(), 8)
+
+
+def test_a_discarded_trial_may_have_diverged(tmp_path):
+    place = TrialFolder(tmp_path, 0)
+    diverged = Validation(4, {"loss": math.inf, "perplexity": -math.inf})
+    place.discard(TrialState("failed", 4, (diverged,), failure="divergence"))
+    assert local_trials(tmp_path).state(0).validations == (diverged,)
+    place.discard(TrialState("failed", 4, (Validation(4, {"loss": math.nan}),)))
+    (found,) = local_trials(tmp_path).state(0).validations
+    assert math.isnan(found.metrics["loss"])
 
 
 def test_a_discard_that_was_interrupted_is_finished_by_the_next_driver(
