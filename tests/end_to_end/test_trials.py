@@ -37,13 +37,13 @@ TESTS = Path(__file__).parents[1]
 def recipe(tmp_path_factory, data):
     """Return a function that makes a configuration of a trial."""
 
-    def make(task="causal_lm", rows=data, model=LLAMA, **training):
+    def make(task="causal_lm", rows=data, model=LLAMA, ranks=1, **training):
         return Bench.make(
             tmp_path_factory.mktemp("recipe"),
             rows.model_copy(update={"task": task}),
             model={"config": model},
             training={**RECIPE, **training},
-            compute={"device": "cpu", "threads_per_rank": 1},
+            compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
             recovery={"backoff_seconds": 0, "lease_seconds": 20},
         )
 
@@ -162,18 +162,28 @@ def test_a_trial_that_runs_out_of_memory_says_what_helped(study, tmp_path):
     assert found.fallbacks == ("smaller micro-batch",)
 
 
+def test_a_trial_with_two_ranks_pauses_and_resumes_as_well(study, recipe):
+    folder, trials, ask = study
+    for until in (4, 8):
+        ask(5, until, ranks=2, max_steps=8)
+        assert support.ended(trials, 5).step == until
+    alone = recipe(ranks=2, max_steps=8)
+    train(alone)
+    assert weights(folder, 5) == weights_digest(alone.workspace)
+
+
 def test_a_trial_that_cannot_train_fails_with_its_class(study):
     _, trials, ask = study
-    ask(5, 4, "support.faults:MissingField")
-    found = support.ended(trials, 5)
+    ask(6, 4, "support.faults:MissingField")
+    found = support.ended(trials, 6)
     assert (found.condition, found.failure) == ("failed", "user_bug")
     assert "no_such_field" in found.error
 
 
 def test_a_trial_whose_data_cannot_be_prepared_fails(study, recipe):
     _, trials, _ = study
-    trials.train(6, recipe("support.faults:Paced").config, 4)
-    found = support.ended(trials, 6)
+    trials.train(7, recipe("support.faults:Paced").config, 4)
+    found = support.ended(trials, 7)
     assert (found.condition, found.failure, found.step) == ("failed", "user_bug", 0)
     assert "data.sequence_length = 512" in found.error
 
@@ -196,7 +206,9 @@ def killed(tmp_path, recipe, monkeypatch):
     folder = tmp_path / "study"
     support.share_data(folder, bench.config, bench.data)
     yield folder, config
-    assert not support.processes(folder)
+    left = support.processes(folder)
+    support.kill(left)
+    assert not left
 
 
 @pytest.fixture(scope="module")
@@ -219,22 +231,20 @@ def kill_driver(folder, program):
 
 
 def kill_everything(folder, program):
-    for process in [*support.processes(folder)]:
-        process.kill()
+    support.kill(support.processes(folder))
     program.kill()
 
 
 def kill_server(folder, program):
-    support.server(folder).kill()
+    support.kill(support.servers(folder))
 
 
 def kill_trials(folder, program):
-    for process in support.supervisors(folder):
-        process.kill()
+    support.kill(support.supervisors(folder))
 
 
 def kill_rank(folder, program):
-    random.choice(support.leaves(folder)).kill()
+    support.kill(support.ranks(folder)[:1])
 
 
 KILLS = [kill_driver, kill_everything, kill_server, kill_trials, kill_rank]
@@ -248,13 +258,16 @@ def sweep(killed, undisturbed, faults):
     """
     folder, config = killed
     program = support.drive(folder, config, 100, [0, 1])
-    for kill, step in faults:
-        reached(folder, step, program)
-        kill(folder, program)
-        if kill in (kill_driver, kill_everything):
-            program.wait()
-            program = support.drive(folder, config, 100, [0, 1])
-    assert program.wait(timeout=200) == 0
+    try:
+        for kill, step in faults:
+            reached(folder, step, program)
+            kill(folder, program)
+            if kill in (kill_driver, kill_everything):
+                program.wait()
+                program = support.drive(folder, config, 100, [0, 1])
+        assert program.wait(timeout=200) == 0
+    finally:
+        program.kill()
     assert not support.processes(folder)
     for number in (0, 1):
         support.check_alone(folder, number)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -78,24 +79,40 @@ def processes(study: Path) -> list[psutil.Process]:
     return processes_of(trials_of(study))
 
 
-def server(study: Path) -> psutil.Process:
-    """Return the server of a study's trials."""
-    found = processes(study)
-    parents = {process.pid for process in found}
-    (root,) = [process for process in found if process.ppid() not in parents]
-    return root
+def servers(study: Path) -> list[psutil.Process]:
+    """Return the server; if it has just died, the processes of its trials."""
+    parents = _parents(study)
+    return [process for process, parent in parents.items() if parent not in _ids(parents)]
 
 
 def supervisors(study: Path) -> list[psutil.Process]:
     """Return the processes of trials: each is a child of the server."""
-    return server(study).children()
+    parents, above = _parents(study), _ids(servers(study))
+    return [process for process, parent in parents.items() if parent in above]
 
 
-def leaves(study: Path) -> list[psutil.Process]:
-    """Return the ranks."""
-    found = processes(study)
-    parents = {process.ppid() for process in found}
-    return [process for process in found if process.pid not in parents]
+def ranks(study: Path) -> list[psutil.Process]:
+    """Return the processes without children."""
+    parents = _parents(study)
+    return [process for process in parents if process.pid not in parents.values()]
+
+
+def kill(found: Iterable[psutil.Process]) -> None:
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _parents(study: Path) -> dict[psutil.Process, int]:
+    found = {}
+    for process in processes(study):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process] = process.ppid()
+    return found
+
+
+def _ids(found: Iterable[psutil.Process]) -> set[int]:
+    return {process.pid for process in found}
 
 
 def steps(study: Path, number: int) -> list[int]:

@@ -30,6 +30,8 @@ from steadytrain.components.tune.trials.slots import divide, threads_of_rank
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""
 _POLL_SECONDS = 0.02
+_STARTS = 3
+"""How many servers in a row may die before they are ready."""
 _CLOSE_SECONDS = 60.0
 """How long a server has to stop its trials; then all processes are killed."""
 
@@ -74,6 +76,7 @@ class LocalTrials:
     def __init__(self, study: Path, parallel: int, linger_seconds: float) -> None:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
         self._server: Connection | None = None
+        self._failed_starts = 0
         self._asked = dict[int, int]()
         self._followed = dict[int, _Followed]()
         self._resting = dict[int, TrialState]()
@@ -175,12 +178,15 @@ class LocalTrials:
         """Start the trials again whose server has died.
 
         Raises:
-            SteadytrainError: it died before it was ready, and so would the next one.
+            SteadytrainError: servers died before they were ready, and so would the next one.
         """
         died, self._server = self._server, None
-        if died is not None and died.running is None:
+        ready = died is not None and died.running is not None
+        self._failed_starts = 0 if ready else self._failed_starts + 1
+        if self._failed_starts == _STARTS:
             raise SteadytrainError(
-                "the process that trials are started from ended before it was ready",
+                f"the process that trials are started from ended {_STARTS} times before it was "
+                "ready",
                 remedy=f"its output is in {server_log(self.study)}",
             )
         end_leftovers(trials_of(self.study))

@@ -108,7 +108,7 @@ def test_a_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, con
     trials = local_trials(tmp_path)
     trials.attach()
     trials.train(0, config(), 4)
-    with pytest.raises(SteadytrainError, match="ended before it was ready") as error:
+    with pytest.raises(SteadytrainError, match="ended 3 times before it was ready") as error:
         trials.stop(0)
     log = trials_of(tmp_path) / "log"
     assert str(log) in error.value.remedy
