@@ -55,6 +55,7 @@ _UNITS = {
     "max_failures_per_class": "failures",
     "breaker_failures": "failures",
     "max_concurrency": "runs",
+    "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""
 _LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
