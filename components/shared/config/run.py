@@ -26,6 +26,7 @@ from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
+from steadytrain.components.shared.config.tune import TuneConfig
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
@@ -33,6 +34,7 @@ RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 cluster."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
+    "tune": True,
     "run": True,
     "output": True,
     "pipeline": True,
@@ -74,6 +76,7 @@ class RunConfig(Section):
     registry: RegistryConfig = RegistryConfig()
     tracking: TrackingConfig = TrackingConfig()
     retrain: RetrainConfig = RetrainConfig()
+    tune: TuneConfig = TuneConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
