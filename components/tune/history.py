@@ -2,7 +2,8 @@
 
 The records are:
 
-opened      study (digest of what must stay the same), queued (parameters to try first)
+opened      study (digest of what must stay the same), queued (parameters to try first), config
+            (YAML)
 budget      limits (as in `tune.budget`)
 started     number, params, until
 promoted    number, until

@@ -149,6 +149,19 @@ class ObjectLog:
         return f"record-{self._count:08d}.json"
 
 
+class MemoryLog:
+    """A log that ends with its process, for a study that is only tried out."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.records = list(records)
+
+    def read(self) -> Sequence[Record]:
+        return list(self.records)
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+
+
 def encode(record: Record, number: int) -> bytes:
     """Return a record as one line with its number and its checksum."""
     body = json.dumps({"n": number, **record}, separators=(",", ":"))[:-1]

@@ -19,7 +19,7 @@ BEST, SUMMARY = "best.yaml", "tuning.json"
 
 def best(study: Study) -> Trial | None:
     """Return the finished trial with the best first objective; None if none has finished."""
-    sign = _signs(study)[0]
+    sign = signs(study)[0]
     return min(
         _finished(study),
         key=lambda trial: (sign * study.history.values(trial)[0], trial.number),
@@ -29,10 +29,11 @@ def best(study: Study) -> Trial | None:
 
 def front(study: Study) -> list[Trial]:
     """Return the finished trials that no other one equals or beats in every objective."""
-    signs, finished = _signs(study), _finished(study)
+    directions, finished = signs(study), _finished(study)
     scores = {
         trial.number: [
-            sign * value for sign, value in zip(signs, study.history.values(trial), strict=True)
+            sign * value
+            for sign, value in zip(directions, study.history.values(trial), strict=True)
         ]
         for trial in finished
     }
@@ -83,6 +84,11 @@ def summary(study: Study) -> dict[str, Any]:
     }
 
 
+def signs(study: Study) -> list[float]:
+    """Return 1 for each objective that is minimized, and -1 for the others."""
+    return [-1.0 if item.direction == "maximize" else 1.0 for item in study.tune.objectives]
+
+
 def write_results(study: Study, folder: Path) -> None:
     """Write `best.yaml`, if a trial has finished, and `tuning.json`."""
     place, config = LocalStorage(folder), best_config(study)
@@ -98,7 +104,3 @@ def _finished(study: Study) -> Sequence[Trial]:
         if trial.standing == "finished"
         and not any(math.isnan(value) for value in study.history.values(trial))
     ]
-
-
-def _signs(study: Study) -> list[float]:
-    return [-1.0 if item.direction == "maximize" else 1.0 for item in study.tune.objectives]

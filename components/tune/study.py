@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -34,6 +34,19 @@ def study_name(config: RunConfig) -> str:
     return config.run or f"{config.name}-{study_digest(config)[:8]}"
 
 
+def history_of(config: RunConfig, records: Iterable[Record]) -> History:
+    """Return the history that records describe, for reading only."""
+    history = _empty(config)
+    for record in records:
+        history.apply(record)
+    return history
+
+
+def _empty(config: RunConfig) -> History:
+    best_counts = config.training.load_best_model_at_end
+    return History(config.tune, Rungs.of(config), best_counts=best_counts)
+
+
 class Study:
     """A study of one driver. Every change is written to the log before it takes effect.
 
@@ -42,12 +55,12 @@ class Study:
     """
 
     def __init__(
-        self, config: RunConfig, log: Log, *, queued: Sequence[Params] | None = None
+        self, config: RunConfig, log: Log, *, first: Callable[[], Sequence[Params]] = list
     ) -> None:
         """Rebuild a study from its log, or open a new one.
 
         Args:
-            queued: parameters for the first trials of a new study.
+            first: returns the parameters of the first trials, for a new study.
 
         Raises:
             BadInput: the log is damaged or belongs to a study with other settings.
@@ -55,15 +68,13 @@ class Study:
         """
         self.config, self._log, self.tune = config, log, config.tune
         self.rungs = Rungs.of(config)
-        self.history = History(
-            config.tune, self.rungs, best_counts=config.training.load_best_model_at_end
-        )
+        self.history = _empty(config)
         self.steps, self.tokens = 0, 0.0
         self._exhausted = False
         for record in log.read():
             self._apply(record)
         self._suggester = suggester_of(config.tune, self.history)
-        self._open(queued or [])
+        self._open(first)
 
     @property
     def running(self) -> Mapping[int, Trial]:
@@ -166,10 +177,12 @@ class Study:
         """Return whether more trials failed than `max_failed_share` allows."""
         return self.history.failed > self.tune.max_failed_share * self.tune.budget.trials
 
-    def _open(self, queued: Sequence[Params]) -> None:
+    def _open(self, first: Callable[[], Sequence[Params]]) -> None:
         digest = study_digest(self.config)
         if not self.history.study:
-            self._record(kind="opened", study=digest, queued=[dict(item) for item in queued])
+            queued = [dict(item) for item in first()]
+            text = self.config.to_yaml()
+            self._record(kind="opened", study=digest, queued=queued, config=text)
         elif self.history.study != digest:
             raise BadInput(
                 "the study's log belongs to other settings: its data, model, training, space, "

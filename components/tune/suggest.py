@@ -22,9 +22,6 @@ from steadytrain.components.tune.history import History, Params, Trial
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial
 
     from steadytrain.components.tune.mirror import Mirror
 
@@ -35,6 +32,9 @@ _TRIES: Final = 200
 _OWN_TRIES: Final = 20
 """Tries with the sampler itself. Later ones are random, since it may insist on what does not
 fit."""
+
+_LARGEST_GRID: Final = 100_000
+"""As many as `tune.budget.trials` can be."""
 
 
 class Suggester(Protocol):
@@ -96,7 +96,7 @@ def contains(field: str, dimension: Dimension, value: object) -> bool:
         return _text(value) in map(_text, dimension.choices)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    low, high = _ends(dimension)
+    low, high = dimension.ends
     if is_whole(field, dimension) and value != int(value):
         return False
     steps = (value - low) / dimension.step if dimension.step else 0.0
@@ -113,17 +113,19 @@ class Sampler:
     @cached_property
     def _mirror(self) -> Mirror:
         # Optuna takes half a second to import.
-        from steadytrain.components.tune.mirror import Mirror
+        from steadytrain.components.tune.mirror import Mirror, frozen_trials
 
         mirror = Mirror([item.direction for item in self._tune.objectives])
-        for trial in self._history.trials:
-            mirror.put(self._frozen(trial))
+        for trial in frozen_trials(self._tune, self._history):
+            mirror.put(trial)
         return mirror
 
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
+        from steadytrain.components.tune.mirror import sampler_of
+
         for attempt in range(_TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
-            sampler = _sampler(self._tune, seed, own=attempt < _OWN_TRIES)
+            sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
             with warnings.catch_warnings(action="ignore"):
                 params = self._ask(self._mirror.ask(number, sampler), given)
             if fits(params):
@@ -134,10 +136,14 @@ class Sampler:
         )
 
     def note(self, trial: Trial) -> None:
+        from steadytrain.components.tune.mirror import frozen
+
         if "_mirror" in self.__dict__:
-            self._mirror.put(self._frozen(trial))
+            self._mirror.put(frozen(self._tune, self._history, trial))
 
     def _ask(self, trial: optuna.Trial, given: Params) -> Params:
+        from steadytrain.components.tune.mirror import sampled
+
         space, params = self._tune.space, dict[str, Any]()
         for field in self._fields:
             if varies(space, field, params):
@@ -145,23 +151,15 @@ class Sampler:
                 if field in given:
                     params[field] = given[field]
                     continue
-                params[field] = _sampled(trial, field, dimension)
+                params[field] = sampled(trial, field, dimension)
         return params
-
-    def _frozen(self, trial: Trial) -> FrozenTrial:
-        from steadytrain.components.tune.mirror import frozen
-
-        space = self._tune.space
-        params = {field: _encoded(space[field], value) for field, value in trial.params.items()}
-        distributions = {field: distribution(field, space[field]) for field in params}
-        return frozen(trial, self._history, params, distributions)
 
 
 class Grid:
     """Every combination of the space, once."""
 
     def __init__(self, tune: TuneConfig) -> None:
-        self._combinations = list(_combinations(tune.space))
+        self._combinations = list(itertools.islice(_combinations(tune.space), _LARGEST_GRID))
 
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:  # noqa: ARG002
         fitting = (params for params in self._combinations if fits(params))
@@ -202,32 +200,6 @@ class Sobol:
         """Do nothing: the sequence does not depend on results."""
 
 
-def distribution(field: str, dimension: Dimension) -> BaseDistribution:
-    """Return a dimension for Optuna."""
-    from optuna import distributions
-
-    if dimension.choices is not None:
-        return distributions.CategoricalDistribution([_text(item) for item in dimension.choices])
-    low, high = _ends(dimension)
-    if is_whole(field, dimension):
-        return distributions.IntDistribution(
-            int(low), int(high), log=dimension.log, step=int(dimension.step or 1)
-        )
-    return distributions.FloatDistribution(low, high, log=dimension.log, step=dimension.step)
-
-
-def _sampler(tune: TuneConfig, seed: int, *, own: bool) -> BaseSampler:
-    from optuna import samplers
-
-    if tune.sampler == "random" or not own:
-        return samplers.RandomSampler(seed=seed)
-    if tune.sampler == "gp":
-        return samplers.GPSampler(seed=seed)
-    # With conditions, fields that occur together are sampled together.
-    conditional = any(dimension.when for dimension in tune.space.values())
-    return samplers.TPESampler(seed=seed, multivariate=True, group=conditional)
-
-
 def _combinations(space: Mapping[str, Dimension]) -> Iterator[Params]:
     fields = in_order(space)
     seen = set()
@@ -245,7 +217,7 @@ def _combinations(space: Mapping[str, Dimension]) -> Iterator[Params]:
 def _values(field: str, dimension: Dimension) -> Sequence[Any]:
     if dimension.choices is not None:
         return dimension.choices
-    low, high = _ends(dimension)
+    low, high = dimension.ends
     step = dimension.step or 1
     kind = int if is_whole(field, dimension) else float
     return [kind(low + index * step) for index in range(round((high - low) / step) + 1)]
@@ -257,33 +229,12 @@ def _at(field: str, dimension: Dimension, share: float) -> Any:
     if dimension.choices is not None or dimension.step or (whole and not dimension.log):
         values = _values(field, dimension)
         return values[int(share * len(values))]
-    low, high = _ends(dimension)
+    low, high = dimension.ends
     if dimension.log:
         value = low * (high / low) ** share
         return min(int(high), max(int(low), round(value))) if whole else value
     return low + share * (high - low)
 
 
-def _ends(dimension: Dimension) -> tuple[float, float]:
-    assert dimension.low is not None
-    assert dimension.high is not None
-    return dimension.low, dimension.high
-
-
 def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _encoded(dimension: Dimension, value: Any) -> Any:
-    """Return a value as Optuna stores it. Choices are JSON text, which is never ambiguous."""
-    return value if dimension.choices is None else _text(value)
-
-
-def _sampled(trial: optuna.Trial, field: str, dimension: Dimension) -> Any:
-    if dimension.choices is not None:
-        return json.loads(trial.suggest_categorical(field, list(map(_text, dimension.choices))))
-    low, high = _ends(dimension)
-    if is_whole(field, dimension):
-        step = int(dimension.step or 1)
-        return trial.suggest_int(field, int(low), int(high), log=dimension.log, step=step)
-    return trial.suggest_float(field, low, high, log=dimension.log, step=dimension.step)

@@ -69,6 +69,7 @@ def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
             _field_problem(config, field)
             or _when_problem(tune.space, field)
             or _kind_problem(field, dimension)
+            or _grid_problem(config, field)
             or _no_effect(config, field)
         )
         if problem:
@@ -206,6 +207,16 @@ def _kind_problem(field: str, dimension: Dimension) -> _Found | None:
     if "float" not in kinds and not all(end is None or end == int(end) for end in ends):
         return "", "the field takes whole numbers only", "give whole numbers"
     return None
+
+
+def _grid_problem(config: RunConfig, field: str) -> _Found | None:
+    dimension = config.tune.space[field]
+    countable = dimension.choices is not None or dimension.step is not None
+    if config.tune.sampler != "grid" or countable:
+        return None
+    if is_whole(field, dimension) and not dimension.log:
+        return None
+    return "", "a grid has no end without a step", "give a step or choices, or another tune.sampler"
 
 
 def _no_effect(config: RunConfig, field: str) -> _Found | None:

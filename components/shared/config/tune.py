@@ -56,6 +56,13 @@ class Dimension(Section):
                 )
         return self
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Smallest and largest value of a range."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
     def allows(self, field: str, value: object) -> bool:
         """Return whether `when` allows a value of another field."""
         wanted = self.when[field]

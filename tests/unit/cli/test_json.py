@@ -142,7 +142,7 @@ def test_behind_two_dashes_it_is_a_name_and_no_option(folder):
     assert "error: run '--json'" in done.stderr
 
 
-CONFIGURED = ["validate", "plan", "run", "submit", "step", "init"]
+CONFIGURED = ["validate", "plan", "run", "tune", "submit", "step", "init"]
 
 
 def test_every_command_with_a_configuration_takes_a_run_and_an_output():

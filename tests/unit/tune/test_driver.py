@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped
 from steadytrain.components.tune.driver import TooManyFailed, drive, driving
+from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.results import front
 from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.base import TrialState, Validation
 
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
 
@@ -20,27 +23,24 @@ class Killed(BaseException):
     """The driver is gone."""
 
 
-class MemoryLog:
+class MortalLog(MemoryLog):
     """A log whose records outlive the driver.
 
-    lives: appends until the driver dies; None means that it does not.
+    lives: appends until the driver dies.
     late: whether it dies right before the next append instead of right after the last one.
     """
 
-    def __init__(self, records=(), lives=None, *, late=False):
-        self.records, self.lives, self.late = list(records), lives, late
-
-    def read(self):
-        return list(self.records)
+    def __init__(self, records, lives, *, late):
+        super().__init__(records)
+        self.lives, self.late = lives, late
 
     def append(self, record):
         if self.lives == 0:
             raise Killed
-        self.records.append(record)
-        if self.lives is not None:
-            self.lives -= 1
-            if self.lives == 0 and not self.late:
-                raise Killed
+        super().append(record)
+        self.lives -= 1
+        if self.lives == 0 and not self.late:
+            raise Killed
 
 
 def settings_of(*overrides, trials=14, pruner="asha", sampler="tpe"):
@@ -76,7 +76,7 @@ def test_a_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed
     config = settings_of(sampler=sampler)
     undisturbed, world = MemoryLog(), World()
     driven(config, undisturbed, world)
-    log, other = MemoryLog(lives=1, late=late), World()
+    log, other = MortalLog([], 1, late=late), World()
     deaths = 0
     while True:
         try:
@@ -84,7 +84,7 @@ def test_a_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed
             break
         except Killed:
             deaths += 1
-            log = MemoryLog(log.records, lives=1, late=late)
+            log = MortalLog(log.records, 1, late=late)
     assert deaths >= len(undisturbed.records) - 1
     assert log.records == undisturbed.records
     assert other.trained == world.trained
@@ -221,15 +221,11 @@ def test_two_drivers_never_work_on_one_study(tmp_path):
 
 
 def test_several_objectives_give_a_pareto_front():
-    from steadytrain.components.tune.results import front
-
     config = settings_of(
         "tune.more_objectives=[{metric: speed, direction: maximize}]", pruner="none", trials=5
     )
     study = Study(config, MemoryLog())
     values = {0: (1.0, 1.0), 1: (2.0, 2.0), 2: (3.0, 1.5), 3: (1.5, 0.5), 4: (0.5, 0.1)}
-    from steadytrain.components.tune.trials.base import TrialState, Validation
-
     for loss, speed in values.values():
         found = study.next()
         state = TrialState("finished", 270, (Validation(270, {"loss": loss, "speed": speed}),))
