@@ -118,6 +118,7 @@ class Gate:
             margin=self.limits.margin,
             floors=self.limits.floors,
             slices=dict(slices or {}),
+            compared=self.limits.compared,
         )
 
     @property

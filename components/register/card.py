@@ -35,6 +35,7 @@ def model_card(
             f"{train.best_step:,}.",
             "## Gate",
             f"{gate.reason[0].upper()}{gate.reason[1:]}.",
+            *_search(gate),
             test,
             _table(["metric", "value", "interval", "baseline"], _metric_rows(evaluation)),
             *_tasks(evaluation),
@@ -52,6 +53,14 @@ def model_card(
             "",
         ]
     )
+
+
+def _search(gate: GateRecord) -> Iterable[str]:
+    if gate.compared > 1:
+        yield (
+            f"The configuration is the best of {gate.compared:,} that were compared by their "
+            "scores on the validation side."
+        )
 
 
 def _tasks(evaluation: EvaluationRecord) -> Iterable[str]:

@@ -116,7 +116,7 @@ class TrainingFailed(SteadytrainError):
 
 
 class Pruned(SteadytrainError):
-    """The validation callback ended training. The run has a checkpoint and can be continued.
+    """The validation callback or a cut ended training. The run has a checkpoint to continue from.
 
     Attributes:
         step: optimizer steps done; the checkpoint is of this step.

@@ -231,6 +231,7 @@ class GateRecord(Record):
 
     champion_weights: digest of the champion's weights, as its version records it; "" if it does
         not.
+    compared: number of configurations that a search compared to choose the candidate's.
 
     Raises:
         ValueError: if it says "promoted" but its own numbers do not support that.
@@ -249,6 +250,7 @@ class GateRecord(Record):
     margin: float
     floors: dict[str, float] = {}
     slices: dict[str, float] = {}
+    compared: int = 1
 
     @model_validator(mode="after")
     def _a_promotion_is_justified(self) -> Self:

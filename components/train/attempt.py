@@ -49,6 +49,7 @@ class AttemptSpec(Record):
         longer write to the run.
     checkpoints: labels of the checkpoints that existed when the supervisor took over the run. None
         means unknown.
+    until: optimizer steps after which all ranks stop as pruned; None means there is no cut.
     """
 
     attempt: int
@@ -67,6 +68,7 @@ class AttemptSpec(Record):
     checkpoint_seconds: tuple[float, float] | None = None
     generation: int = 0
     checkpoints: list[str] | None = None
+    until: int | None = None
 
 
 class AttemptResult(Record):

@@ -39,8 +39,9 @@ class Trainer(Protocol):
         *,
         on_validation: OnValidation | None,
         sinks: Sequence[Sink],
+        until: int | None = None,
     ) -> Outcome:
-        """Train until the run ends, is stopped, or fails."""
+        """Train until the run ends, reaches its cut, is stopped, or fails."""
 
 
 def run(
@@ -49,6 +50,7 @@ def run(
     *,
     on_validation: OnValidation | None = None,
     sinks: Sequence[Sink] = (),
+    until: int | None = None,
 ) -> Outcome:
     """Train. Resume from the newest checkpoint if there is one.
 
@@ -60,6 +62,9 @@ def run(
         on_validation: called with each validation; returning False ends training as "pruned".
         sinks: receive the run's events; the caller closes them. A sink that fails is skipped from
             then on.
+        until: optimizer steps after which training ends as "pruned"; a multiple of
+            `training.eval_steps`. A later call continues from there, and the weights become those
+            of a run that was never cut. None means to train to the end.
 
     Raises:
         BadInput: there is no trainer for the framework, there is no data, or the run was started
@@ -67,7 +72,8 @@ def run(
         RunBusy: another process is training this run.
     """
     trainer = _trainer(config)
-    return trainer(config, data or _prepared(config), on_validation=on_validation, sinks=sinks)
+    data = data or _prepared(config)
+    return trainer(config, data, on_validation=on_validation, sinks=sinks, until=until)
 
 
 def run_stage(
@@ -75,6 +81,7 @@ def run_stage(
     data: DataRecord | None = None,
     *,
     on_validation: OnValidation | None = None,
+    until: int | None = None,
 ) -> TrainRecord:
     """Run the pipeline step. Reuse an earlier run's model if the inputs are unchanged.
 
@@ -82,10 +89,11 @@ def run_stage(
         data: prepared data. None means the output of this run's preprocess step.
         on_validation: called with each validation; returning False prunes the run. A reused model
             is not validated again.
+        until: as for `run`.
 
     Raises:
-        Pruned: `on_validation` returned False. All ranks stopped after the same step, whose
-            checkpoint is kept; a later call continues from it.
+        Pruned: `on_validation` returned False, or training reached `until`. All ranks stopped after
+            the same step, whose checkpoint is kept; a later call continues from it.
         TrainingFailed: training failed; the error has the root cause and its fix.
         RunBusy: another supervisor is training this run.
         Stopped: the run was asked to stop, and can be continued.
@@ -103,7 +111,7 @@ def run_stage(
             # If preprocessing ran in the light image, this has not been checked yet.
             check_lm_tasks(config)
             with _tracked(config, step.workspace) as sinks:
-                outcome = run(config, data, on_validation=on_validation, sinks=sinks)
+                outcome = run(config, data, on_validation=on_validation, sinks=sinks, until=until)
             record = _recorded(outcome, step.workspace)
             files = (path for path in Path(record.model).rglob("*") if path.is_file())
             store.remember(key, record, sorted(files))
@@ -120,10 +128,11 @@ def train_with_pytorch(
     *,
     on_validation: OnValidation | None,
     sinks: Sequence[Sink],
+    until: int | None = None,
 ) -> Outcome:
     """Train with ranks on this machine or in pods, under the supervisor."""
     with launcher_for(config) as launcher:
-        return Supervisor(config, data, launcher, on_validation, sinks).run()
+        return Supervisor(config, data, launcher, on_validation, sinks, until=until).run()
 
 
 def _trainer(config: RunConfig) -> Trainer:

@@ -71,6 +71,12 @@ class GateConfig(Section):
     min_slice_examples: int = Field(
         20, ge=1, description="Examples that a slice needs to affect the decision."
     )
+    compared: int = Field(
+        1,
+        ge=1,
+        description="Number of configurations that a search compared to choose this one. It does "
+        "not affect the decision: the gate record and the model card state it.",
+    )
 
     @property
     def task_metric(self) -> str | None:

@@ -90,6 +90,10 @@ class Forked:
         """Wait until the process has ended."""
         self._process.join()
 
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
+
 
 def write_to(log: Path) -> None:
     """Redirect this process's output to the end of a file."""

@@ -2,7 +2,8 @@
 
 It imports the modules once for all attempts of a run. Agents and their ranks then start
 immediately, each with its own memory. A request is a line of JSON on standard input with the
-agent's arguments, environment and log. The answer is the agent's process ID.
+agent's arguments, environment and log. The answer is the agent's process ID. In a process that
+descends from a prepared one, the template is a fork instead of a program.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.train.agent import forking
@@ -26,11 +28,25 @@ def main(modules: Sequence[str]) -> int:
     # Output of an import must not be mistaken for an answer.
     with contextlib.redirect_stdout(sys.stderr):
         forking.prepare(modules)
-    for line in sys.stdin:
+    return _serve(sys.stdin, sys.stdout)
+
+
+def forked(requests: int, answers: int) -> int:
+    """Do the same in a fork of a prepared process. The arguments are descriptors."""
+    die_with_parent()
+    # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
+    os.setsid()
+    with os.fdopen(requests) as lines, os.fdopen(answers, "w") as output:
+        return _serve(lines, output)
+
+
+def _serve(requests: Iterable[str], answers: IO[str]) -> int:
+    for line in requests:
         request = json.loads(line)
         become = partial(_become, request["arguments"])
         # multiprocessing keeps a reference, and reaps the process when the next one starts.
-        print(forking.Forked(become, request["environment"], Path(request["log"])).pid, flush=True)
+        agent = forking.Forked(become, request["environment"], Path(request["log"]))
+        print(agent.pid, file=answers, flush=True)
     return 0
 
 

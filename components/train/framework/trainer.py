@@ -33,6 +33,7 @@ class LearnerTrainer:
         *,
         on_validation: OnValidation | None,
         sinks: Sequence[Sink],
+        until: int | None = None,
     ) -> Outcome:
         """Train in one process, on this machine or in a pod, under the supervisor.
 
@@ -51,7 +52,7 @@ class LearnerTrainer:
         # The OOM fallbacks change settings that only PyTorch's loop has.
         policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
         with launcher_for(config, program, (f"{_FRAMEWORK}.training", module)) as launcher:
-            return Supervisor(config, data, launcher, on_validation, sinks, policy).run()
+            return Supervisor(config, data, launcher, on_validation, sinks, policy, until).run()
 
 
 def _check_alone(config: RunConfig) -> None:

@@ -68,6 +68,7 @@ class LearnerTraining:
         self.rows, self.validation = _rows(data, "train"), _rows(data, "validation")
         self.order = RowOrder(len(self.rows), self.training.seed)
         self.steps = total_steps(self.training, len(self.rows))
+        requests.cut_at(spec.until, eval_steps=self.training.eval_steps, steps=self.steps)
         self.metric, self.greater_is_better = best_metric(
             self.training, learner, lambda: list(learner.validate([self.rows[0]]))
         )
@@ -85,7 +86,7 @@ class LearnerTraining:
         self._seconds = 0.0
 
     def run(self) -> AttemptOutcome:
-        """Train until the last step, early stopping, or a request to stop.
+        """Train until the last step, early stopping, the cut, or a request to stop.
 
         Raises:
             Diverged: the loss or the state is not finite, or the loss spiked. Nothing of that step
@@ -111,7 +112,7 @@ class LearnerTraining:
                 return "early_stopped"
             if self.saver.failed:
                 self.saver.settle()
-            if asked := self.requests.asked:
+            if asked := self.requests.asked(progress.step):
                 self.save()
                 return asked
             due = self.cadence is not None and self.cadence.due

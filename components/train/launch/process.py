@@ -9,13 +9,15 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import IO, Protocol, Self
 
 import psutil
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.sizing.device import device_name
+from steadytrain.components.train.agent import forking, template
 from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.agent.ranks import threads_of_each
@@ -38,7 +40,8 @@ _TEMPLATE = "steadytrain.components.train.agent.template"
 class ProcessLauncher:
     """Starts an agent for the ranks of this machine, from a template that is kept for the next one.
 
-    Use it as a context manager; the template ends with the context.
+    Use it as a context manager; the template ends with the context. In a process that descends
+    from a prepared one, the template is forked and imports nothing.
 
     Args:
         program: command of a rank; the attempt's folder is appended to it.
@@ -55,6 +58,9 @@ class ProcessLauncher:
         self._template: Template | None = None
 
     def __enter__(self) -> Self:
+        if forking.possible():
+            # Now: soon this process will have other threads, and cannot be forked then.
+            self._template = Template(_Fork())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,13 +84,13 @@ class ProcessLauncher:
         node = folder.node(0)
         node.path.mkdir(parents=True, exist_ok=True)
         if self._template is None or not self._template.alive:
-            self._template = Template(self._command(), self._variables(), node.log)
-        template = self._template
-        template.ask(self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log)
+            self._template = Template(_program(self._command(), self._variables(), node.log))
+        current = self._template
+        current.ask(self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log)
         try:
-            yield AgentAttempt(folder, gone=lambda _: template.agent_gone())
+            yield AgentAttempt(folder, gone=lambda _: current.agent_gone())
         finally:
-            template.end_agent(folder.path)
+            current.end_agent(folder.path)
 
     def _command(self) -> list[str]:
         return [sys.executable, "-m", _TEMPLATE, *self.imports]
@@ -109,25 +115,75 @@ class ProcessLauncher:
         return [*options, str(folder.path), *self.program]
 
 
-class Template:
-    """The program that agents are forked from, and the most recently requested agent.
+class _Process(Protocol):
+    """A running template, as subprocess.Popen has it."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def communicate(self) -> object: ...
+
+
+def _program(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a template that imports everything first.
 
     Args:
         log: file for its output, such as a failed import.
     """
+    with log.open("ab") as errors:
+        # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
+        return subprocess.Popen(
+            command,
+            bufsize=0,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as errors:
-            # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
-            self._process = subprocess.Popen(
-                command,
-                bufsize=0,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
+
+class _Fork:
+    """A template forked from this process."""
+
+    def __init__(self) -> None:
+        requests, asking = os.pipe()
+        answering, answers = os.pipe()
+        self._process = forking.Forked(
+            partial(template.forked, requests, answers), dict(os.environ)
+        )
+        os.close(requests)
+        os.close(answers)
+        self.stdin: IO[bytes] = os.fdopen(asking, "wb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(answering, "rb", buffering=0)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self) -> None:
+        """Close the pipes, and wait for the end of the process."""
+        self.stdin.close()
+        self.stdout.close()
+        self._process.wait()
+
+
+class Template:
+    """The process that agents are forked from, and the most recently requested agent."""
+
+    def __init__(self, process: _Process) -> None:
+        self._process = process
         self._agent: psutil.Process | None = None
 
     @property

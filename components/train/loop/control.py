@@ -1,4 +1,4 @@
-"""Requests to stop: signals to this process, and the attempt's stop file.
+"""Requests to stop: signals to this process, the attempt's stop file, and its cut.
 
 A request is only recorded. The ranks agree on it in a reduction that each step performs anyway, so
 all of them stop at the same step.
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome
 
 OUTCOMES: Final[tuple[AttemptOutcome, ...]] = ("preempted", "stopped", "pruned")
@@ -29,22 +30,49 @@ class StopRequests:
     def __init__(self, file: Path | None) -> None:
         self.file = file
         self.received: set[AttemptOutcome] = set()
+        self.until: int | None = None
 
     def listen(self) -> None:
         """Treat SIGTERM as a preemption and SIGINT as a stop."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
 
-    def flags(self) -> list[int]:
-        """Return 1 for each of OUTCOMES that was requested, 0 for the others."""
+    def cut_at(self, until: int | None, *, eval_steps: int, steps: int) -> None:
+        """Stop as pruned after a step, on every rank. None means there is no cut.
+
+        Args:
+            until: optimizer steps; from `steps` on, it cuts nothing.
+            eval_steps: as in the configuration.
+            steps: of the full training run.
+
+        Raises:
+            BadInput: the step is not validated. A cut must not add a validation, because early
+                stopping and the choice of the best model depend on all of them.
+        """
+        if until is not None and until < steps and until % eval_steps:
+            raise BadInput(
+                f"until = {until}: a run is cut where it is validated, and training.eval_steps is "
+                f"{eval_steps}",
+                remedy=f"use a multiple of {eval_steps}, or {steps} for the whole run",
+            )
+        self.until = until
+
+    def flags(self, step: int = 0) -> list[int]:
+        """Return 1 for each of OUTCOMES that was requested, 0 for the others.
+
+        Args:
+            step: optimizer steps done.
+        """
+        if self.until is not None and step >= self.until:
+            self.received.add("pruned")
         if self.file is not None and self.file.exists():
             self.received.add("pruned" if self.file.read_text().strip() == "pruned" else "stopped")
         return [int(outcome in self.received) for outcome in OUTCOMES]
 
-    @property
-    def asked(self) -> AttemptOutcome | None:
-        """The outcome that this process was asked for, or None."""
-        return next((name for name, flag in zip(OUTCOMES, self.flags(), strict=True) if flag), None)
+    def asked(self, step: int) -> AttemptOutcome | None:
+        """Return the outcome that this process was asked for after a step, or None."""
+        flags = self.flags(step)
+        return next((name for name, flag in zip(OUTCOMES, flags, strict=True) if flag), None)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.received.add(_SIGNALS[number])

@@ -53,6 +53,7 @@ class Rank(RankProcess):
             recipe=spec.recipe,
         )
         parts.heartbeat = self.heartbeat
+        self.requests.cut_at(spec.until, eval_steps=config.training.eval_steps, steps=parts.steps)
         self.training = Training(
             parts,
             self.store(),

@@ -71,7 +71,7 @@ class Training:
         )
 
     def run(self) -> AttemptOutcome:
-        """Train until the last step, early stopping, or a request to stop.
+        """Train until the last step, early stopping, the cut, or a request to stop.
 
         Raises:
             Diverged: loss, gradient norm or state is not finite, or the loss spiked. Nothing of
@@ -102,7 +102,7 @@ class Training:
             agreed = agree(
                 self.parts,
                 own,
-                self.requests.flags(),
+                self.requests.flags(progress.step),
                 unsaved=self.saver.failed,
                 due=self.cadence is not None and self.cadence.due,
             )

@@ -59,6 +59,9 @@ class Supervisor:
     on_validation: called with each validation; False ends training as "pruned".
     sinks: receive every event of the run from now on; the caller closes them.
     decide: the policy; None means the built-in one with the configured settings.
+    until: optimizer steps after which training ends as "pruned"; a multiple of
+        `training.eval_steps`. The cut is no part of the run: a later call continues to the weights
+        of a run that was never cut. None means there is none.
     """
 
     config: RunConfig
@@ -67,6 +70,7 @@ class Supervisor:
     on_validation: OnValidation | None = None
     sinks: Sequence[Sink] = ()
     decide: Decide | None = None
+    until: int | None = None
     device: str = field(init=False)
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
@@ -202,6 +206,7 @@ class Supervisor:
                 checkpoint_seconds=history.checkpoint_seconds,
                 generation=self.lease.generation,
                 checkpoints=taken.checkpoints if taken else None,
+                until=self.until,
             )
             # Do this first: it claims the attempt number, even if another supervisor exists.
             watch.tell(

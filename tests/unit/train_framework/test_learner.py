@@ -256,3 +256,20 @@ def test_the_weights_of_an_unknown_format_count_in_the_digest(tmp_path):
     before = weights_digest(tmp_path)
     (tmp_path / "line.json").write_text("2.0")
     assert weights_digest(tmp_path) != before
+
+
+def test_a_cut_is_continued_to_the_same_result(bench):
+    whole, cut = bench("whole"), bench("cut")
+    train(whole)
+    _, outcome = train(cut, until=8)
+    found = newest(checkpoints_of(cut.config))
+    assert (outcome, found.step) == ("pruned", 8)
+    assert not cut.workspace.model.exists()
+    _, outcome = train(cut, number=2, resume_from=found, until=12)
+    assert outcome == "finished"
+    assert exported(cut) == exported(whole) != 0
+
+
+def test_a_cut_where_nothing_is_validated_is_an_error(bench):
+    with pytest.raises(BadInput, match="until = 6"):
+        train(bench(), until=6)

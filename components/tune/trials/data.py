@@ -1,0 +1,82 @@
+"""The prepared data of a study's trials: shared, pinned for the whole study, without a test side.
+
+Trials whose data fields are equal get the same record. So the data of a study do not change, even
+if its source does. The record's folder holds links to the files of the training and the validation
+side, and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tune.trials.place import trials_of
+
+_RUN: Final = "prepare"
+"""The run in the study's folder that prepares the data."""
+
+
+def known_data(study: Path, config: RunConfig) -> DataRecord | None:
+    """Return the data of a trial; None if they are not prepared."""
+    try:
+        record = DataRecord.load(data_path(study, config))
+    except BadInput:
+        return None
+    return record if Path(record.folder).is_dir() else None
+
+
+def prepare_data(study: Path, config: RunConfig) -> None:
+    """Prepare the data of a trial, unless they are. Another process that does so is waited for.
+
+    Raises:
+        BadInput, DataError, StorageError: as for the preprocess step.
+    """
+    # Imported late: not every trial prepares data, and the libraries take seconds.
+    from steadytrain.components.preprocess.step import run as preprocess
+
+    path = data_path(study, config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if known_data(study, config) is None:
+            own = config.model_copy(update={"output": str(study), "run": _RUN})
+            without_test(preprocess(own), path.with_suffix("")).save(path)
+
+
+def without_test(data: DataRecord, folder: Path) -> DataRecord:
+    """Return the record without what names the test side, or is counted from it.
+
+    Training uses neither, so a run with this record has the same weights.
+
+    Args:
+        folder: of the new record, on the same file system. What is there is removed first.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    sides = {name: side for name, side in data.sides.items() if name != "test"}
+    for side in sides.values():
+        for name in filter(None, [*side.shards, side.index]):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(data.path(name), target)
+    if data.tokenizer:
+        source, target = data.path(data.tokenizer), folder / data.tokenizer
+        shutil.copytree(source, target, copy_function=os.link)
+    return data.model_copy(
+        update={"folder": str(folder), "sides": sides, "test_records": "", "profile": None}
+    )
+
+
+def data_path(study: Path, config: RunConfig) -> Path:
+    """Return the file of the record that trials with these data share."""
+    # The model decides about the tokenizer and the length of rows. Models with other layers prepare
+    # again, and the preprocess step finds the data that it prepared before.
+    fields = config.model_dump(mode="json", include={"data", "model"})
+    return trials_of(study) / "data" / f"{value_digest(fields)}.json"

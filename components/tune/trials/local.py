@@ -1,0 +1,162 @@
+"""Trials on this machine, as a study's driver uses them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.events import Follower
+from steadytrain.components.tune.trials.base import TrialState
+from steadytrain.components.tune.trials.connection import (
+    Connection,
+    end_leftovers,
+    greeted,
+    start_server,
+)
+from steadytrain.components.tune.trials.curve import Curve, read_curve
+from steadytrain.components.tune.trials.place import TrialFolder, trial_folders, trials_of
+from steadytrain.components.tune.trials.slots import divide, threads_of_rank
+
+LINGER_SECONDS: Final = 30.0
+"""How long trials train on without a driver."""
+_POLL_SECONDS = 0.02
+
+
+def local_trials(
+    study: Path, *, parallel: int = 1, linger_seconds: float = LINGER_SECONDS
+) -> LocalTrials:
+    """Return the trials of a study on this machine.
+
+    Each trial is an ordinary run in `<study>/trials/<number>`, and trains in processes of its own.
+    The cores and GPUs are divided among `parallel` trials; further ones wait for their turn.
+
+    If the driver dies, its trials train on for `linger_seconds`, so that the next driver finds them
+    at work. After that they stop with a checkpoint.
+
+    A trial that is not discarded keeps what its run keeps: up to training.save_total_limit + 1
+    checkpoints, its logs and, once it is finished, its model. A discarded one keeps its record
+    alone: less than 300 bytes and, for each validation, 40 bytes and its metrics.
+
+    Args:
+        study: the study's folder. Only one driver may use it at a time.
+    """
+    return LocalTrials(Path(os.path.abspath(study)), parallel, linger_seconds)  # noqa: PTH100
+
+
+@dataclass
+class _Followed:
+    """A trial at work, as far as this driver has read its events."""
+
+    events: Follower
+    curve: Curve = field(default_factory=Curve)
+
+    def state(self) -> TrialState:
+        for event in self.events.new():
+            self.curve.add(event)
+        return self.curve.state(running=True)
+
+
+class LocalTrials:
+    """Implements `Trials` with a server process (server.py). See `local_trials`."""
+
+    def __init__(self, study: Path, parallel: int, linger_seconds: float) -> None:
+        self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
+        self._server: Connection | None = None
+        self._asked = dict[int, int]()
+        self._followed = dict[int, _Followed]()
+        self._resting = dict[int, TrialState]()
+
+    def train(self, number: int, config: RunConfig, until: int) -> None:
+        """Train a trial until a step in the background. See `Trials.train`.
+
+        Raises:
+            BadInput: the machine has too few GPUs for `parallel` trials.
+            SteadytrainError: the server cannot start.
+        """
+        before = self.state(number)
+        arrived = before.condition == "paused" and before.step >= until
+        if arrived or before.condition in ("running", "finished"):
+            return
+        threads = threads_of_rank(config.compute, self.parallel)
+        self._folder(number).configure(config, threads)
+        self._resting.pop(number, None)
+        self._ask(number, until)
+
+    def state(self, number: int) -> TrialState:
+        self._listen()
+        folder = self._folder(number)
+        if number in self._asked:
+            if number not in self._followed:
+                self._followed[number] = _Followed(Follower(folder.workspace.events))
+            return self._followed[number].state()
+        if number not in self._resting:
+            kept = folder.discarded()
+            curve = read_curve(folder.workspace.events)
+            self._resting[number] = kept or curve.state(running=False)
+        return self._resting[number]
+
+    def stop(self, number: int) -> None:
+        if number in self._asked and self._server is not None:
+            self._server.say({"stop": number})
+        while number in self._asked:
+            self._listen(_POLL_SECONDS)
+
+    def discard(self, number: int) -> None:
+        self.stop(number)
+        self._folder(number).discard(self.state(number))
+
+    def attach(self) -> frozenset[int]:
+        self._server = greeted(trials_of(self.study))
+        if self._server is None:
+            end_leftovers(trials_of(self.study))
+        else:
+            self._asked.update(self._server.running or {})
+        for folder in trial_folders(self.study):
+            state = folder.discarded()
+            if state is not None:
+                # The driver may have died while it discarded this one.
+                folder.discard(state)
+        return frozenset(self._asked)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.say({"close": True})
+            while self._server.messages(_POLL_SECONDS) is not None:
+                pass
+            self._server = None
+        end_leftovers(trials_of(self.study))
+        self._asked.clear()
+        self._followed.clear()
+
+    def _folder(self, number: int) -> TrialFolder:
+        return TrialFolder(self.study, number)
+
+    def _ask(self, number: int, until: int) -> None:
+        """Ask the server to train a trial; start one if there is none."""
+        if self._server is None:
+            slots = divide(load(self._folder(number).config).compute, self.parallel)
+            self._server = start_server(self.study, slots, self.linger_seconds)
+        self._asked[number] = until
+        self._server.say({"train": number, "until": until})
+
+    def _listen(self, seconds: float = 0.0) -> None:
+        """Hear which trials have ended; wait at most `seconds` for that."""
+        if self._server is None:
+            return
+        ended = self._server.messages(seconds)
+        if ended is None:
+            self._begin_again()
+            return
+        for number in ended:
+            del self._asked[number]
+            self._followed.pop(number, None)
+
+    def _begin_again(self) -> None:
+        """Start the trials again whose server has died."""
+        self._server = None
+        end_leftovers(trials_of(self.study))
+        for number, until in self._asked.items():
+            self._ask(number, until)

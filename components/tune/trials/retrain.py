@@ -1,0 +1,92 @@
+"""Train a study's winner again on fresh seeds, and let the best model go through the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import TrainingFailed
+from steadytrain.components.shared.records import GateRecord, RegistrationRecord, TrainRecord
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What became of a winner.
+
+    config: the run with the best model.
+    trained: by seed, the runs that did not fail.
+    """
+
+    config: RunConfig
+    trained: Mapping[int, TrainRecord]
+    gate: GateRecord
+    registration: RegistrationRecord
+
+
+def retrain(
+    best: RunConfig, seeds: Sequence[int], *, compared: int, greater_is_better: bool
+) -> Retrained:
+    """Train a configuration on each seed as an ordinary run; evaluate and register the best one.
+
+    The best is chosen by its score on the validation side: the test side is opened once, for that
+    one model. A seed whose training fails is left out. Calling this again continues the same runs.
+
+    Args:
+        best: the winner; its `run` and its seed are replaced.
+        seeds: seeds that the study did not train with.
+        compared: number of configurations that the study compared.
+        greater_is_better: whether a higher validation score is better.
+
+    Raises:
+        TrainingFailed: training failed on every seed.
+        SteadytrainError: another step failed; the message and the remedy are those of the step.
+    """
+    from steadytrain.components.evaluate.step import run as evaluate
+    from steadytrain.components.register.promote import promote
+    from steadytrain.components.register.step import run as register
+
+    configs = {seed: on_seed(best, seed, compared) for seed in seeds}
+    trained, failed = dict[int, TrainRecord](), list[TrainingFailed]()
+    for seed, config in configs.items():
+        try:
+            trained[seed] = _train(config)
+        except TrainingFailed as error:
+            failed.append(error)
+    if not trained:
+        raise failed[0]
+    chosen = configs[best_seed(trained, greater_is_better=greater_is_better)]
+    _, gate = evaluate(chosen)
+    registration = register(chosen)
+    if gate.promoted:
+        registration = promote(chosen)
+    return Retrained(chosen, trained, gate, registration)
+
+
+def on_seed(best: RunConfig, seed: int, compared: int) -> RunConfig:
+    """Return the configuration of a winner's run on one seed. Each seed is a run of its own."""
+    return best.model_copy(
+        update={
+            "run": None,
+            "training": best.training.model_copy(update={"seed": seed}),
+            "gate": best.gate.model_copy(update={"compared": compared}),
+        }
+    )
+
+
+def best_seed(trained: Mapping[int, TrainRecord], *, greater_is_better: bool) -> int:
+    """Return the seed with the best validation score, the first one if several have it."""
+    sign = 1 if greater_is_better else -1
+    return max(trained, key=lambda seed: sign * trained[seed].best_score)
+
+
+def _train(config: RunConfig) -> TrainRecord:
+    # Each step imports its libraries only when it is reached: bad input shows at once.
+    from steadytrain.components.preprocess.step import run as preprocess
+    from steadytrain.components.shared.start_run import start_run
+    from steadytrain.components.train.recovery.ownership import owned
+    from steadytrain.components.train.step import run_stage
+
+    with owned(config):
+        start_run(config)
+    return run_stage(config, preprocess(config))

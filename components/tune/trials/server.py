@@ -1,0 +1,241 @@
+"""The server of a study's trials: `python -m ...trials.server STUDY LISTENER SLOTS LINGER`.
+
+It imports once what every trial needs, and forks a process for each trial that the driver asks for.
+It outlives its driver: the next driver of the study connects to it, and finds the trials at work.
+If none does within LINGER seconds, the trials stop with a checkpoint, and the server ends. If the
+server dies, its trials stop in the same way.
+
+Both sides send lines of JSON. The driver sends {"train": NUMBER, "until": STEP}, {"stop": NUMBER}
+or {"close": true}. The server sends {"running": [[NUMBER, STEP], ...]} to a driver that connects,
+and {"ended": NUMBER} for each trial that no process trains any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.train.agent import forking
+from steadytrain.components.train.agent.processes import Process
+from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.launch.process import RANK_IMPORTS
+from steadytrain.components.tune.trials.curve import read_curve
+from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.components.tune.trials.process import report_failure, train_trial
+from steadytrain.components.tune.trials.slots import Slot
+
+_POLL_SECONDS = 0.02
+_DEATHS = 3
+"""How often in a row a trial's process may die without a new checkpoint; then the trial fails."""
+
+
+@dataclass
+class _Trial:
+    """A trial at work or waiting for a slot.
+
+    saved: the step of its newest checkpoint when its process last died.
+    deaths: how often its process has died since that step was saved.
+    stopping: whether it was asked to stop.
+    """
+
+    number: int
+    until: int
+    slot: Slot | None = None
+    process: Process | None = None
+    saved: int = 0
+    deaths: int = 0
+    stopping: bool = False
+
+
+class Server:
+    """Trains what the connected driver asks for, in the given slots.
+
+    Args:
+        linger_seconds: how long to wait for another driver once this one is gone.
+    """
+
+    def __init__(
+        self, study: Path, listener: socket.socket, slots: Sequence[Slot], linger_seconds: float
+    ) -> None:
+        self.study, self.listener, self.linger_seconds = study, listener, linger_seconds
+        self._free = deque(slots)
+        self._trials = dict[int, _Trial]()
+        self._driver: socket.socket | None = None
+        self._received = b""
+        self._alone_since = time.monotonic()
+        self._closing = False
+
+    def run(self) -> None:
+        """Serve until a driver ends it, or none connects for too long."""
+        while not self._closing:
+            self._wait()
+            self._follow()
+            alone = self._driver is None and time.monotonic() - self._alone_since
+            self._closing |= alone is not False and alone > self.linger_seconds
+        # First, so that no other driver waits for an answer.
+        self.listener.close()
+        for number in list(self._trials):
+            self._stop(number)
+        while self._trials:
+            self._follow()
+            time.sleep(_POLL_SECONDS)
+
+    def _wait(self) -> None:
+        """Wait for a moment, or until a driver connects or says something."""
+        sources = [self.listener, *([self._driver] if self._driver else [])]
+        readable, _, _ = select.select(sources, [], [], _POLL_SECONDS)
+        if self._driver in readable:
+            self._receive()
+        if self.listener in readable:
+            self._accept()
+
+    def _accept(self) -> None:
+        # A study has one driver: whoever connects has taken over from the one before.
+        self._leave_driver()
+        self._driver, _ = self.listener.accept()
+        self._tell({"running": [(item.number, item.until) for item in self._trials.values()]})
+
+    def _receive(self) -> None:
+        assert self._driver is not None
+        content = b""
+        with contextlib.suppress(ConnectionError):
+            content = self._driver.recv(1 << 16)
+        if not content:
+            self._leave_driver()
+            return
+        *lines, self._received = (self._received + content).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _leave_driver(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+        self._driver, self._received = None, b""
+        self._alone_since = time.monotonic()
+
+    def _obey(self, request: Mapping[str, Any]) -> None:
+        if "train" in request:
+            number = request["train"]
+            self._trials.setdefault(number, _Trial(number, request["until"]))
+        elif "stop" in request:
+            self._stop(request["stop"])
+        else:
+            self._closing = True
+
+    def _stop(self, number: int) -> None:
+        trial = self._trials.get(number)
+        if trial is None:
+            return
+        trial.stopping = True
+        if trial.process is None:
+            self._end(trial)
+        elif trial.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(trial.process.pid, signal.SIGTERM)
+
+    def _follow(self) -> None:
+        """Start trials in free slots, and see which processes have ended."""
+        for trial in list(self._trials.values()):
+            if trial.process is None and self._free and not trial.stopping:
+                trial.slot = self._free.popleft()
+                trial.process = self._start(trial, trial.slot)
+            elif trial.process is not None:
+                status = trial.process.poll()
+                if status is not None:
+                    self._ended(trial, status)
+
+    def _ended(self, trial: _Trial, status: int) -> None:
+        """End a trial, or start its process again if that died."""
+        trial.process = None
+        if trial.slot is not None:
+            self._free.append(trial.slot)
+        if status == 0 or trial.stopping:
+            self._end(trial)
+            return
+        place = TrialFolder(self.study, trial.number)
+        saved = read_curve(place.workspace.events).state(running=False).step
+        trial.deaths = 1 if saved > trial.saved else trial.deaths + 1
+        trial.saved = saved
+        if trial.deaths == _DEATHS:
+            report_failure(
+                place.workspace,
+                "NodeLost",
+                f"the trial's process died {_DEATHS} times in a row without a new checkpoint, at "
+                f"last with status {status}; its output is in {place.log}",
+                FailureClass.NODE_LOST.remedy,
+            )
+            self._end(trial)
+
+    def _end(self, trial: _Trial) -> None:
+        del self._trials[trial.number]
+        self._tell({"ended": trial.number})
+
+    def _start(self, trial: _Trial, slot: Slot) -> Process:
+        place = TrialFolder(self.study, trial.number)
+        environment = {**os.environ, **slot.environment}
+        arguments = (self.study, trial.number, trial.until, os.getpid())
+        if forking.possible():
+            main = partial(self._become, *arguments)
+            return forking.Forked(main, environment, place.log)
+        command = [sys.executable, "-m", __spec__.name, "--trial", *map(str, arguments)]
+        with place.log.open("ab") as log:
+            return subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _become(self, study: Path, number: int, until: int, parent: int) -> int:
+        # A copy would keep a connection open whose server is dead.
+        self.listener.close()
+        if self._driver is not None:
+            self._driver.close()
+        return train_trial(study, number, until, parent)
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        if self._driver is not None:
+            try:
+                self._driver.sendall(json.dumps(message).encode() + b"\n")
+            except ConnectionError:
+                self._leave_driver()
+
+
+@contextlib.contextmanager
+def _listening(descriptor: int) -> Iterator[socket.socket]:
+    """Use the driver's listening socket, and remove its folder in the end."""
+    with socket.socket(fileno=descriptor) as listener:
+        folder = Path(listener.getsockname()).parent
+        try:
+            yield listener
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve a study, or with `--trial` be the process of one trial. Return the exit status."""
+    if arguments[0] == "--trial":
+        study, *numbers = arguments[1:]
+        number, until, parent = map(int, numbers)
+        return train_trial(Path(study), number, until, parent)
+    study, descriptor, slots, linger_seconds = arguments
+    shares = [Slot(item["threads"], tuple(item["gpus"])) for item in json.loads(slots)]
+    with _listening(int(descriptor)) as listener:
+        forking.prepare(RANK_IMPORTS)
+        Server(Path(study), listener, shares, float(linger_seconds)).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

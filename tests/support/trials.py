@@ -1,0 +1,113 @@
+"""Studies of small trials, and drivers as programs of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, TrainingStep
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.tune.trials.base import TrialState
+from steadytrain.components.tune.trials.data import data_path, without_test
+from steadytrain.components.tune.trials.local import LocalTrials
+from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+
+from support.training import events_of
+
+DRIVE = """
+import sys, time
+from pathlib import Path
+from steadytrain.components.shared.config import load
+from steadytrain.components.tune.trials.local import local_trials
+study, config, until, *numbers = sys.argv[1:]
+trials = local_trials(Path(study), parallel=2, linger_seconds=LINGER)
+trials.attach()
+for number in map(int, numbers):
+    trials.train(number, load(Path(config)), int(until))
+print("asked", flush=True)
+while any(trials.state(int(number)).condition == "running" for number in numbers):
+    time.sleep(0.05)
+trials.close()
+"""
+
+
+def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
+    """Give a study prepared data."""
+    path = data_path(study, config)
+    if not path.exists():
+        without_test(data, path.with_suffix("")).save(path)
+
+
+def drive(
+    study: Path, config: Path, until: int, numbers: Sequence[int], *, linger: float = 30
+) -> subprocess.Popen[str]:
+    """Start a driver that trains trials until a step. Return once it has asked for them."""
+    code = DRIVE.replace("LINGER", str(linger))
+    program = subprocess.Popen(
+        [sys.executable, "-c", code, str(study), str(config), str(until), *map(str, numbers)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "asked\n"
+    return program
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(trials: LocalTrials, number: int) -> TrialState:
+    """Wait until no process trains a trial, and return its state."""
+    wait_until(lambda: trials.state(number).condition != "running")
+    return trials.state(number)
+
+
+def processes(study: Path) -> list[psutil.Process]:
+    """Return all processes of a study's trials."""
+    return processes_of(trials_of(study))
+
+
+def server(study: Path) -> psutil.Process:
+    """Return the server of a study's trials."""
+    found = processes(study)
+    parents = {process.pid for process in found}
+    (root,) = [process for process in found if process.ppid() not in parents]
+    return root
+
+
+def supervisors(study: Path) -> list[psutil.Process]:
+    """Return the processes of trials: each is a child of the server."""
+    return server(study).children()
+
+
+def leaves(study: Path) -> list[psutil.Process]:
+    """Return the ranks."""
+    found = processes(study)
+    parents = {process.ppid() for process in found}
+    return [process for process in found if process.pid not in parents]
+
+
+def steps(study: Path, number: int) -> list[int]:
+    """Return the steps of a trial in the order in which they were trained."""
+    workspace = TrialFolder(study, number).workspace
+    return [event.step for event in events_of(workspace, TrainingStep)]
+
+
+def check_alone(study: Path, number: int) -> None:
+    """Check that a trial's attempts did not overlap."""
+    workspace = TrialFolder(study, number).workspace
+    begun = [event.time for event in events_of(workspace, AttemptStarted)]
+    over = [event.time for event in events_of(workspace, AttemptEnded)]
+    assert len(begun) == len(over)
+    assert all(end <= start for end, start in zip(over, begun[1:], strict=False))
