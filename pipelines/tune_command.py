@@ -71,7 +71,7 @@ def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -
     from steadytrain.components.tune.page import write_page
     from steadytrain.components.tune.results import summary, write_results
     from steadytrain.components.tune.study import Study
-    from steadytrain.components.tune.trials import local_trials
+    from steadytrain.components.tune.trials.local import local_trials
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.tune_display import Lines, ending
 
@@ -91,15 +91,45 @@ def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -
             write_page(study, folder)
     if export_optuna:
         _export(study, export_optuna)
-    if as_json:
-        json_output.show({**summary(study), "folder": str(folder)})
-    else:
+    if not as_json:
         typer.echo("\n".join([*ending(study), f"folder  {folder}"]))
-    if summary(study)["best_params"] is None:
+    winner = _retrain(study)
+    if as_json:
+        json_output.show({**summary(study), **winner, "folder": str(folder)})
+    elif winner["winner"]:
+        typer.echo(f"winner  run {winner['winner']}: {winner['gate']}")
+
+
+def _retrain(study: Study) -> dict[str, Any]:
+    """Train the best configuration on fresh seeds and let the best model go through the gate.
+
+    Raises:
+        SteadytrainError: no trial has finished, or a step of the winner's run failed.
+    """
+    from steadytrain.components.tune.results import best_config
+
+    config, tune = best_config(study), study.tune
+    if config is None:
         raise SteadytrainError(
             "no trial finished, so there is no best one",
             remedy="raise tune.budget and run the same command again: the study continues",
         )
+    if not tune.seeds:
+        return {"winner": None, "promoted": None, "gate": None}
+    from steadytrain.components.tune.trials.retrain import retrain
+
+    own = config.training.seed
+    done = retrain(
+        config,
+        range(own + 1, own + 1 + tune.seeds),
+        compared=len(study.history.trials),
+        greater_is_better=tune.objective.direction == "maximize",
+    )
+    return {
+        "winner": done.config.run_id,
+        "promoted": done.gate.promoted,
+        "gate": done.gate.reason,
+    }
 
 
 def _export(study: Study, url: str) -> None:

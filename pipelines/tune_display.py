@@ -58,7 +58,7 @@ def outline(study: Study, samples: Sequence[Mapping[str, Any]], cost: str) -> li
         + "".join(f", {name} {value:g}" for name, value in limits.items()),
         f"steps       about {steps:,}, {steps / full:.0%} of {full:,} without rungs",
         f"cost        {cost}",
-        f"in the end  the best trial is trained again on {tune.seeds} seeds",
+        f"winner      trained again on {tune.seeds} seeds, evaluated and registered",
         *(f"trial {index}     {as_words(params)}" for index, params in enumerate(samples)),
     ]
 

@@ -49,11 +49,20 @@ def front(study: Study) -> list[Trial]:
 
 
 def best_config(study: Study) -> RunConfig | None:
-    """Return the configuration of the best trial as a run of its own; None if none finished."""
-    found = best(study)
+    """Return the configuration of the best trial as a run of its own; None if none finished.
+
+    The run exports the model with the best first objective.
+    """
+    found, objective = best(study), study.tune.objective
     if found is None:
         return None
-    return study.trial_config(found.params).model_copy(update={"run": None})
+    config = study.trial_config(found.params)
+    by = {
+        "metric_for_best_model": objective.metric,
+        "greater_is_better": objective.direction == "maximize",
+    }
+    training = config.training.model_copy(update=by)
+    return config.model_copy(update={"run": None, "training": training})
 
 
 def summary(study: Study) -> dict[str, Any]:

@@ -157,7 +157,11 @@ class TuneConfig(Section):
     )
     seed: int = Field(42, ge=0, description="Seed of the study's suggestions.")
     seeds: int = Field(
-        3, ge=1, le=100, description="Seeds on which the winner is trained again in the end."
+        3,
+        ge=0,
+        le=100,
+        description="Seeds on which the winner is trained again in the end. The best of these "
+        "models is evaluated, compared with the champion and registered. 0 leaves this out.",
     )
     log: str | None = Field(
         None,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-import steadytrain.components.tune.trials as runner
+import steadytrain.components.tune.trials.local as runner
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
+from steadytrain.components.tune.trials import retrain as retraining
 from steadytrain.pipelines.cli import app
 
 from support.snippets import ROOT
@@ -24,7 +26,7 @@ SETTINGS = {
     "model": {"config": {"model_type": "llama"}},
     "training": {"max_steps": 90, "eval_steps": 10, "learning_rate": 3e-3, "global_batch_size": 4},
     "compute": {"price_per_hour": 36.0},
-    "tune": {"space": SPACE, "budget": {"trials": 12}},
+    "tune": {"space": SPACE, "budget": {"trials": 12}, "seeds": 0},
 }
 
 
@@ -62,7 +64,7 @@ def test_a_study_ends_with_a_configuration_that_run_takes(folder, world):
     assert best.training.learning_rate == told["best_params"]["training.learning_rate"]
     assert not best.tune.space
     written = json.loads((place / "tuning.json").read_text())
-    assert written == {key: value for key, value in told.items() if key != "folder"}
+    assert told | written == told
     assert set(told) == documented("tune")
     assert written["trials"] == 12
     assert written["trials_completed"] >= 1
@@ -127,6 +129,21 @@ def test_a_wrong_space_is_found_before_anything_starts(folder, world):
     with pytest.raises(ConfigError, match="did you mean"):
         steadytrain("tiny.yaml", "--set", "tune.space={training.lerning_rate: {low: 1, high: 2}}")
     assert not world.configs
+
+
+def test_the_winner_is_trained_on_seeds_that_no_trial_had(folder, world, monkeypatch):
+    calls = []
+
+    def retrain(best, seeds, *, compared, greater_is_better):
+        calls.append((best.training.learning_rate, list(seeds), compared, greater_is_better))
+        gate = SimpleNamespace(promoted=True, reason="better")
+        return SimpleNamespace(config=best, gate=gate)
+
+    monkeypatch.setattr(retraining, "retrain", retrain)
+    told = json.loads(steadytrain("tiny.yaml", "--set", "tune.seeds=2", "--json"))
+    rate = told["best_params"]["training.learning_rate"]
+    assert calls == [(rate, [43, 44], 12, False)]
+    assert (told["promoted"], told["gate"]) == (True, "better")
 
 
 def test_a_study_in_which_no_trial_finishes_fails(folder, world):
