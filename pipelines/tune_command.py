@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +58,11 @@ def tune(
             f"tune.space of {source} is empty: there is nothing to vary",
             remedy="name fields and their values, such as tune: {space: {training.learning_rate: "
             "{low: 1e-4, high: 1e-2, log: true}}}",
+        )
+    if find_spec("optuna") is None:
+        raise BadInput(
+            "trials are chosen by the package optuna, which is not installed",
+            remedy="pip install 'steadytrain[train]'",
         )
     if dry_run:
         _show_outline(config, as_json=as_json)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Fits = Callable[[Params], bool]
 """Whether parameters keep the study's constraints."""
 
-_TRIES: Final = 200
+_TRIES: Final = 100
 _OWN_TRIES: Final = 20
 """Tries with the sampler itself. Later ones are random, since it may insist on what does not
 fit."""
@@ -125,8 +125,8 @@ class Sampler:
 
         for attempt in range(_TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
-            sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
             with warnings.catch_warnings(action="ignore"):
+                sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
                 params = self._ask(self._mirror.ask(number, sampler), given)
             if fits(params):
                 return params

@@ -8,9 +8,14 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
+from steadytrain.components.tune.driver import driving
 from steadytrain.components.tune.log import FileLog, ObjectLog
+from steadytrain.components.tune.study import Study
+
+from support.synthetic_trials import SPACE
 
 RECORDS = [{"kind": "reported", "number": n, "values": [n / 3, "é"]} for n in range(5)]
 
@@ -133,3 +138,24 @@ def written(path):
     for record in RECORDS:
         log.append(record)
     return path
+
+
+def test_a_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    config = load(
+        "causal-lm",
+        [("tune.space", SPACE), ("tune.log", "s3://studies/all"), ("output", str(tmp_path))],
+    )
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket="studies")
+        with driving(config) as log:
+            study = Study(config, log)
+            study.next()
+            with pytest.raises(RunBusy), driving(config):
+                pass
+        with driving(config) as log:
+            assert Study(config, log).history.trials == study.history.trials
+        names = S3Storage("s3://studies/all").list()
+        assert any(name.endswith("record-00000002.json") for name in names)
