@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
-from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.shared.errors import ConfigError, SteadytrainError
+from steadytrain.components.shared.storage import open_storage
 from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.log import Log, Record, open_log
-from steadytrain.components.tune.study import Study, study_name
+from steadytrain.components.tune.study import (
+    Study,
+    logs_address,
+    studies_folder,
+    study_name,
+)
 from steadytrain.components.tune.trials.base import Trials, TrialState
 
 _POLL_SECONDS: Final = 0.1
@@ -44,13 +49,7 @@ class Watcher(Protocol):
 
 def study_folder(config: RunConfig) -> Path:
     """Return the folder of a configuration's study."""
-    return Path(config.output).absolute() / "studies" / study_name(config)
-
-
-def log_of(config: RunConfig) -> Log:
-    """Return the log of a configuration's study."""
-    address = config.tune.log or str(study_folder(config))
-    return open_log(address, study=study_name(config))
+    return studies_folder(config) / study_name(config)
 
 
 @contextlib.contextmanager
@@ -61,10 +60,10 @@ def driving(config: RunConfig) -> Iterator[Log]:
         RunBusy: another driver holds it; the message says which one, where, and since when.
         BadInput, StorageError: see `hold`.
     """
-    name, log = study_name(config), log_of(config)
-    seconds = config.recovery.lease_seconds
-    with hold(_lease_storage(config), run_id=name, seconds=seconds) as lease:
-        yield _Fenced(log, lease)
+    name, address = study_name(config), logs_address(config)
+    storage, seconds = open_storage(address).sub(f"{name}/lease"), config.recovery.lease_seconds
+    with hold(storage, run_id=name, seconds=seconds) as lease:
+        yield _Fenced(open_log(address, name), lease)
 
 
 def drive(
@@ -202,14 +201,3 @@ class _Fenced:
     def append(self, record: Record) -> None:
         self._lease.fence()
         self._log.append(record)
-
-
-def _lease_storage(config: RunConfig) -> Storage:
-    name, address = study_name(config), config.tune.log or str(study_folder(config))
-    if "://" in address and not address.startswith("s3://"):
-        raise BadInput(
-            f"tune.log = {address!r} is neither a folder nor an s3:// address",
-            remedy="give a folder, or s3://BUCKET/PREFIX",
-        )
-    place = open_storage(address)
-    return place.sub(f"{name}/lease" if address.startswith("s3://") else "lease")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, load
@@ -13,7 +12,7 @@ from steadytrain.components.shared.registry.versions import RUN, Registry
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.log import open_log
-from steadytrain.components.tune.study import history_of
+from steadytrain.components.tune.study import history_of, logs_address, studies_folder
 
 TAKEN_OVER: Final = 5
 """How many trials of another study are tried again."""
@@ -57,9 +56,9 @@ def champion(config: RunConfig) -> RunConfig | None:
 
 def best_of(config: RunConfig, other: str) -> Sequence[Params]:
     """Return the parameters of another study's best trials, best first."""
-    studies = Path(config.output).absolute() / "studies"
-    records = open_log(config.tune.log or str(studies / other), study=other).read()
+    records = open_log(logs_address(config), other).read()
     if not records:
+        studies = studies_folder(config)
         known = sorted(path.name for path in studies.glob("*") if path.is_dir())
         raise BadInput(
             f"--from {other!r}: there is no such study",

@@ -47,15 +47,15 @@ class Log(Protocol):
         """
 
 
-def open_log(address: str, *, study: str) -> Log:
-    """Return the log of a study at an address: a folder, or s3://bucket/prefix.
+def open_log(address: str, study: str) -> Log:
+    """Return the log of a study.
 
     Args:
-        study: the study's name. On S3, it is added to the prefix.
+        address: of the logs of several studies: a folder, or s3://bucket/prefix.
     """
     if address.startswith("s3://"):
         return ObjectLog(S3Storage(address).sub(study))
-    return FileLog(Path(address) / _FILE)
+    return FileLog(Path(address) / study / _FILE)
 
 
 class FileLog:

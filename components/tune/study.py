@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,6 +33,16 @@ def study_digest(config: RunConfig) -> str:
 def study_name(config: RunConfig) -> str:
     """Return the name of a study: `run`, or the configuration's name and the study's digest."""
     return config.run or f"{config.name}-{study_digest(config)[:8]}"
+
+
+def studies_folder(config: RunConfig) -> Path:
+    """Return the folder of all studies of an output folder."""
+    return Path(config.output).absolute() / "studies"
+
+
+def logs_address(config: RunConfig) -> str:
+    """Return the address of the logs of all studies: `tune.log`, or the folder of the studies."""
+    return config.tune.log or str(studies_folder(config))
 
 
 def history_of(config: RunConfig, records: Iterable[Record]) -> History:

@@ -32,7 +32,6 @@ _TRIES: Final = 100
 _OWN_TRIES: Final = 20
 """Tries with the sampler itself. Later ones are random, since it may insist on what does not
 fit."""
-
 _LARGEST_GRID: Final = 100_000
 """As many as `tune.budget.trials` can be."""
 
@@ -130,10 +129,7 @@ class Sampler:
                 params = self._ask(self._mirror.ask(number, sampler), given)
             if fits(params):
                 return params
-        raise BadInput(
-            f"tune.constraints: none of {_TRIES} suggestions for trial {number} keeps them",
-            remedy="relax the constraints, or change the space",
-        )
+        raise _nothing_fits(number)
 
     def note(self, trial: Trial) -> None:
         from steadytrain.components.tune.mirror import frozen
@@ -147,11 +143,8 @@ class Sampler:
         space, params = self._tune.space, dict[str, Any]()
         for field in self._fields:
             if varies(space, field, params):
-                dimension = space[field]
-                if field in given:
-                    params[field] = given[field]
-                    continue
-                params[field] = sampled(trial, field, dimension)
+                known = field in given
+                params[field] = given[field] if known else sampled(trial, field, space[field])
         return params
 
 
@@ -191,13 +184,17 @@ class Sobol:
                     params[field] = given.get(field, _at(field, dimension, float(share)))
             if fits(params):
                 return params
-        raise BadInput(
-            f"tune.constraints: none of {_TRIES} suggestions for trial {number} keeps them",
-            remedy="relax the constraints, or change the space",
-        )
+        raise _nothing_fits(number)
 
     def note(self, trial: Trial) -> None:
         """Do nothing: the sequence does not depend on results."""
+
+
+def _nothing_fits(number: int) -> BadInput:
+    return BadInput(
+        f"tune.constraints: none of {_TRIES} suggestions for trial {number} keeps them",
+        remedy="relax the constraints, or change the space",
+    )
 
 
 def _combinations(space: Mapping[str, Dimension]) -> Iterator[Params]:

@@ -166,7 +166,8 @@ class TuneConfig(Section):
     log: str | None = Field(
         None,
         min_length=1,
-        description="Folder or s3:// address of the study's log. None means the study's folder.",
+        description="Folder or s3:// address of the logs of studies. None means the folders of "
+        "the studies.",
     )
 
     @property
@@ -180,3 +181,10 @@ class TuneConfig(Section):
         if len(more) > 4:
             raise ValueError("a Pareto front of more than 5 objectives says nothing: give fewer")
         return more
+
+    @field_validator("log")
+    @classmethod
+    def _folder_or_s3(cls, address: str | None) -> str | None:
+        if address is not None and "://" in address and not address.startswith("s3://"):
+            raise ValueError("give a folder, or s3://BUCKET/PREFIX")
+        return address
