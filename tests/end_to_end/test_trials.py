@@ -283,13 +283,13 @@ def test_a_study_survives_twenty_deaths(killed, undisturbed):
     sweep(killed, undisturbed, [(chance.choice(KILLS), step) for step in moments])
 
 
-def test_the_next_driver_finds_the_trials_at_work(killed):
+def test_the_next_driver_finds_the_trials_running(killed):
     folder, config = killed
     program = support.drive(folder, config, 40, [0])
     reached(folder, 5, program)
     program.send_signal(signal.SIGKILL)
     program.wait()
-    trials = local_trials(folder)
+    trials = local_trials(folder, parallel=2)
     assert trials.attach() == {0}
     trials.train(0, load(config), 40)
     found = support.ended(trials, 0)

@@ -62,6 +62,7 @@ _UNITS = {
     "tune.min_steps": "optimizer steps",
     "tune.seeds": "seeds",
     "constraints.parameters": "parameters",
+    "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""
 _LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))

@@ -16,14 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import MARK, end_processes, processes_of
-from steadytrain.components.tune.trials.place import trials_of
+from steadytrain.components.tune.trials.place import server_log, trials_of
 from steadytrain.components.tune.trials.slots import Slot
 
 _ADDRESS: Final = "server.json"
-_LOG: Final = "log"
 _PROGRAM = "steadytrain.components.tune.trials.server"
 _GREETING_SECONDS = 60.0
 """How long a server may take to greet a driver; it may still be importing."""
@@ -40,14 +38,15 @@ _VARIABLES = {
 class Connection:
     """A connection to a server (see server.py for what the two say).
 
-    running: the trials at work when this driver connected, and until which steps. None before the
+    running: the running trials when this driver connected, and until which steps. None before the
         server has greeted.
+    slots: how many trials train at once; 0 before the server has greeted.
     """
 
-    def __init__(self, connected: socket.socket, log: Path) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         self.running: dict[int, int] | None = None
-        self._socket, self._log = connected, log
-        self._received = b""
+        self.slots = 0
+        self._socket, self._received = connected, b""
 
     def say(self, request: Mapping[str, Any]) -> None:
         """Send a request. If the server is dead, `messages` notices that."""
@@ -59,9 +58,6 @@ class Connection:
 
         Args:
             seconds: how long to wait for a message.
-
-        Raises:
-            SteadytrainError: the server died before it was ready.
         """
         if not select.select([self._socket], [], [], seconds)[0]:
             return []
@@ -69,19 +65,13 @@ class Connection:
         with contextlib.suppress(ConnectionError):
             content = self._socket.recv(1 << 16)
         if not content:
-            self._socket.close()
-            if self.running is None:
-                raise SteadytrainError(
-                    "the process that trials are started from ended before it was ready",
-                    remedy=f"its output is in {self._log}",
-                )
             return None
         *lines, self._received = (self._received + content).split(b"\n")
         return [number for line in lines for number in self._heard(json.loads(line))]
 
     def _heard(self, message: Mapping[str, Any]) -> Sequence[int]:
         if "running" in message:
-            self.running = dict(message["running"])
+            self.running, self.slots = dict(message["running"]), message["slots"]
             return ()
         return (message["ended"],)
 
@@ -105,7 +95,7 @@ def start_server(study: Path, slots: Sequence[Slot], linger_seconds: float) -> C
         arguments = [str(study), str(listener.fileno()), shares, str(linger_seconds)]
         # What torch computes with is decided when it is imported.
         threads = {"OMP_NUM_THREADS": str(slots[0].threads)}
-        with (folder / _LOG).open("ab") as log:
+        with server_log(study).open("ab") as log:
             # In its own session, so that Ctrl-C in the terminal reaches only the driver.
             subprocess.Popen(
                 [sys.executable, "-m", _PROGRAM, *arguments],
@@ -116,7 +106,7 @@ def start_server(study: Path, slots: Sequence[Slot], linger_seconds: float) -> C
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,
             )
-        return _connect(address, folder)
+        return _connect(address)
 
 
 def greeted(folder: Path) -> Connection | None:
@@ -127,14 +117,12 @@ def greeted(folder: Path) -> Connection | None:
     """
     try:
         address = json.loads((folder / _ADDRESS).read_bytes())["address"]
-        found = _connect(address, folder)
+        found = _connect(address)
     except (OSError, ValueError):
         return None
     deadline = time.monotonic() + _GREETING_SECONDS
     while found.running is None and time.monotonic() < deadline:
-        try:
-            found.messages(_LOOK_SECONDS)
-        except SteadytrainError:
+        if found.messages(_LOOK_SECONDS) is None:
             return None
     return found if found.running is not None else None
 
@@ -151,11 +139,11 @@ def end_leftovers(folder: Path) -> None:
     end_processes(folder)
 
 
-def _connect(address: str, folder: Path) -> Connection:
+def _connect(address: str) -> Connection:
     connected = socket.socket(socket.AF_UNIX)
     try:
         connected.connect(address)
     except OSError:
         connected.close()
         raise
-    return Connection(connected, folder / _LOG)
+    return Connection(connected)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Follower
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.connection import (
@@ -17,12 +19,19 @@ from steadytrain.components.tune.trials.connection import (
     start_server,
 )
 from steadytrain.components.tune.trials.curve import Curve, read_curve
-from steadytrain.components.tune.trials.place import TrialFolder, trial_folders, trials_of
+from steadytrain.components.tune.trials.place import (
+    TrialFolder,
+    server_log,
+    trial_folders,
+    trials_of,
+)
 from steadytrain.components.tune.trials.slots import divide, threads_of_rank
 
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""
 _POLL_SECONDS = 0.02
+_CLOSE_SECONDS = 60.0
+"""How long a server has to stop its trials; then all processes are killed."""
 
 
 def local_trials(
@@ -33,8 +42,8 @@ def local_trials(
     Each trial is an ordinary run in `<study>/trials/<number>`, and trains in processes of its own.
     The cores and GPUs are divided among `parallel` trials; further ones wait for their turn.
 
-    If the driver dies, its trials train on for `linger_seconds`, so that the next driver finds them
-    at work. After that they stop with a checkpoint.
+    If the driver dies, its trials go on for `linger_seconds`, so that the next driver finds them
+    running. After that they stop with a checkpoint.
 
     A trial that is not discarded keeps what its run keeps: up to training.save_total_limit + 1
     checkpoints, its logs and, once it is finished, its model. A discarded one keeps its record
@@ -48,7 +57,7 @@ def local_trials(
 
 @dataclass
 class _Followed:
-    """A trial at work, as far as this driver has read its events."""
+    """A running trial, as far as this driver has read its events."""
 
     events: Follower
     curve: Curve = field(default_factory=Curve)
@@ -75,7 +84,10 @@ class LocalTrials:
         Raises:
             BadInput: the machine has too few GPUs for `parallel` trials.
             SteadytrainError: the server cannot start.
+            ValueError: the trial was discarded, and has no checkpoint any more.
         """
+        if self._folder(number).discarded() is not None:
+            raise ValueError(f"trial {number} was discarded")
         before = self.state(number)
         arrived = before.condition == "paused" and before.step >= until
         if arrived or before.condition in ("running", "finished"):
@@ -99,9 +111,12 @@ class LocalTrials:
         return self._resting[number]
 
     def stop(self, number: int) -> None:
-        if number in self._asked and self._server is not None:
-            self._server.say({"stop": number})
-        while number in self._asked:
+        told: Connection | None = None
+        while number in self._asked and self._server is not None:
+            # If the server dies meanwhile, the next one has to know it, too.
+            if told is not self._server:
+                told = self._server
+                told.say({"stop": number})
             self._listen(_POLL_SECONDS)
 
     def discard(self, number: int) -> None:
@@ -110,8 +125,8 @@ class LocalTrials:
 
     def attach(self) -> frozenset[int]:
         self._server = greeted(trials_of(self.study))
-        if self._server is None:
-            end_leftovers(trials_of(self.study))
+        if self._server is None or self._server.slots != self.parallel:
+            self.close()
         else:
             self._asked.update(self._server.running or {})
         for folder in trial_folders(self.study):
@@ -124,8 +139,10 @@ class LocalTrials:
     def close(self) -> None:
         if self._server is not None:
             self._server.say({"close": True})
+            deadline = time.monotonic() + _CLOSE_SECONDS
             while self._server.messages(_POLL_SECONDS) is not None:
-                pass
+                if time.monotonic() > deadline:
+                    break
             self._server = None
         end_leftovers(trials_of(self.study))
         self._asked.clear()
@@ -151,12 +168,21 @@ class LocalTrials:
             self._begin_again()
             return
         for number in ended:
-            del self._asked[number]
+            self._asked.pop(number, None)
             self._followed.pop(number, None)
 
     def _begin_again(self) -> None:
-        """Start the trials again whose server has died."""
-        self._server = None
+        """Start the trials again whose server has died.
+
+        Raises:
+            SteadytrainError: it died before it was ready, and so would the next one.
+        """
+        died, self._server = self._server, None
+        if died is not None and died.running is None:
+            raise SteadytrainError(
+                "the process that trials are started from ended before it was ready",
+                remedy=f"its output is in {server_log(self.study)}",
+            )
         end_leftovers(trials_of(self.study))
         for number, until in self._asked.items():
             self._ask(number, until)

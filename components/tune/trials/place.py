@@ -106,6 +106,11 @@ class TrialFolder:
             return None
 
 
+def server_log(study: Path) -> Path:
+    """Return the file with the output of the server."""
+    return trials_of(study) / "log"
+
+
 def trial_folders(study: Path) -> list[TrialFolder]:
     """Return the trials of a study that have a folder."""
     names = (path.name for path in trials_of(study).glob("*"))

@@ -1,13 +1,13 @@
 """The server of a study's trials: `python -m ...trials.server STUDY LISTENER SLOTS LINGER`.
 
 It imports once what every trial needs, and forks a process for each trial that the driver asks for.
-It outlives its driver: the next driver of the study connects to it, and finds the trials at work.
+It outlives its driver: the next driver of the study connects to it, and finds the running trials.
 If none does within LINGER seconds, the trials stop with a checkpoint, and the server ends. If the
 server dies, its trials stop in the same way.
 
 Both sides send lines of JSON. The driver sends {"train": NUMBER, "until": STEP}, {"stop": NUMBER}
-or {"close": true}. The server sends {"running": [[NUMBER, STEP], ...]} to a driver that connects,
-and {"ended": NUMBER} for each trial that no process trains any more.
+or {"close": true}. The server sends {"running": [[NUMBER, STEP], ...], "slots": COUNT} to a driver
+that connects, and {"ended": NUMBER} for each trial that no process trains any more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DEATHS = 3
 
 @dataclass
 class _Trial:
-    """A trial at work or waiting for a slot.
+    """A trial that runs or waits for a slot.
 
     saved: the step of its newest checkpoint when its process last died.
     deaths: how often its process has died since that step was saved.
@@ -72,7 +72,7 @@ class Server:
         self, study: Path, listener: socket.socket, slots: Sequence[Slot], linger_seconds: float
     ) -> None:
         self.study, self.listener, self.linger_seconds = study, listener, linger_seconds
-        self._free = deque(slots)
+        self._free, self._slots = deque(slots), len(slots)
         self._trials = dict[int, _Trial]()
         self._driver: socket.socket | None = None
         self._received = b""
@@ -81,11 +81,9 @@ class Server:
 
     def run(self) -> None:
         """Serve until a driver ends it, or none connects for too long."""
-        while not self._closing:
+        while not (self._closing or self._abandoned()):
             self._wait()
             self._follow()
-            alone = self._driver is None and time.monotonic() - self._alone_since
-            self._closing |= alone is not False and alone > self.linger_seconds
         # First, so that no other driver waits for an answer.
         self.listener.close()
         for number in list(self._trials):
@@ -93,6 +91,10 @@ class Server:
         while self._trials:
             self._follow()
             time.sleep(_POLL_SECONDS)
+
+    def _abandoned(self) -> bool:
+        alone = time.monotonic() - self._alone_since
+        return self._driver is None and alone > self.linger_seconds
 
     def _wait(self) -> None:
         """Wait for a moment, or until a driver connects or says something."""
@@ -107,7 +109,8 @@ class Server:
         # A study has one driver: whoever connects has taken over from the one before.
         self._leave_driver()
         self._driver, _ = self.listener.accept()
-        self._tell({"running": [(item.number, item.until) for item in self._trials.values()]})
+        running = [(item.number, item.until) for item in self._trials.values()]
+        self._tell({"running": running, "slots": self._slots})
 
     def _receive(self) -> None:
         assert self._driver is not None

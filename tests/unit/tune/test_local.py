@@ -1,0 +1,104 @@
+"""What a driver keeps of its trials on disk, and servers that cannot serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared.config import from_mapping, load
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.tune.trials import connection
+from steadytrain.components.tune.trials.base import TrialState, Validation
+from steadytrain.components.tune.trials.local import local_trials
+from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+
+DONE = TrialState("finished", 8, (Validation(8, {"loss": 0.5}),), 2.5, fallbacks=("offload",))
+
+
+@pytest.fixture
+def config():
+    def make(**sections):
+        content = {
+            "name": "tiny",
+            "data": {"source": ["unused"]},
+            "model": {"config": {"model_type": "llama"}},
+            "compute": {"device": "cpu"},
+        }
+        return from_mapping(content | sections)
+
+    return make
+
+
+def test_a_trial_is_a_run_in_a_folder_of_its_own(tmp_path, config):
+    place = TrialFolder(tmp_path, 3)
+    place.configure(config(), 4)
+    own = load(place.config)
+    assert (own.output, own.run_id) == (str(tmp_path / "trials" / "0003"), "trial")
+    assert (own.compute.launcher, own.compute.threads_per_rank) == ("process", 4)
+
+
+def test_a_trial_keeps_the_threads_that_it_began_with(tmp_path, config):
+    place = TrialFolder(tmp_path, 3)
+    for threads in (4, 2):
+        place.configure(config(), threads)
+    assert load(place.config).compute.threads_per_rank == 4
+
+
+def test_trials_of_one_study_have_their_checkpoints_apart(tmp_path, config):
+    study = tmp_path / "study"
+    places = set()
+    for number in (0, 1):
+        place = TrialFolder(study, number)
+        place.configure(config(recovery={"checkpoints": "s3://bucket/all/"}), 1)
+        places.add(load(place.config).recovery.checkpoints)
+    assert places == {"s3://bucket/all/study-0000", "s3://bucket/all/study-0001"}
+
+
+def test_a_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
+    checkpoints = tmp_path / "elsewhere"
+    place = TrialFolder(tmp_path / "study", 0)
+    place.configure(config(recovery={"checkpoints": str(checkpoints)}), 1)
+    saved = checkpoints / "study-0000" / "trial" / "step-00000008"
+    for path in (place.workspace.model / "weights", place.log, saved):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(10_000))
+    place.discard(DONE)
+    assert list(place.path.iterdir()) == [place.record]
+    assert not saved.exists()
+    trials = local_trials(tmp_path / "study")
+    assert trials.state(0) == DONE
+    with pytest.raises(ValueError, match="trial 0 was discarded"):
+        trials.train(0, config(), 8)
+
+
+def test_a_discard_that_was_interrupted_is_finished_by_the_next_driver(
+    tmp_path, config, monkeypatch
+):
+    place = TrialFolder(tmp_path, 0)
+    place.configure(config(), 1)
+    place.workspace.model.mkdir(parents=True)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("steadytrain.components.shared.storage.local.LocalStorage.clear", killed)
+        with pytest.raises(KeyboardInterrupt):
+            place.discard(DONE)
+    assert place.workspace.model.exists()
+    trials = local_trials(tmp_path)
+    assert trials.attach() == frozenset()
+    assert trials.state(0) == DONE
+    assert list(place.path.iterdir()) == [place.record]
+
+
+def test_a_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, config, monkeypatch):
+    monkeypatch.setattr(connection, "_PROGRAM", "steadytrain.no_such_program")
+    trials = local_trials(tmp_path)
+    trials.attach()
+    trials.train(0, config(), 4)
+    with pytest.raises(SteadytrainError, match="ended before it was ready") as error:
+        trials.stop(0)
+    log = trials_of(tmp_path) / "log"
+    assert str(log) in error.value.remedy
+    assert "no_such_program" in log.read_text()
+    trials.close()

@@ -1,0 +1,161 @@
+"""The server of trials, as a driver sees it through its connection; the processes are made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from steadytrain.components.tune.trials.connection import greeted
+from steadytrain.components.tune.trials.curve import read_curve
+from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+from steadytrain.components.tune.trials.server import Server
+from steadytrain.components.tune.trials.slots import Slot
+
+SLOTS = (Slot(1, ("0",)), Slot(1, ("1",)))
+
+
+class Made:
+    """A process of a trial, as a test has it end."""
+
+    pid = 2**31 - 1  # no process has it
+
+    def __init__(self, number, until, slot):
+        self.number, self.until, self.slot = number, until, slot
+        self.status = None
+
+    def poll(self):
+        return self.status
+
+    def wait(self):
+        pass
+
+
+class Study:
+    """A server in a thread, and the processes that it starts."""
+
+    def __init__(self, folder, monkeypatch, linger=60.0):
+        self.folder, self.made = folder, []
+        trials_of(folder).mkdir(parents=True)
+        address = folder / "socket"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(address))
+        listener.listen()
+        (trials_of(folder) / "server.json").write_text(json.dumps({"address": str(address)}))
+        server = Server(folder, listener, SLOTS, linger)
+        monkeypatch.setattr(server, "_start", self._start)
+        monkeypatch.setattr(os, "kill", self._kill)
+        self.thread = threading.Thread(target=server.run, daemon=True)
+        self.thread.start()
+
+    def _start(self, trial, slot):
+        self.made.append(Made(trial.number, trial.until, slot))
+        return self.made[-1]
+
+    def _kill(self, pid, number):
+        assert number == signal.SIGTERM
+        for process in self.made:
+            process.status = 143
+
+    def connect(self):
+        found = greeted(trials_of(self.folder))
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    made = Study(tmp_path, monkeypatch)
+    yield made
+    made.connect().say({"close": True})
+    made.thread.join(10)
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+def test_trials_wait_for_a_free_slot_and_get_its_devices(study):
+    driver = study.connect()
+    for number in (0, 1, 2):
+        driver.say({"train": number, "until": 8})
+    until(lambda: len(study.made) == 2)
+    assert [process.slot.gpus for process in study.made] == [("0",), ("1",)]
+    study.made[1].status = 0
+    assert until(lambda: driver.messages(0.1)) == [1]
+    until(lambda: len(study.made) == 3)
+    assert (study.made[2].number, study.made[2].slot.gpus) == (2, ("1",))
+
+
+def test_a_trial_that_is_running_is_not_started_twice(study):
+    driver = study.connect()
+    for _ in range(3):
+        driver.say({"train": 0, "until": 8})
+    driver.say({"train": 1, "until": 8})
+    until(lambda: len(study.made) == 2)
+    assert [process.number for process in study.made] == [0, 1]
+
+
+def test_the_next_driver_hears_which_trials_are_running(study):
+    first = study.connect()
+    assert (first.running, first.slots) == ({}, 2)
+    first.say({"train": 3, "until": 8})
+    until(lambda: study.made)
+    second = study.connect()
+    assert second.running == {3: 8}
+    assert first.messages(1) is None, "the server has left the first one"
+    study.made[0].status = 0
+    assert until(lambda: second.messages(0.1)) == [3]
+
+
+def test_a_process_that_dies_again_and_again_fails_the_trial(study):
+    driver = study.connect()
+    driver.say({"train": 0, "until": 8})
+    for times in (1, 2, 3):
+        until(lambda times=times: len(study.made) == times)
+        study.made[-1].status = -9
+    assert until(lambda: driver.messages(0.1)) == [0]
+    assert len(study.made) == 3
+    found = read_curve(TrialFolder(study.folder, 0).workspace.events).state(running=False)
+    assert (found.condition, found.failure) == ("failed", "node_lost")
+    assert "died 3 times in a row without a new checkpoint" in found.error
+
+
+def test_a_trial_that_is_stopped_is_not_started_again(study):
+    driver = study.connect()
+    driver.say({"train": 0, "until": 8})
+    until(lambda: study.made)
+    driver.say({"stop": 0})
+    driver.say({"stop": 7})
+    assert until(lambda: driver.messages(0.1)) == [0]
+    assert len(study.made) == 1
+
+
+def test_a_waiting_trial_is_stopped_without_a_process(study):
+    driver = study.connect()
+    for number in (0, 1, 2):
+        driver.say({"train": number, "until": 8})
+    driver.say({"stop": 2})
+    assert until(lambda: driver.messages(0.1)) == [2]
+
+
+def test_without_a_driver_the_server_stops_its_trials_and_ends(tmp_path, monkeypatch):
+    study = Study(tmp_path, monkeypatch, linger=0.2)
+    driver = study.connect()
+    driver.say({"train": 0, "until": 8})
+    until(lambda: study.made)
+    time.sleep(0.3)
+    assert study.thread.is_alive(), "it has a driver"
+    driver._socket.close()
+    study.thread.join(10)
+    assert study.made[0].status == 143
+    assert greeted(trials_of(tmp_path)) is None
