@@ -58,7 +58,7 @@ def outline(study: Study, samples: Sequence[Mapping[str, Any]], cost: str) -> li
         + "".join(f", {name} {value:g}" for name, value in limits.items()),
         f"steps       about {steps:,}, {steps / full:.0%} of {full:,} without rungs",
         f"cost        {cost}",
-        f"winner      trained again on {tune.seeds} seeds, evaluated and registered",
+        f"winner      trained again with fresh seeds ({tune.seeds}), evaluated and registered",
         *(f"trial {index}     {as_words(params)}" for index, params in enumerate(samples)),
     ]
 
@@ -93,7 +93,7 @@ def _state(study: Study) -> str:
     parts = []
     if found is not None:
         parts.append(f"best {number(study.history.values(found)[0])} (trial {found.number})")
-    parts.append(f"{outlook.trials:,} trials left")
+    parts.append(f"trials left: {outlook.trials:,}")
     if outlook.seconds is not None:
         parts.append(f"about {duration(outlook.seconds / study.tune.budget.parallel)}")
     if outlook.usd is not None:

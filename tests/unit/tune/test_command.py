@@ -82,7 +82,7 @@ def test_each_trial_has_its_line_with_the_best_so_far_and_what_is_left(folder, w
     assert lines[0].startswith("study tiny-")
     assert "trial 0: learning_rate 0.003000, weight_decay 0" in lines
     assert re.match(
-        r"trial 0: reached step \d+, loss [\d.]+ \| 11 trials left, about .*\$", lines[2]
+        r"trial 0: reached step \d+, loss [\d.]+ \| trials left: 11, about .*\$", lines[2]
     )
     assert any("best" in line and "(trial" in line for line in lines)
     assert lines[-1].startswith("folder ")
