@@ -22,6 +22,7 @@ from steadytrain.pipelines import (
     schedule_commands,
     submit_command,
     trigger_commands,
+    tune_command,
     unexpected,
 )
 from steadytrain.pipelines.json_output import Json
@@ -114,6 +115,7 @@ app.command()(init_command.init)
 app.command()(config_commands.validate)
 app.command()(plan_command.plan)
 app.command()(run_command.run)
+app.command()(tune_command.tune)
 app.command("list")(runs_commands.list_)
 app.command()(recovery_commands.explain)
 app.command()(runs_commands.report)

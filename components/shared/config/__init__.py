@@ -20,15 +20,18 @@ from steadytrain.components.shared.config.parameters import from_parameters, to_
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
+from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
 
 __all__ = [
     "AdapterConfig",
     "Columns",
     "ComputeConfig",
     "DataConfig",
+    "Dimension",
     "EvaluationConfig",
     "GateConfig",
     "ModelConfig",
+    "Objective",
     "PipelineConfig",
     "PodsConfig",
     "RecoveryConfig",
@@ -38,6 +41,7 @@ __all__ = [
     "SpotConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "TuneConfig",
     "VolumeConfig",
     "from_mapping",
     "from_parameters",

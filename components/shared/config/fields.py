@@ -55,6 +55,15 @@ _UNITS = {
     "max_failures_per_class": "failures",
     "breaker_failures": "failures",
     "max_concurrency": "runs",
+    "budget.trials": "trials",
+    "budget.steps": "optimizer steps",
+    "budget.tokens": "tokens",
+    "budget.hours": "hours",
+    "budget.usd": "USD",
+    "budget.parallel": "trials",
+    "tune.min_steps": "optimizer steps",
+    "tune.seeds": "seeds",
+    "constraints.parameters": "parameters",
     "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""
@@ -117,6 +126,8 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the model that a field holds, alone or in a list."""
+    if typing.get_origin(annotation) is dict:
+        return None
     for kind in (annotation, *typing.get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             # Volumes and the like are values; a section has a default or is required.

@@ -17,6 +17,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from steadytrain.components.shared.config.assign import assign
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
@@ -26,6 +27,7 @@ from steadytrain.components.shared.config.secrets import (
     names_a_secret,
     redact,
 )
+from steadytrain.components.shared.config.space import space_problems
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -58,7 +60,7 @@ def load(source: str | Path, overrides: Iterable[Override] | Mapping[str, Any] =
     """
     content = read_mapping(source)
     for field, value in override_items(overrides):
-        _assign(content, field, value)
+        assign(content, field, value)
     return from_mapping(content)
 
 
@@ -86,6 +88,8 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
         config = RunConfig.model_validate(content)
     except ValidationError as error:
         problems += [item for item in _all_problems(content, error) if item.field not in hidden]
+    else:
+        problems += space_problems(config, from_mapping) if config.tune.space else []
     if problems:
         raise ConfigError(problems)
     return config
@@ -208,20 +212,6 @@ def _holds_text(field: str) -> bool:
         section = fields[part].annotation
     optional = isinstance(section, UnionType) and str in get_args(section)
     return section is str or optional
-
-
-def _assign(content: dict[str, Any], field: str, value: Any) -> None:
-    *sections, last = field.split(".")
-    place = content
-    for section in sections:
-        inner = place.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise BadInput(
-                f"override {shown(redact(field))}: {shown(redact(section))} is not a section",
-                remedy="`steadytrain schema` lists every field",
-            )
-        place = inner
-    place[last] = value
 
 
 def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:

@@ -32,6 +32,7 @@ from steadytrain.components.shared.config.training import (
     TrainingConfig,
     identifying,
 )
+from steadytrain.components.shared.config.tune import TuneConfig
 from steadytrain.components.shared.errors import BadInput
 
 SCHEMA_VERSION: Final = 1
@@ -43,6 +44,7 @@ PROMETHEUS: Final = "prometheus"
 make a different run."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
+    "tune": True,
     "run": True,
     "output": True,
     "pipeline": True,
@@ -85,6 +87,7 @@ class RunConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     retrain: RetrainConfig = RetrainConfig()
+    tune: TuneConfig = TuneConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

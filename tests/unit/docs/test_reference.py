@@ -41,6 +41,7 @@ WITHOUT_UNIT = {
     "max_word_shift",
     "near_duplicate_threshold",
     "rank",
+    "reduction_factor",
     "schema_version",
     "seed",
     "weight_decay",

@@ -1,0 +1,313 @@
+"""Check a search space against the schema before any trial starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from steadytrain.components.shared.config.assign import assign
+from steadytrain.components.shared.config.fields import Field, describe
+from steadytrain.components.shared.config.plain import shown
+from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.config.schedules import schedule_spec
+from steadytrain.components.shared.config.tune import Dimension
+from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+
+Build = Callable[[Mapping[str, Any]], RunConfig]
+"""Returns the configuration for plain data, or raises ConfigError."""
+
+_UNCHANGED: Final = "it does not change what a trial learns"
+_INCOMPARABLE: Final = "the scores of the trials could not be compared"
+_SAME_STEPS: Final = "every trial has the same steps, so that they can be compared at each rung"
+_FIXED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("schema_version", "name", "run", "output", "pipeline", "recovery", "evaluation", "gate"),
+        _UNCHANGED,
+    ),
+    **dict.fromkeys(("registry", "tracking", "retrain", "compute", "tune"), _UNCHANGED),
+    "model.framework": _INCOMPARABLE,
+    "model.revision": _UNCHANGED,
+    "model.trust_remote_code": _UNCHANGED,
+    "model.tokenizer": _INCOMPARABLE,
+    "model.vocab_size": _INCOMPARABLE,
+    "model.adapter.merge": _UNCHANGED,
+    "training.max_steps": _SAME_STEPS,
+    "training.num_train_epochs": _SAME_STEPS,
+    "training.eval_steps": _SAME_STEPS,
+    "training.seed": "a lucky seed is not a better setting, and the winner is trained on "
+    "tune.seeds fresh seeds",
+    **dict.fromkeys(
+        (
+            "training.micro_batch_size",
+            "training.gradient_checkpointing",
+            "training.torch_compile",
+            "training.full_determinism",
+            "training.logging_steps",
+            "training.save_steps",
+            "training.save_total_limit",
+            "training.save_keep_every",
+            "training.metric_for_best_model",
+            "training.greater_is_better",
+            "training.load_best_model_at_end",
+            "training.early_stopping_patience",
+            "training.early_stopping_threshold",
+        ),
+        _UNCHANGED,
+    ),
+}
+"""Fields and sections that a space must not contain, with the reason."""
+_DATA: Final = ("data.sequence_length", "data.task_options")
+"""The only fields of `data` that leave the validation side as it is."""
+
+
+def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
+    """Yield what is wrong with the `tune` section of an otherwise valid configuration."""
+    tune = config.tune
+    yield from _settings(config)
+    for field, dimension in tune.space.items():
+        problem = (
+            _field_problem(config, field)
+            or _when_problem(tune.space, field)
+            or _kind_problem(field, dimension)
+            or _grid_problem(config, field)
+            or _no_effect(config, field)
+        )
+        if problem:
+            where, message, remedy = problem
+            yield Problem(_name(field, where), _shown(dimension), message, remedy)
+        else:
+            yield from _value_problems(config, field, build)
+
+
+def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without its `tune` section and with other values, as plain data.
+
+    Raises:
+        BadInput: there is no such field.
+    """
+    content = config.model_dump(mode="json", exclude={"tune"})
+    for field, value in values.items():
+        assign(content, field, value)
+    return content
+
+
+def is_whole(field: str, dimension: Dimension) -> bool:
+    """Return whether a range consists of whole numbers, as its field's type says.
+
+    Without a type, as in model.config, its own ends and step say it.
+    """
+    found = _typed(field)
+    if found is not None:
+        return "float" not in found.kind.split(" | ")
+    ends = (dimension.low, dimension.high, dimension.step)
+    return all(end is None or isinstance(end, int) for end in ends)
+
+
+def _settings(config: RunConfig) -> Iterator[Problem]:
+    tune, budget = config.tune, config.tune.budget
+    if config.training.max_steps < 0:
+        yield Problem(
+            "training.max_steps",
+            shown(config.training.max_steps),
+            "a study cuts its trials at optimizer steps, so it must know how many a trial has",
+            "set training.max_steps",
+        )
+    if tune.more_objectives and tune.pruner != "none":
+        yield Problem(
+            "tune.pruner",
+            shown(tune.pruner),
+            "with several objectives, no trial is the best at a rung",
+            "set it to none, or leave out tune.more_objectives",
+        )
+    names = [item.metric for item in tune.objectives]
+    if len(set(names)) < len(names):
+        yield Problem(
+            "tune.more_objectives", shown(names[1:]), "a metric occurs twice", "remove one of them"
+        )
+    if budget.usd is not None and not config.compute.price_per_hour:
+        yield Problem(
+            "tune.budget.usd",
+            shown(budget.usd),
+            "the price of an hour is unknown",
+            "set compute.price_per_hour; `steadytrain plan` shows the prices that it knows",
+        )
+    if tune.min_steps is not None and 0 < config.training.max_steps < tune.min_steps:
+        yield Problem(
+            "tune.min_steps",
+            shown(tune.min_steps),
+            f"a trial has only training.max_steps = {config.training.max_steps}",
+            "lower it",
+        )
+
+
+_Found = tuple[str, str, str]
+"""The part of the dimension, what is wrong, and the fix."""
+
+
+def _field_problem(config: RunConfig, field: str) -> _Found | None:
+    if "." not in field and field not in RunConfig.model_fields:
+        return "", "no such field", "give its full name, such as training.learning_rate"
+    for fixed, reason in _FIXED.items():
+        if field == fixed or field.startswith(f"{fixed}."):
+            return "", f"it cannot be tuned: {reason}", "remove it from the space"
+    if field.startswith("data.") and not field.startswith(_DATA):
+        return "", f"it cannot be tuned: {_INCOMPARABLE}", "remove it from the space"
+    try:
+        found = _typed(field)
+        changed(config, {field: None})
+    except BadInput as error:
+        return "", "no such field", error.remedy
+    if found is not None and not found.kind:
+        return "", "it is a section, not a field", f"name a field, such as {field}.{found.inner[0]}"
+    return None
+
+
+def _when_problem(space: Mapping[str, Dimension], field: str) -> _Found | None:
+    for other, wanted in space[field].when.items():
+        where = f".when.{other}"
+        if other not in space or other == field:
+            return (
+                where,
+                "the condition needs another field of the space",
+                f"add {other} to tune.space, or remove the condition",
+            )
+        choices = space[other].choices
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if choices is None:
+            return where, f"{other} has a range, not choices", "give it choices, or remove `when`"
+        for value in values:
+            if value not in choices:
+                return (
+                    where,
+                    f"{value!r} is not one of its choices, so the field would never vary",
+                    f"one of {', '.join(map(repr, choices))}",
+                )
+        if _depends(space, other, field, set()):
+            return where, f"{other} depends on {field} in turn", "remove one of the conditions"
+    return None
+
+
+def _depends(space: Mapping[str, Dimension], field: str, on: str, seen: set[str]) -> bool:
+    """Return whether the conditions of a field lead to another one."""
+    if field in seen or field not in space:
+        return False
+    return any(
+        other == on or _depends(space, other, on, {*seen, field}) for other in space[field].when
+    )
+
+
+def _kind_problem(field: str, dimension: Dimension) -> _Found | None:
+    found = _typed(field)
+    if dimension.choices is not None or found is None:
+        return None
+    kinds = found.kind.split(" | ")
+    if not {"int", "float"} & set(kinds):
+        return "", f"a range needs a number, and the field is {found.kind}", "give choices"
+    ends = (dimension.low, dimension.high, dimension.step)
+    if "float" not in kinds and not all(end is None or end == int(end) for end in ends):
+        return "", "the field takes whole numbers only", "give whole numbers"
+    return None
+
+
+def _grid_problem(config: RunConfig, field: str) -> _Found | None:
+    dimension = config.tune.space[field]
+    countable = dimension.choices is not None or dimension.step is not None
+    if config.tune.sampler != "grid" or countable:
+        return None
+    if is_whole(field, dimension) and not dimension.log:
+        return None
+    return "", "a grid has no end without a step", "give a step or choices, or another tune.sampler"
+
+
+def _no_effect(config: RunConfig, field: str) -> _Found | None:
+    space = config.tune.space
+    kind = "model.adapter.kind"
+    of_adapters = field.startswith("model.adapter.") and field != kind
+    if of_adapters and kind not in space and not config.model.adapter.freezes:
+        return (
+            "",
+            f"it has no effect: {kind} is none",
+            f"set {kind} to lora, or remove the field from the space",
+        )
+    shape = "training.lr_scheduler_type"
+    if field == "training.warmup_steps" and shape not in space:
+        kind = config.training.lr_scheduler_type
+        if not schedule_spec(kind).warms_up:
+            return (
+                "",
+                f"it has no effect: {shape} {kind} has no warm-up",
+                f"choose another {shape}, or remove the field from the space",
+            )
+    return None
+
+
+def _value_problems(config: RunConfig, field: str, build: Build) -> Iterator[Problem]:
+    """Build the configuration with the ends of a range or with each choice."""
+    dimension = config.tune.space[field]
+    digests = set()
+    for where, value in _samples(field, dimension):
+        try:
+            variant = build(changed(config, {**_conditions(config, field), field: value}))
+        except ConfigError as error:
+            problem = error.problems[0]
+            about = "" if problem.field == field else f" ({problem.field})"
+            yield Problem(
+                _name(field, where),
+                shown(value),
+                f"the configuration rejects this value{about}: {problem.message}",
+                problem.remedy,
+            )
+            return
+        digests.add(variant.digest())
+    if len(digests) < 2:
+        yield Problem(
+            _name(field, ""), _shown(dimension), "it has no effect", "remove it from the space"
+        )
+
+
+def _conditions(config: RunConfig, field: str) -> dict[str, Any]:
+    """Return values of other fields for which a field varies."""
+    values: dict[str, Any] = {}
+    for other, wanted in config.tune.space[field].when.items():
+        values |= _conditions(config, other)
+        values[other] = wanted[0] if isinstance(wanted, list) else wanted
+    return values
+
+
+def _samples(field: str, dimension: Dimension) -> Iterator[tuple[str, Any]]:
+    if dimension.choices is not None:
+        yield from ((f".choices.{index}", item) for index, item in enumerate(dimension.choices))
+        return
+    assert dimension.low is not None
+    assert dimension.high is not None
+    kind = int if is_whole(field, dimension) else float
+    yield ".low", kind(dimension.low)
+    yield ".high", kind(dimension.high)
+
+
+def _typed(field: str) -> Field | None:
+    """Return a field's description; None for a part of a field that holds any mapping.
+
+    Raises:
+        BadInput: there is no such field.
+    """
+    try:
+        return describe(field)
+    except BadInput:
+        parts = field.split(".")
+        for end in range(1, len(parts)):
+            try:
+                found = describe(".".join(parts[:end]))
+            except BadInput:
+                break
+            if found.kind.startswith("dict"):
+                return None
+        raise
+
+
+def _name(field: str, where: str) -> str:
+    return f"tune.space.{field}{where}"
+
+
+def _shown(dimension: Dimension) -> str:
+    return shown(dimension.model_dump(exclude_defaults=True))

@@ -1,0 +1,190 @@
+"""Hyperparameter tuning: what to vary, what to optimize, and how much to spend."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from steadytrain.components.shared.config.base import Section
+
+_LARGEST: Final = 1e15
+
+
+class Dimension(Section):
+    """The values that one field may take: a range with `low` and `high`, or `choices`."""
+
+    low: int | float | None = Field(None, description="Smallest value of the range.")
+    high: int | float | None = Field(None, description="Largest value of the range.")
+    log: bool = Field(
+        False, description="Sample the logarithm uniformly, as suits a learning rate."
+    )
+    step: int | float | None = Field(
+        None, gt=0, description="Distance of the values of the range. None means any value."
+    )
+    choices: list[Any] | None = Field(None, description="The values, instead of a range.")
+    when: dict[str, Any] = Field(
+        default={},
+        description="Vary the field only in trials in which other fields of the space have "
+        "these values (a value, or a list of values, by field). Otherwise the trial keeps the "
+        "configuration's own value.",
+    )
+
+    @model_validator(mode="after")
+    def _range_or_choices(self) -> Self:
+        if self.choices is not None:
+            if (self.low, self.high, self.step) != (None, None, None) or self.log:
+                raise ValueError("has both choices and a range: give one of the two")
+            if len({json.dumps(choice, sort_keys=True) for choice in self.choices}) < 2:
+                raise ValueError("needs at least two different choices")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("needs low and high, or choices")
+        if not self.low < self.high:
+            raise ValueError(
+                f"the range is empty: low {self.low:g} is not below high {self.high:g}"
+            )
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ValueError("log needs low above 0, and has no step")
+        if self.step is not None:
+            steps = (self.high - self.low) / self.step
+            if abs(steps - round(steps)) > 1e-6:
+                raise ValueError(
+                    f"high {self.high:g} is not low {self.low:g} plus a whole number of steps of "
+                    f"{self.step:g}"
+                )
+        return self
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Smallest and largest value of a range."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
+    def allows(self, field: str, value: object) -> bool:
+        """Return whether `when` allows a value of another field."""
+        wanted = self.when[field]
+        return value in wanted if isinstance(wanted, list) else value == wanted
+
+
+class Objective(Section):
+    """A validation metric to optimize."""
+
+    metric: str = Field("loss", min_length=1, description="Name of the validation metric.")
+    direction: Literal["minimize", "maximize"] = Field(
+        "minimize", description="Whether lower or higher is better."
+    )
+
+
+class TuneBudget(Section):
+    """What a study may spend. It ends when any limit is reached; a larger one continues it."""
+
+    trials: int = Field(100, ge=1, le=100_000, description="Number of trials.")
+    steps: int | None = Field(
+        None, ge=1, description="Optimizer steps of all trials together. None means no limit."
+    )
+    tokens: float | None = Field(
+        None,
+        gt=0,
+        le=_LARGEST,
+        description="Training tokens of all trials together, with full sequences. None means no "
+        "limit.",
+    )
+    hours: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Hours of training of all trials together. None means no limit.",
+    )
+    usd: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="USD for these hours at compute.price_per_hour. None means no limit.",
+    )
+    parallel: int = Field(1, ge=1, le=1000, description="Trials that train at the same time.")
+
+
+class TuneConstraints(Section):
+    """Limits on a trial. Suggestions beyond them are replaced before they train."""
+
+    parameters: int | None = Field(
+        None, ge=1, description="Largest number of the model's parameters. None means no limit."
+    )
+
+
+class TuneConfig(Section):
+    """What `steadytrain tune` varies, optimizes and spends. It does not affect other commands."""
+
+    space: dict[str, Dimension] = Field(
+        default={},
+        description="The fields to vary, such as training.learning_rate, each with its values.",
+    )
+    objective: Objective = Objective()
+    more_objectives: list[Objective] = Field(
+        default=[],
+        description="Further metrics. The result is then a Pareto front, and pruner must be none.",
+    )
+    sampler: Literal["tpe", "random", "grid", "gp", "qmc"] = Field(
+        "tpe",
+        description="How new trials are chosen. tpe: tree-structured Parzen estimator; gp: "
+        "Gaussian process; qmc: a scrambled Sobol sequence; grid: every combination.",
+    )
+    pruner: Literal["none", "median", "asha", "hyperband"] = Field(
+        "hyperband",
+        description="Which trials go on at a rung. median: those not worse than the median; asha: "
+        "the best 1/reduction_factor, as soon as enough have reached the rung; hyperband: the "
+        "same from several smallest rungs; none: all.",
+    )
+    reduction_factor: int = Field(
+        3, ge=2, le=100, description="A rung has this many times the steps of the one before."
+    )
+    min_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Optimizer steps of the smallest rung, rounded up to a multiple of "
+        "training.eval_steps. None means a 27th of a full trial, with median a tenth.",
+    )
+    budget: TuneBudget = TuneBudget()
+    constraints: TuneConstraints = TuneConstraints()
+    max_failed_share: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Share of budget.trials that may fail before the study stops.",
+    )
+    seed: int = Field(42, ge=0, description="Seed of the study's suggestions.")
+    seeds: int = Field(
+        3,
+        ge=0,
+        le=100,
+        description="Seeds on which the winner is trained again in the end. The best of these "
+        "models is evaluated, compared with the champion and registered. 0 leaves this out.",
+    )
+    log: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder or s3:// address of the logs of studies. None means the folders of "
+        "the studies.",
+    )
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All objectives. The first one decides what goes on at a rung."""
+        return self.objective, *self.more_objectives
+
+    @field_validator("more_objectives")
+    @classmethod
+    def _at_most_a_few(cls, more: list[Objective]) -> list[Objective]:
+        if len(more) > 4:
+            raise ValueError("a Pareto front of more than 5 objectives says nothing: give fewer")
+        return more
+
+    @field_validator("log")
+    @classmethod
+    def _folder_or_s3(cls, address: str | None) -> str | None:
+        if address is not None and "://" in address and not address.startswith("s3://"):
+            raise ValueError("give a folder, or s3://BUCKET/PREFIX")
+        return address

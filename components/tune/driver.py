@@ -1,0 +1,203 @@
+"""The driver: the one process that decides what trains, and the only one that appends to the log.
+
+It writes each decision down before it acts on it. So a driver that is started again knows what was
+going on: it takes over the trials that still train, starts the others again from their
+checkpoints, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import ConfigError, SteadytrainError
+from steadytrain.components.shared.storage import open_storage
+from steadytrain.components.train.lease import Lease, hold
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.log import Log, Record, open_log
+from steadytrain.components.tune.study import (
+    Study,
+    logs_address,
+    studies_folder,
+    study_name,
+)
+from steadytrain.components.tune.trials.base import Trials, TrialState
+
+_POLL_SECONDS: Final = 0.1
+
+
+class TooManyFailed(SteadytrainError):
+    """More trials failed than `tune.max_failed_share` allows."""
+
+
+class Watcher(Protocol):
+    """Shows what happens in a study. It must not raise."""
+
+    def resumed(self, study: Study) -> None:
+        """Show a study that continues."""
+
+    def started(self, study: Study, trial: Trial) -> None:
+        """Show that a trial began, or went on after a pause."""
+
+    def ended(self, study: Study, trial: Trial) -> None:
+        """Show that a trial paused at a rung, finished or failed."""
+
+
+def study_folder(config: RunConfig) -> Path:
+    """Return the folder of a configuration's study."""
+    return studies_folder(config) / study_name(config)
+
+
+@contextlib.contextmanager
+def driving(config: RunConfig) -> Iterator[Log]:
+    """Hold a study for this process, and yield its log.
+
+    Raises:
+        RunBusy: another driver holds it; the message says which one, where, and since when.
+        BadInput, StorageError: see `hold`.
+    """
+    name, address = study_name(config), logs_address(config)
+    storage, seconds = open_storage(address).sub(f"{name}/lease"), config.recovery.lease_seconds
+    with hold(storage, run_id=name, seconds=seconds) as lease:
+        yield _Fenced(open_log(address, name), lease)
+
+
+def drive(
+    study: Study,
+    trials: Trials,
+    watcher: Watcher,
+    check: Callable[[], None],
+    *,
+    poll_seconds: float = _POLL_SECONDS,
+) -> None:
+    """Train until the study is complete or its budget is spent.
+
+    Args:
+        check: called often; raises when this process was asked to stop. The trials' processes are
+            then ended, and the study can be continued.
+        poll_seconds: time between two looks at the trials.
+
+    Raises:
+        TooManyFailed: see there. The study can be continued with a larger `max_failed_share`.
+        BadInput: validations have no such metric as the objective.
+    """
+    _take_over(study, trials)
+    watcher.resumed(study)
+    try:
+        while True:
+            check()
+            unreported, reported = _collect(study, trials, watcher)
+            for number in study.discard():
+                trials.discard(number)
+            if study.too_many_failed():
+                raise _too_many(study)
+            if study.spent_out(unreported):
+                return
+            _fill(study, trials, watcher)
+            if not study.running:
+                return
+            if not reported:
+                time.sleep(poll_seconds)
+    finally:
+        trials.close()
+
+
+def _take_over(study: Study, trials: Trials) -> None:
+    """Bring the trials into the state that the log describes."""
+    for number in trials.attach() - study.running.keys():
+        trials.stop(number)
+    for trial in study.history.trials:
+        if trial.standing in ("finished", "failed", "discarded"):
+            trials.discard(trial.number)
+    for number in list(study.running):
+        _train(study, trials, number)
+
+
+def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, bool]:
+    """Write down what trials have reached.
+
+    Returns:
+        The seconds that running trials have spent since their last report, and whether any trial
+        reported.
+    """
+    unreported, reported = 0.0, False
+    for number, trial in list(study.running.items()):
+        state = trials.state(number)
+        if _settled(study, trials, trial, state):
+            watcher.ended(study, trial)
+            reported = True
+        else:
+            unreported += max(0.0, state.seconds - trial.seconds)
+            if state.condition in ("new", "paused"):
+                _train(study, trials, number)
+    return unreported, reported
+
+
+def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> bool:
+    """Write down that a trial reached its rung or ended; return whether it did."""
+    if state.condition == "failed":
+        study.fail(trial.number, state.failure, state.error, seconds=state.seconds)
+    elif state.condition == "finished" or (
+        state.condition == "paused" and state.step >= trial.until
+    ):
+        study.report(trial.number, state)
+    else:
+        return False
+    if trial.standing != "paused":
+        trials.discard(trial.number)
+    return True
+
+
+def _fill(study: Study, trials: Trials, watcher: Watcher) -> None:
+    """Start trials until as many train as may."""
+    while len(study.running) < study.tune.budget.parallel:
+        found = study.next()
+        if found is None:
+            return
+        trial = study.history.trials[found.number]
+        if _train(study, trials, found.number):
+            watcher.started(study, trial)
+        else:
+            watcher.ended(study, trial)
+            if study.too_many_failed():
+                return
+
+
+def _train(study: Study, trials: Trials, number: int) -> bool:
+    """Train a trial until its rung; return False if its configuration is impossible."""
+    trial = study.history.trials[number]
+    try:
+        config = study.trial_config(trial.params)
+    except ConfigError as error:
+        # Each value is possible by itself, which was checked, but not this combination.
+        study.fail(number, "bad_input", str(error))
+        return False
+    trials.train(number, config, trial.until)
+    return True
+
+
+def _too_many(study: Study) -> TooManyFailed:
+    last = [trial for trial in study.history.trials if trial.standing == "failed"][-1]
+    return TooManyFailed(
+        f"{study.history.failed} of {len(study.history.trials)} trials failed, and "
+        f"tune.max_failed_share = {study.tune.max_failed_share:g} of {study.tune.budget.trials} "
+        f"trials may; the last one, trial {last.number}: {last.error or last.failure}",
+        remedy="fix what it names, or raise tune.max_failed_share, and run the same command "
+        "again: the study continues",
+    )
+
+
+class _Fenced:
+    """A log that only the holder of the lease appends to."""
+
+    def __init__(self, log: Log, lease: Lease) -> None:
+        self._log, self._lease = log, lease
+        self.read = log.read
+
+    def append(self, record: Record) -> None:
+        self._lease.fence()
+        self._log.append(record)

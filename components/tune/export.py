@@ -1,0 +1,42 @@
+"""Write a study to an Optuna storage, for optuna-dashboard and Optuna's own plots."""
+
+from __future__ import annotations
+
+import warnings
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.redaction import redact
+from steadytrain.components.tune.mirror import frozen_trials
+from steadytrain.components.tune.study import Study, study_name
+
+
+def export(study: Study, url: str) -> str:
+    """Write a study, in place of what an earlier export wrote, and return its name there.
+
+    Args:
+        url: an Optuna storage, such as sqlite:///study.db.
+
+    Raises:
+        BadInput: the storage cannot be used.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    name = study_name(study.config)
+    directions = [item.direction for item in study.tune.objectives]
+    try:
+        if name in optuna.get_all_study_names(url):
+            optuna.delete_study(study_name=name, storage=url)
+        made = optuna.create_study(storage=url, study_name=name, directions=directions)
+        with warnings.catch_warnings(
+            action="ignore", category=optuna.exceptions.ExperimentalWarning
+        ):
+            made.set_metric_names([item.metric for item in study.tune.objectives])
+        made.add_trials(frozen_trials(study.tune, study.history))
+    except Exception as error:
+        # SQLAlchemy and the database's driver raise their own errors.
+        raise BadInput(
+            f"--export-optuna {redact(url)}: {error}",
+            remedy="give an address that Optuna takes, such as sqlite:///study.db",
+        ) from error
+    return name

@@ -1,0 +1,175 @@
+"""What a study's log says: its trials, and where each one stands at its rungs.
+
+The records are:
+
+opened      study (digest of what must stay the same), queued (parameters to try first), config
+            (YAML)
+budget      limits (as in `tune.budget`)
+started     number, params, until
+promoted    number, until
+reported    number, until, validations ([step, metrics]), seconds, finished, fallbacks
+failed      number, failure, error, seconds
+discarded   number
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from steadytrain.components.shared.config import TuneConfig
+from steadytrain.components.tune.log import Record
+from steadytrain.components.tune.rungs import Rungs
+
+Standing = Literal["running", "paused", "finished", "failed", "discarded"]
+Params = Mapping[str, Any]
+Key = tuple[float, int]
+"""Sorts trials from best to worst: the score, negated if higher is better, and the number."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """One trial.
+
+    until: step that it may train until.
+    reached: step of its last report.
+    curve: (step, metrics) of each validation.
+    scores: the key's score by the rung at which it was reported.
+    """
+
+    number: int
+    params: Params
+    until: int
+    standing: Standing = "running"
+    reached: int = 0
+    curve: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    scores: dict[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    failure: str = ""
+    error: str = ""
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Rung:
+    """The trials of one bracket at one rung.
+
+    reached: keys of all that reached it, best first.
+    waiting: keys of those that are paused there.
+    """
+
+    reached: list[Key] = field(default_factory=list)
+    waiting: list[Key] = field(default_factory=list)
+
+    def rank(self, key: Key) -> int:
+        """Return how many are better."""
+        return bisect_left(self.reached, key)
+
+
+class History:
+    """A study's state: what follows from its records, and nothing else."""
+
+    def __init__(self, tune: TuneConfig, rungs: Rungs, *, best_counts: bool) -> None:
+        """Start without records.
+
+        Args:
+            best_counts: whether a trial's score is its best so far, and not its last one.
+        """
+        self.rungs, self.objectives, self._best_counts = rungs, tune.objectives, best_counts
+        self.study = ""
+        self.queued: Sequence[Params] = ()
+        self.limits: Mapping[str, Any] = {}
+        self.trials: list[Trial] = []
+        self.running: dict[int, Trial] = {}
+        self.places: defaultdict[tuple[int, int], Rung] = defaultdict(Rung)
+        self.seconds = 0.0
+        self.failed = 0
+
+    def apply(self, record: Record) -> None:
+        """Take in the next record."""
+        match record["kind"]:
+            case "opened":
+                self.study, self.queued = record["study"], tuple(record["queued"])
+            case "budget":
+                self.limits = record["limits"]
+            case "started":
+                trial = Trial(record["number"], record["params"], record["until"])
+                assert trial.number == len(self.trials)
+                self.trials.append(trial)
+                self.running[trial.number] = trial
+            case "promoted":
+                self._promote(self.trials[record["number"]], record["until"])
+            case "reported":
+                self._report(self.running.pop(record["number"]), record)
+            case "failed":
+                self._fail(self.running.pop(record["number"]), record)
+            case "discarded":
+                self._discard(self.trials[record["number"]])
+
+    def place(self, trial: Trial, until: int) -> Rung:
+        """Return a trial's rung at a step."""
+        return self.places[self.rungs.bracket(trial.number), until]
+
+    def key(self, trial: Trial, until: int) -> Key:
+        """Return a trial's place in the order at a rung that it reached."""
+        return trial.scores[until], trial.number
+
+    def value(self, trial: Trial, metric: str, *, highest: bool) -> float:
+        """Return a metric's value for a trial; NaN if it has none.
+
+        That is the value of the model that its run would export.
+        """
+        values = [metrics.get(metric, math.nan) for _, metrics in trial.curve]
+        finite = [value for value in values if not math.isnan(value)]
+        if not finite or math.isnan(values[-1]):
+            return math.nan
+        if not self._best_counts:
+            return values[-1]
+        return max(finite) if highest else min(finite)
+
+    def values(self, trial: Trial) -> list[float]:
+        """Return a trial's value of each objective."""
+        return [
+            self.value(trial, item.metric, highest=item.direction == "maximize")
+            for item in self.objectives
+        ]
+
+    def _promote(self, trial: Trial, until: int) -> None:
+        self.place(trial, trial.until).waiting.remove(self.key(trial, trial.until))
+        trial.standing, trial.until = "running", until
+        self.running[trial.number] = trial
+
+    def _report(self, trial: Trial, record: Record) -> None:
+        done = trial.curve[-1][0] if trial.curve else 0
+        trial.curve += [(step, metrics) for step, metrics in record["validations"] if step > done]
+        trial.reached = trial.until if not record["finished"] else record["step"]
+        trial.fallbacks = tuple(record["fallbacks"])
+        self._spend(trial, record)
+        value = self.values(trial)[0]
+        worse = self.objectives[0].direction == "maximize"
+        score = math.inf if math.isnan(value) else -value if worse else value
+        trial.scores[trial.until] = score
+        place = self.place(trial, trial.until)
+        insort(place.reached, (score, trial.number))
+        if record["finished"]:
+            trial.standing = "finished"
+        else:
+            trial.standing = "paused"
+            insort(place.waiting, (score, trial.number))
+
+    def _fail(self, trial: Trial, record: Record) -> None:
+        trial.standing, trial.failure, trial.error = "failed", record["failure"], record["error"]
+        self._spend(trial, record)
+        self.failed += 1
+
+    def _discard(self, trial: Trial) -> None:
+        self.place(trial, trial.until).waiting.remove(self.key(trial, trial.until))
+        trial.standing = "discarded"
+
+    def _spend(self, trial: Trial, record: Record) -> None:
+        self.seconds += max(0.0, record["seconds"] - trial.seconds)
+        trial.seconds = max(trial.seconds, record["seconds"])

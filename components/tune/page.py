@@ -1,0 +1,264 @@
+"""A study's report: one HTML page that loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from steadytrain.components.report.words import moment, number
+from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.results import best, front, signs
+from steadytrain.components.tune.study import Study, study_name
+
+PAGE: Final = "report.html"
+_ROWS: Final = 200
+"""Trials in the table. The charts show all."""
+
+
+def write_page(study: Study, folder: Path) -> None:
+    """Write the report of a study to its folder."""
+    LocalStorage(folder).write(PAGE, render(study).encode())
+
+
+def render(study: Study) -> str:
+    """Return the report as HTML."""
+    environment = Environment(
+        loader=PackageLoader("steadytrain.components.tune", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number}
+    found, metric = best(study), study.tune.objective.metric
+    kinds = {trial.number: _kind(trial, found) for trial in study.history.trials}
+    return environment.get_template("study.html.j2").render(
+        css=Markup(
+            (resources.files("steadytrain.components.report") / "report.css").read_text("utf-8")
+        ),
+        name=study_name(study.config),
+        goal=", ".join(f"{item.direction} {item.metric}" for item in study.tune.objectives),
+        best=found,
+        best_params=_shown(found.params) if found else {},
+        tiles=_tiles(study, found),
+        curves=curves(
+            f"Validation {metric} of all trials",
+            [_curve(study, trial, kinds) for trial in study.history.trials],
+            study.rungs.cuts,
+        ),
+        history=_history(study, kinds),
+        importance=bars("Importance of the fields (PED-ANOVA)", importance(study)),
+        slices=list(_slices(study, kinds)),
+        parallel=_parallel(study, kinds),
+        rungs=_rung_rows(study),
+        front=front(study) if len(study.tune.objectives) > 1 else [],
+        failures=Counter(item.failure for item in study.history.trials if item.failure),
+        objectives=[item.metric for item in study.tune.objectives],
+        values=study.history.values,
+        fields=[field.rpartition(".")[2] for field in study.tune.space],
+        rows=[_row(study, trial) for trial in _ranked(study)[:_ROWS]],
+        left_out=max(0, len(study.history.trials) - _ROWS),
+        config_text=study.config.to_yaml(),
+        written=moment(time.time()),
+    )
+
+
+def importance(study: Study) -> Mapping[str, float]:
+    """Return the importance of each field by PED-ANOVA (Watanabe et al. 2023), largest first.
+
+    Empty if fewer than four trials have finished, or with several objectives.
+    """
+    finished = [trial for trial in study.history.trials if trial.standing == "finished"]
+    if len(finished) < 4 or len(study.tune.objectives) > 1:
+        return {}
+    import optuna
+
+    from steadytrain.components.tune.mirror import Mirror, frozen_trials
+
+    mirror = Mirror([study.tune.objective.direction])
+    for trial in frozen_trials(study.tune, study.history):
+        mirror.put(trial)
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return optuna.importance.get_param_importances(mirror.study, evaluator=evaluator)
+        except (ValueError, RuntimeError):
+            # The finished trials share no field, or all have the same score.
+            return {}
+
+
+def _kind(trial: Trial, found: Trial | None) -> str:
+    if found is not None and trial.number == found.number:
+        return "best"
+    return trial.standing if trial.standing in ("finished", "failed") else "stopped"
+
+
+def _curve(study: Study, trial: Trial, kinds: Mapping[int, str]) -> Line:
+    metric = study.tune.objective.metric
+    points = [(float(step), metrics.get(metric, math.nan)) for step, metrics in trial.curve]
+    finite = [point for point in points if math.isfinite(point[1])]
+    return Line(kinds[trial.number], _title(study, trial), finite)
+
+
+def _title(study: Study, trial: Trial) -> str:
+    shown = ", ".join(f"{name} {value}" for name, value in _shown(trial.params).items())
+    return f"trial {trial.number}, step {trial.reached}: {number(_score(study, trial))}; {shown}"
+
+
+def _score(study: Study, trial: Trial) -> float:
+    return study.history.values(trial)[0]
+
+
+def _scored(study: Study) -> list[Trial]:
+    return [trial for trial in study.history.trials if math.isfinite(_score(study, trial))]
+
+
+def _history(study: Study, kinds: Mapping[int, str]) -> Markup:
+    dots = [
+        Line(
+            kinds[trial.number],
+            _title(study, trial),
+            [(float(trial.number), _score(study, trial))],
+        )
+        for trial in _scored(study)
+    ]
+    sign, falling = signs(study)[0], list[tuple[float, float]]()
+    for trial in _scored(study):
+        score = _score(study, trial)
+        if trial.standing == "finished" and (not falling or sign * score < sign * falling[-1][1]):
+            falling += [(float(trial.number), falling[-1][1])] if falling else []
+            falling.append((float(trial.number), score))
+    return scatter("Score of each trial where it ended", dots, "trial", falling=falling)
+
+
+def _slices(study: Study, kinds: Mapping[int, str]) -> Iterator[tuple[str, Markup]]:
+    for field, dimension in study.tune.space.items():
+        choices = dimension.choices or []
+        dots = []
+        for trial in _scored(study):
+            if field in trial.params:
+                value = trial.params[field]
+                at = float(choices.index(value) if choices else value)
+                dots.append(
+                    Line(kinds[trial.number], _title(study, trial), [(at, _score(study, trial))])
+                )
+        labels = [str(choice)[:12] for choice in choices]
+        chart = scatter(field, dots, field, log=dimension.log, labels=labels)
+        if chart:
+            yield field, chart
+
+
+def _parallel(study: Study, kinds: Mapping[int, str]) -> Markup:
+    scored, space = _scored(study), study.tune.space
+    if not scored:
+        return Markup("")
+    scores = [_score(study, trial) for trial in scored]
+    low, high = min(scores), max(scores)
+    axes = []
+    for field, dimension in space.items():
+        ends = (0, 0) if dimension.choices else dimension.ends
+        first, last = (dimension.choices or ends)[0], (dimension.choices or ends)[-1]
+        axes.append((field.rpartition(".")[2], _short(first), _short(last)))
+    axes.append((study.tune.objective.metric, number(low), number(high)))
+    lines = []
+    for trial in scored:
+        points = [
+            (float(index), _height(dimension, trial.params[field]))
+            for index, (field, dimension) in enumerate(space.items())
+            if field in trial.params
+        ]
+        height = (_score(study, trial) - low) / (high - low or 1.0)
+        points.append((float(len(space)), height))
+        lines.append(Line(kinds[trial.number], _title(study, trial), points))
+    return parallel("Parameters and score of each trial", axes, lines)
+
+
+def _height(dimension: Any, value: Any) -> float:
+    if dimension.choices:
+        return float(dimension.choices.index(value) / (len(dimension.choices) - 1))
+    low, high = dimension.ends
+    if dimension.log:
+        return math.log(value / low) / math.log(high / low)
+    return float((value - low) / (high - low))
+
+
+def _rung_rows(study: Study) -> list[tuple[str, int, int, int, int]]:
+    """Return bracket and step, and how many trials reached it, went on, ended and wait there."""
+    rows = []
+    for (bracket, until), place in sorted(study.history.places.items()):
+        there = [study.history.trials[item] for _, item in place.reached]
+        ended = sum(t.standing == "discarded" and t.until == until for t in there)
+        waiting = sum(t.standing == "paused" and t.until == until for t in there)
+        final = until == study.rungs.cuts[-1]
+        onward = 0 if final else len(there) - ended - waiting
+        name = f"{bracket}: {until:,}" if study.rungs.brackets > 1 else f"{until:,}"
+        rows.append((name, len(there), onward, ended, waiting))
+    return rows
+
+
+def _tiles(study: Study, found: Trial | None) -> list[tuple[str, str, str]]:
+    history = study.history
+    standings = Counter(trial.standing for trial in history.trials)
+    full = len(history.trials) * study.rungs.cuts[-1]
+    usd = study.usd(study.hours)
+    tiles = [
+        (
+            "Trials",
+            f"{len(history.trials):,}",
+            f"{standings['finished']:,} finished, {history.failed:,} failed",
+        ),
+        (
+            "Steps",
+            f"{study.steps:,}",
+            f"{study.steps / full:.0%} of all trials in full" if full else "",
+        ),
+        ("Training time", duration(history.seconds), f"${usd:.2f}" if usd is not None else ""),
+    ]
+    if found is not None:
+        metric = study.tune.objective.metric
+        tiles.insert(0, (f"Best {metric}", number(_score(study, found)), f"trial {found.number}"))
+    return tiles
+
+
+def _ranked(study: Study) -> Sequence[Trial]:
+    """Return the trials that got furthest first, and among those the best first."""
+    sign = signs(study)[0]
+
+    def key(trial: Trial) -> tuple[int, float, int]:
+        score = _score(study, trial)
+        return -trial.reached, math.inf if math.isnan(score) else sign * score, trial.number
+
+    return sorted(study.history.trials, key=key)
+
+
+def _row(study: Study, trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "standing": {"discarded": "stopped early"}.get(trial.standing, trial.standing),
+        "reached": trial.reached,
+        "score": "" if math.isnan(_score(study, trial)) else number(_score(study, trial)),
+        "seconds": duration(trial.seconds),
+        "params": [_shown(trial.params).get(field, "") for field in study.tune.space],
+        "note": trial.failure or ", ".join(trial.fallbacks),
+    }
+
+
+def _shown(params: Mapping[str, Any]) -> dict[str, str]:
+    return {field: _short(value) for field, value in params.items()}
+
+
+def _short(value: Any) -> str:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value) if plain else str(value)

@@ -1,0 +1,115 @@
+"""What a study found: the best trial, `best.yaml` and `tuning.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.study import Study, study_name
+
+BEST, SUMMARY = "best.yaml", "tuning.json"
+
+
+def best(study: Study) -> Trial | None:
+    """Return the finished trial with the best first objective; None if none has finished."""
+    sign = signs(study)[0]
+    return min(
+        _finished(study),
+        key=lambda trial: (sign * study.history.values(trial)[0], trial.number),
+        default=None,
+    )
+
+
+def front(study: Study) -> list[Trial]:
+    """Return the finished trials that no other one equals or beats in every objective."""
+    directions, finished = signs(study), _finished(study)
+    scores = {
+        trial.number: [
+            sign * value
+            for sign, value in zip(directions, study.history.values(trial), strict=True)
+        ]
+        for trial in finished
+    }
+
+    def beaten(trial: Trial) -> bool:
+        own = scores[trial.number]
+        return any(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            for other in scores.values()
+        )
+
+    return [trial for trial in finished if not beaten(trial)]
+
+
+def best_config(study: Study) -> RunConfig | None:
+    """Return the configuration of the best trial as a run of its own; None if none finished.
+
+    The run exports the model with the best first objective.
+    """
+    found, objective = best(study), study.tune.objective
+    if found is None:
+        return None
+    config = study.trial_config(found.params)
+    by = {
+        "metric_for_best_model": objective.metric,
+        "greater_is_better": objective.direction == "maximize",
+    }
+    training = config.training.model_copy(update=by)
+    return config.model_copy(update={"run": None, "training": training})
+
+
+def summary(study: Study) -> dict[str, Any]:
+    """Return what a study found and spent, for programs."""
+    history, found = study.history, best(study)
+    standings = Counter(trial.standing for trial in history.trials)
+    hours = study.hours
+    return {
+        "study": study_name(study.config),
+        "objectives": [item.model_dump() for item in study.tune.objectives],
+        "best_trial": found and found.number,
+        "best_params": dict(found.params) if found else None,
+        "best_score": history.values(found)[0] if found else None,
+        "pareto_front": [
+            {"trial": item.number, "params": dict(item.params), "scores": history.values(item)}
+            for item in front(study)
+        ],
+        "trials": len(history.trials),
+        "trials_completed": standings["finished"],
+        "trials_stopped_early": standings["discarded"] + standings["paused"],
+        "trials_failed": standings["failed"],
+        "trials_running": standings["running"],
+        "failures": dict(Counter(item.failure for item in history.trials if item.failure)),
+        "steps": study.steps,
+        "tokens": study.tokens,
+        "seconds": round(history.seconds, 3),
+        "usd": study.usd(hours),
+    }
+
+
+def signs(study: Study) -> list[float]:
+    """Return 1 for each objective that is minimized, and -1 for the others."""
+    return [-1.0 if item.direction == "maximize" else 1.0 for item in study.tune.objectives]
+
+
+def write_results(study: Study, folder: Path) -> None:
+    """Write `best.yaml`, if a trial has finished, and `tuning.json`."""
+    place, config = LocalStorage(folder), best_config(study)
+    if config is not None:
+        place.write(BEST, config.to_yaml().encode())
+    place.write(SUMMARY, f"{json.dumps(summary(study), indent=2)}\n".encode())
+
+
+def _finished(study: Study) -> Sequence[Trial]:
+    return [
+        trial
+        for trial in study.history.trials
+        if trial.standing == "finished"
+        and not any(math.isnan(value) for value in study.history.values(trial))
+    ]

@@ -1,0 +1,95 @@
+"""Rungs: the steps at which trials pause, and which trials may go on.
+
+Promotion is asynchronous successive halving by pausing (Li et al. 2020, "A System for Massively
+Parallel Hyperparameter Tuning"): a paused trial may go on as soon as it is among the best
+1/reduction_factor of those that reached its rung, however late. Hyperband (Li et al. 2018) starts
+trials on several smallest rungs, its brackets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from steadytrain.components.shared.config import RunConfig
+
+_HALVINGS: Final = 3
+_MEDIAN_CUTS: Final = 10
+_MEDIAN_FIRST: Final = 5
+"""Trials that a rung lets pass before it has a median."""
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """The rungs of a study.
+
+    cuts: optimizer steps, ascending; the last one is a full trial.
+    factor: the best 1/factor of the trials at a rung go on.
+    brackets: number of brackets. A trial of bracket b has its first rung at cuts[b].
+    by_median: whether trials that are not worse than the median go on, and all others end.
+    """
+
+    cuts: tuple[int, ...]
+    factor: int
+    brackets: int = 1
+    by_median: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Rungs:
+        """Return the rungs of a study's configuration."""
+        tune, full = config.tune, config.training.max_steps
+        every, factor = config.training.eval_steps, tune.reduction_factor
+        if tune.pruner == "none":
+            return cls((full,), factor)
+        if tune.pruner == "median":
+            pitch = _rounded(tune.min_steps or full / _MEDIAN_CUTS, every)
+            return cls((*range(pitch, full, pitch), full), factor, by_median=True)
+        smallest = tune.min_steps or full / factor**_HALVINGS
+        halvings = max(0, math.floor(math.log(full / smallest, factor) + 1e-9))
+        steps = {_rounded(full / factor**count, every) for count in range(1, halvings + 1)}
+        cuts = (*sorted(step for step in steps if step < full), full)
+        return cls(cuts, factor, brackets=len(cuts) if tune.pruner == "hyperband" else 1)
+
+    @cached_property
+    def _pattern(self) -> tuple[int, ...]:
+        """The brackets of consecutive trials, repeated: each bracket gets about the same steps."""
+        weights = [
+            math.ceil(self.brackets / (left + 1) * self.factor**left)
+            for left in reversed(range(self.brackets))
+        ]
+        pattern: list[int] = []
+        for length in range(1, sum(weights) + 1):
+            owed = [
+                weight * length / sum(weights) - pattern.count(bracket)
+                for bracket, weight in enumerate(weights)
+            ]
+            pattern.append(owed.index(max(owed)))
+        return tuple(pattern)
+
+    def bracket(self, number: int) -> int:
+        """Return the bracket of a trial."""
+        return self._pattern[number % len(self._pattern)]
+
+    def most(self, bracket: int, rung: int, trials: int) -> int:
+        """Return how many trials of a bracket can reach a rung in a study of so many trials."""
+        whole, rest = divmod(trials, len(self._pattern))
+        count = whole * self._pattern.count(bracket) + self._pattern[:rest].count(bracket)
+        for _ in range(bracket, rung):
+            count = min(count, self.promoted(count))
+        return count
+
+    def passing(self, reached: int) -> int:
+        """Return how many of the trials that reached a rung may go on: the best ones."""
+        if self.by_median:
+            return reached if reached <= _MEDIAN_FIRST else math.ceil(reached / 2)
+        return reached // self.factor
+
+    def promoted(self, reached: int) -> int:
+        """Return how many go on from a rung in the end: at least one, so that one finishes."""
+        return reached if self.by_median else max(1, self.passing(reached))
+
+
+def _rounded(steps: float, every: int) -> int:
+    return math.ceil(steps / every - 1e-9) * every

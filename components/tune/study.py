@@ -1,0 +1,266 @@
+"""A study: what its log says, what it does next, and what its budget still allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tune.constraints import keeps
+from steadytrain.components.tune.decide import Next, next_step, to_discard
+from steadytrain.components.tune.history import History, Params, Trial
+from steadytrain.components.tune.log import Log, Record
+from steadytrain.components.tune.rungs import Rungs
+from steadytrain.components.tune.suggest import contains, suggester_of
+from steadytrain.components.tune.trials.base import TrialState
+
+_NOT_WHAT_IT_SEARCHES = {"budget", "max_failed_share", "seeds", "log"}
+"""Settings that may change when a study continues."""
+
+
+def study_digest(config: RunConfig) -> str:
+    """Return the digest of the settings that a study keeps from its first trial to its last."""
+    tune = config.tune.model_dump(mode="json", exclude=_NOT_WHAT_IT_SEARCHES)
+    return value_digest({"run": config.digest(), "tune": tune})
+
+
+def study_name(config: RunConfig) -> str:
+    """Return the name of a study: `run`, or the configuration's name and the study's digest."""
+    return config.run or f"{config.name}-{study_digest(config)[:8]}"
+
+
+def studies_folder(config: RunConfig) -> Path:
+    """Return the folder of all studies of an output folder."""
+    return Path(config.output).absolute() / "studies"
+
+
+def logs_address(config: RunConfig) -> str:
+    """Return the address of the logs of all studies: `tune.log`, or the folder of the studies."""
+    return config.tune.log or str(studies_folder(config))
+
+
+def history_of(config: RunConfig, records: Iterable[Record]) -> History:
+    """Return the history that records describe, for reading only."""
+    history = _empty(config)
+    for record in records:
+        history.apply(record)
+    return history
+
+
+def _empty(config: RunConfig) -> History:
+    best_counts = config.training.load_best_model_at_end
+    return History(config.tune, Rungs.of(config), best_counts=best_counts)
+
+
+class Study:
+    """A study of one driver. Every change is written to the log before it takes effect.
+
+    steps: optimizer steps of all trials together, with those that running trials still have to do.
+    tokens: the tokens of these steps, with full sequences.
+    """
+
+    def __init__(
+        self, config: RunConfig, log: Log, *, first: Callable[[], Sequence[Params]] = list
+    ) -> None:
+        """Rebuild a study from its log, or open a new one.
+
+        Args:
+            first: returns the parameters of the first trials, for a new study.
+
+        Raises:
+            BadInput: the log is damaged or belongs to a study with other settings.
+            StorageError: the log cannot be read or written.
+        """
+        self.config, self._log, self.tune = config, log, config.tune
+        self.rungs = Rungs.of(config)
+        self.history = _empty(config)
+        self.steps, self.tokens = 0, 0.0
+        self._exhausted = False
+        for record in log.read():
+            self._apply(record)
+        self._suggester = suggester_of(config.tune, self.history)
+        self._open(first)
+
+    @property
+    def running(self) -> Mapping[int, Trial]:
+        """The trials that are training, or were when the last driver died."""
+        return self.history.running
+
+    @property
+    def hours(self) -> float:
+        """Hours of training that trials have reported."""
+        return self.history.seconds / 3600
+
+    def usd(self, hours: float) -> float | None:
+        """Return what hours of training cost; None if the price is unknown."""
+        price = self.config.compute.price_per_hour
+        return None if price is None else hours * price
+
+    def trial_config(self, params: Params) -> RunConfig:
+        """Return the configuration of a trial.
+
+        Raises:
+            ConfigError: these values cannot be combined.
+        """
+        content = changed(self.config, params)
+        try:
+            # The checks of `from_mapping` for values written by people take far longer.
+            return RunConfig.model_validate(content)
+        except ValidationError:
+            return from_mapping(content)
+
+    def next(self) -> Next | None:
+        """Decide what trains next, and write it to the log; None if nothing can start now."""
+        if self.spent_out():
+            return None
+        found = next_step(self.history, self._can_reach, more=not self._exhausted)
+        if found is None:
+            return None
+        if found.number < len(self.history.trials):
+            self._record(kind="promoted", number=found.number, until=found.until)
+            return found
+        given = self._given(found.number)
+        params = self._suggester.suggest(found.number, given, self._fits)
+        if params is None or not self._affordable(params, 0, found.until):
+            self._exhausted = True
+            return self.next()
+        self._record(kind="started", number=found.number, params=params, until=found.until)
+        return found
+
+    def report(self, number: int, state: TrialState) -> None:
+        """Write down that a trial reached its rung or finished.
+
+        Raises:
+            BadInput: its validations do not include the objective.
+        """
+        self._check_metrics(state)
+        trial = self.history.trials[number]
+        known = trial.curve[-1][0] if trial.curve else 0
+        self._record(
+            kind="reported",
+            number=number,
+            until=trial.until,
+            step=state.step,
+            finished=state.condition == "finished",
+            validations=[
+                [item.step, dict(item.metrics)] for item in state.validations if item.step > known
+            ],
+            seconds=round(state.seconds, 3),
+            fallbacks=list(state.fallbacks),
+        )
+
+    def fail(self, number: int, failure: str, error: str, *, seconds: float = 0.0) -> None:
+        """Write down that a trial failed, with the class of its failure."""
+        self._record(
+            kind="failed",
+            number=number,
+            failure=failure,
+            error=error[:2000],
+            seconds=round(seconds, 3),
+        )
+
+    def discard(self) -> list[int]:
+        """Write down which paused trials can never go on, and return them."""
+        found = to_discard(self.history)
+        for number in found:
+            self._record(kind="discarded", number=number)
+        return found
+
+    def spent_out(self, unreported_seconds: float = 0.0) -> bool:
+        """Return whether the hours or the USD are spent.
+
+        Args:
+            unreported_seconds: time that running trials have spent since their last report.
+        """
+        budget, hours = self.tune.budget, self.hours + unreported_seconds / 3600
+        usd = self.usd(hours)
+        return (budget.hours is not None and hours >= budget.hours) or (
+            budget.usd is not None and usd is not None and usd >= budget.usd
+        )
+
+    def too_many_failed(self) -> bool:
+        """Return whether more trials failed than `max_failed_share` allows."""
+        return self.history.failed > self.tune.max_failed_share * self.tune.budget.trials
+
+    def _open(self, first: Callable[[], Sequence[Params]]) -> None:
+        digest = study_digest(self.config)
+        if not self.history.study:
+            queued = [dict(item) for item in first()]
+            text = self.config.to_yaml()
+            self._record(kind="opened", study=digest, queued=queued, config=text)
+        elif self.history.study != digest:
+            raise BadInput(
+                "the study's log belongs to other settings: its data, model, training, space, "
+                "objective, sampler, pruner or seed changed",
+                remedy="undo the change, or give the study another name (--run); --from takes "
+                "over the best trials of another study",
+            )
+        limits = self.tune.budget.model_dump(mode="json")
+        if limits != self.history.limits:
+            self._record(kind="budget", limits=limits)
+
+    def _given(self, number: int) -> Params:
+        """Return the values that a queued trial sets, as far as the space contains them."""
+        queued = self.history.queued
+        values = queued[number] if number < len(queued) else {}
+        space = self.tune.space
+        return {
+            field: value
+            for field, value in values.items()
+            if field in space and contains(field, space[field], value)
+        }
+
+    def _fits(self, params: Params) -> bool:
+        limits = self.tune.constraints
+        if limits.parameters is None:
+            return True
+        try:
+            return keeps(self.trial_config(params), limits)
+        except ConfigError:
+            return False
+
+    def _can_reach(self, trial: Trial | None, until: int) -> bool:
+        return self._affordable(trial.params if trial else {}, trial.reached if trial else 0, until)
+
+    def _affordable(self, params: Params, reached: int, until: int) -> bool:
+        budget, steps = self.tune.budget, until - reached
+        tokens = self.tokens + self._tokens(params, steps)
+        return (budget.steps is None or self.steps + steps <= budget.steps) and (
+            budget.tokens is None or tokens <= budget.tokens
+        )
+
+    def _tokens(self, params: Params, steps: int) -> float:
+        batch = params.get("training.global_batch_size", self.config.training.global_batch_size)
+        length = params.get("data.sequence_length", self.config.data.sequence_length)
+        return float(steps * batch * length)
+
+    def _check_metrics(self, state: TrialState) -> None:
+        if not state.validations:
+            return
+        names = state.validations[-1].metrics
+        for item in self.tune.objectives:
+            if item.metric not in names:
+                raise BadInput(
+                    f"tune.objective.metric = {item.metric!r}: validations have no such metric",
+                    remedy=f"one of {', '.join(names)}",
+                )
+
+    def _record(self, **record: Any) -> None:
+        self._log.append(record)
+        self._apply(record)
+        if record["kind"] not in ("opened", "budget"):
+            self._suggester.note(self.history.trials[record["number"]])
+
+    def _apply(self, record: Record) -> None:
+        if record["kind"] in ("started", "promoted"):
+            known = self.history.trials[record["number"] :][:1]
+            steps = record["until"] - (known[0].reached if known else 0)
+            self.steps += steps
+            self.tokens += self._tokens(known[0].params if known else record["params"], steps)
+        self.history.apply(record)

@@ -1,0 +1,200 @@
+"""`steadytrain tune`: search for better settings within a budget."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.tune.study import Study
+
+_SAMPLES = 3
+
+
+def tune(
+    source: Source,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    run: Annotated[
+        str, typer.Option("--run", help="Name of the study. The same name continues it.")
+    ] = "",
+    output: RunOutput = "",
+    other: Annotated[
+        str,
+        typer.Option("--from", metavar="STUDY", help="Try the best trials of another study first."),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the study would do, and exit.")
+    ] = False,
+    export_optuna: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Write the study to an Optuna storage, such as sqlite:///study.db, for "
+            "optuna-dashboard.",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Search for better settings: `tune.space` says which, `tune.budget` how long.
+
+    Each trial is an ordinary run that pauses at a rung and continues from its checkpoint if it is
+    promoted. The study can be stopped or killed at any time: the same command continues it, and so
+    does one with a larger budget. The result is in OUTPUT/studies/STUDY: best.yaml, which
+    `steadytrain run` takes, tuning.json, and report.html.
+    """
+    from steadytrain.components.shared.config import load
+
+    config = load(source, given(overrides, run=run, output=output))
+    if not config.tune.space:
+        raise BadInput(
+            f"tune.space of {source} is empty: there is nothing to vary",
+            remedy="name fields and their values, such as tune: {space: {training.learning_rate: "
+            "{low: 1e-4, high: 1e-2, log: true}}}",
+        )
+    if find_spec("optuna") is None:
+        raise BadInput(
+            "trials are chosen by the package optuna, which is not installed",
+            remedy="pip install 'steadytrain[train]'",
+        )
+    if dry_run:
+        _show_outline(config, as_json=as_json)
+        return
+    _tune(config, other, export_optuna, as_json=as_json)
+
+
+def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -> None:
+    from steadytrain.components.shared.stopping import stoppable
+    from steadytrain.components.tune.driver import drive, driving, study_folder
+    from steadytrain.components.tune.first import first_trials
+    from steadytrain.components.tune.page import write_page
+    from steadytrain.components.tune.results import summary, write_results
+    from steadytrain.components.tune.study import Study
+    from steadytrain.components.tune.trials.local import local_trials
+    from steadytrain.pipelines.interrupts import say
+    from steadytrain.pipelines.tune_display import Lines, ending
+
+    folder = study_folder(config)
+    lines = Lines((lambda _: None) if as_json else typer.echo)
+    with driving(config) as log:
+        study = Study(config, log, first=lambda: first_trials(config, other))
+        trials = local_trials(folder, parallel=config.tune.budget.parallel)
+        try:
+            with stoppable() as stopping:
+                drive(study, trials, lines, stopping.check)
+        except Stopped:
+            say("stopped; nothing is lost: the same command continues the study")
+            raise
+        finally:
+            write_results(study, folder)
+            write_page(study, folder)
+    if export_optuna:
+        _export(study, export_optuna)
+    if not as_json:
+        typer.echo("\n".join([*ending(study), f"folder  {folder}"]))
+    winner = _retrain(study)
+    if as_json:
+        json_output.show({**summary(study), **winner, "folder": str(folder)})
+    elif winner["winner"]:
+        typer.echo(f"winner  run {winner['winner']}: {winner['gate']}")
+
+
+def _retrain(study: Study) -> dict[str, Any]:
+    """Train the best configuration on fresh seeds and let the best model go through the gate.
+
+    Raises:
+        SteadytrainError: no trial has finished, or a step of the winner's run failed.
+    """
+    from steadytrain.components.tune.results import best_config
+
+    config, tune = best_config(study), study.tune
+    if config is None:
+        raise SteadytrainError(
+            "no trial finished, so there is no best one",
+            remedy="raise tune.budget and run the same command again: the study continues",
+        )
+    if not tune.seeds:
+        return {"winner": None, "promoted": None, "gate": None}
+    from steadytrain.components.tune.trials.retrain import retrain
+
+    own = config.training.seed
+    done = retrain(
+        config,
+        range(own + 1, own + 1 + tune.seeds),
+        compared=len(study.history.trials),
+        greater_is_better=tune.objective.direction == "maximize",
+    )
+    return {
+        "winner": done.config.run_id,
+        "promoted": done.gate.promoted,
+        "gate": done.gate.reason,
+    }
+
+
+def _export(study: Study, url: str) -> None:
+    from steadytrain.components.tune.export import export
+
+    name = export(study, url)
+    typer.echo(f"wrote study {name} to the Optuna storage", err=True)
+
+
+def _show_outline(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.first import first_trials
+    from steadytrain.components.tune.log import MemoryLog
+    from steadytrain.components.tune.outlook import expected_steps
+    from steadytrain.components.tune.study import Study, study_name
+    from steadytrain.pipelines.tune_display import outline
+
+    study = Study(config, MemoryLog(), first=lambda: first_trials(config))
+    samples = list[dict[str, Any]]()
+    while len(samples) < _SAMPLES and (found := study.next()):
+        samples.append(dict(study.history.trials[found.number].params))
+    steps = expected_steps(study.rungs, config.tune.budget.trials)
+    hours, text = _cost(config, steps)
+    if not as_json:
+        typer.echo("\n".join(outline(study, samples, text)))
+        return
+    json_output.show(
+        {
+            "study": study_name(config),
+            "rungs": list(study.rungs.cuts),
+            "brackets": study.rungs.brackets,
+            "budget": config.tune.budget.model_dump(),
+            "expected_steps": steps,
+            "expected_hours": hours,
+            "expected_usd": None if hours is None else study.usd(hours),
+            "samples": samples,
+        }
+    )
+
+
+def _cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
+    """Return the hours of training by the planner, and the estimate in words."""
+    from steadytrain.components.plan.plan import plan_training
+    from steadytrain.components.shared.quantities import duration
+    from steadytrain.components.sizing.hardware import all_gpus
+    from steadytrain.pipelines.plan_hardware import choose_hardware
+
+    table = all_gpus()
+    try:
+        gpus, gpu, hosts = choose_hardware(
+            config, table, "", cluster=False, own=False, host_memory_gb=0
+        )
+        plan = plan_training(config, gpus, gpu, hosts)
+    except SteadytrainError as error:
+        return None, f"unknown: {error.message}"
+    if plan.offer.hours is None:
+        return None, "unknown: the length of a trial is not known"
+    hours = plan.offer.hours.middle * steps / config.training.max_steps
+    price = config.compute.price_per_hour
+    usd = f", ${hours * price:.2f}" if price is not None else ""
+    if price is None and plan.offer.usd is not None:
+        usd = f", ${plan.offer.usd.middle * steps / config.training.max_steps:.2f}"
+    return hours, f"about {duration(hours * 3600)} of training on {plan.offer.gpu}{usd} (formula)"

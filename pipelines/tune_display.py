@@ -1,0 +1,105 @@
+"""What `steadytrain tune` prints: a line per trial and rung, and how a study would go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from steadytrain.components.report.words import number
+from steadytrain.components.shared.quantities import duration
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.outlook import Outlook, expected_steps
+from steadytrain.components.tune.results import best
+from steadytrain.components.tune.study import Study, study_name
+
+
+class Lines:
+    """Shows a study as lines of text."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+
+    def resumed(self, study: Study) -> None:
+        known, running = len(study.history.trials), len(study.running)
+        name, trials = study_name(study.config), study.tune.budget.trials
+        more = f"; {known:,} have begun, {running} of them are training" if known else ""
+        self._say(f"study {name}: {trials:,} trials{more}")
+
+    def started(self, study: Study, trial: Trial) -> None:
+        more = f"goes on until step {trial.until:,} of {study.rungs.cuts[-1]:,}"
+        self._say(f"trial {trial.number}: {more if trial.reached else as_words(trial.params)}")
+
+    def ended(self, study: Study, trial: Trial) -> None:
+        self._say(f"trial {trial.number}: {_standing(study, trial)} | {_state(study)}")
+
+
+def as_words(params: Mapping[str, Any]) -> str:
+    """Return parameters in one line, without the names of their sections."""
+    return ", ".join(
+        f"{field.rpartition('.')[2]} {number(value) if _is_number(value) else value}"
+        for field, value in params.items()
+    )
+
+
+def outline(study: Study, samples: Sequence[Mapping[str, Any]], cost: str) -> list[str]:
+    """Return lines on what a study would do, for `--dry-run`."""
+    tune, rungs = study.tune, study.rungs
+    steps = expected_steps(rungs, tune.budget.trials)
+    full = tune.budget.trials * rungs.cuts[-1]
+    goals = ", ".join(f"{item.direction} {item.metric}" for item in tune.objectives)
+    limits = tune.budget.model_dump(exclude_none=True, exclude={"trials", "parallel"})
+    brackets = f", {rungs.brackets} brackets" if rungs.brackets > 1 else ""
+    return [
+        f"study       {study_name(study.config)}",
+        f"objective   {goals}",
+        f"sampler     {tune.sampler}, {len(tune.space)} fields",
+        f"rungs       {tune.pruner}: {', '.join(f'{cut:,}' for cut in rungs.cuts)} steps{brackets}",
+        f"budget      {tune.budget.trials:,} trials, {tune.budget.parallel} at a time"
+        + "".join(f", {name} {value:g}" for name, value in limits.items()),
+        f"steps       about {steps:,}, {steps / full:.0%} of {full:,} without rungs",
+        f"cost        {cost}",
+        f"winner      trained again with fresh seeds ({tune.seeds}), evaluated and registered",
+        *(f"trial {index}     {as_words(params)}" for index, params in enumerate(samples)),
+    ]
+
+
+def ending(study: Study) -> list[str]:
+    """Return lines on what a study found."""
+    found, history = best(study), study.history
+    price = study.usd(study.hours)
+    spent = f"{duration(history.seconds)} of training" + (f", ${price:.2f}" if price else "")
+    lines = ["", f"trials  {len(history.trials):,}, {history.failed} failed; {spent}"]
+    if found is not None:
+        scores = ", ".join(
+            f"{item.metric} {number(value)}"
+            for item, value in zip(study.tune.objectives, history.values(found), strict=True)
+        )
+        lines += [f"best    trial {found.number}: {scores}", f"        {as_words(found.params)}"]
+    return lines
+
+
+def _standing(study: Study, trial: Trial) -> str:
+    if trial.standing == "failed":
+        return f"failed ({trial.failure}): {trial.error.partition(chr(10))[0]}"
+    word = {"finished": "finished at", "paused": "reached"}.get(trial.standing, trial.standing)
+    metric = study.tune.objective.metric
+    fallbacks = f", after {', '.join(trial.fallbacks)}" if trial.fallbacks else ""
+    score = number(study.history.values(trial)[0])
+    return f"{word} step {trial.reached:,}, {metric} {score}{fallbacks}"
+
+
+def _state(study: Study) -> str:
+    found, outlook = best(study), Outlook.of(study)
+    parts = []
+    if found is not None:
+        parts.append(f"best {number(study.history.values(found)[0])} (trial {found.number})")
+    parts.append(f"trials left: {outlook.trials:,}")
+    if outlook.seconds is not None:
+        parts.append(f"about {duration(outlook.seconds / study.tune.budget.parallel)}")
+    if outlook.usd is not None:
+        parts.append(f"${outlook.usd:.2f}")
+    return ", ".join(parts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,316 @@
+"""A driver that dies at any moment and starts again decides what an undisturbed one decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped
+from steadytrain.components.tune.driver import TooManyFailed, drive, driving
+from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.results import front
+from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.base import TrialState, Validation
+
+from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
+
+
+class Killed(BaseException):
+    """The driver is gone."""
+
+
+class MortalLog(MemoryLog):
+    """A log whose records outlive the driver.
+
+    lives: appends until the driver dies.
+    late: whether it dies right before the next append instead of right after the last one.
+    """
+
+    def __init__(self, records, lives, *, late):
+        super().__init__(records)
+        self.lives, self.late = lives, late
+
+    def append(self, record):
+        if self.lives == 0:
+            raise Killed
+        super().append(record)
+        self.lives -= 1
+        if self.lives == 0 and not self.late:
+            raise Killed
+
+
+def settings_of(*overrides, trials=14, pruner="asha", sampler="tpe"):
+    return load(
+        "causal-lm",
+        [
+            ("tune.space", SPACE),
+            ("training.max_steps", 270),
+            ("training.eval_steps", 10),
+            ("tune.budget.trials", trials),
+            ("tune.pruner", pruner),
+            ("tune.sampler", sampler),
+            *overrides,
+        ],
+    )
+
+
+def driven(config, log, world, **options):
+    study = Study(config, log)
+    trials = SyntheticTrials(world, **options)
+    try:
+        drive(study, trials, Quiet(), lambda: None, poll_seconds=0)
+    finally:
+        assert trials.closed
+    return study
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc"])
+@pytest.mark.parametrize(("late", "orphans_live"), [(False, False), (True, True)])
+def test_a_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed_one(
+    sampler, late, orphans_live
+):
+    config = settings_of(sampler=sampler)
+    undisturbed, world = MemoryLog(), World()
+    driven(config, undisturbed, world)
+    log, other = MortalLog([], 1, late=late), World()
+    deaths = 0
+    while True:
+        try:
+            driven(config, log, other, orphans_live=orphans_live)
+            break
+        except Killed:
+            deaths += 1
+            log = MortalLog(log.records, 1, late=late)
+    assert deaths >= len(undisturbed.records) - 1
+    assert log.records == undisturbed.records
+    assert other.trained == world.trained
+
+
+def test_a_log_that_lost_its_last_records_leads_to_the_same_history():
+    config = settings_of()
+    undisturbed, world = MemoryLog(), World()
+    driven(config, undisturbed, world)
+    for lost in (1, 2, 3):
+        other = World()
+        cut = MemoryLog()
+        driven(config, cut, other)
+        # What the records said has happened; only the records are gone.
+        other.discarded.clear()
+        log = MemoryLog(cut.records[:-lost])
+        driven(config, log, other)
+        assert log.records == undisturbed.records
+        assert other.trained == world.trained
+
+
+@pytest.mark.parametrize("pruner", ["none", "median", "asha", "hyperband"])
+def test_a_larger_budget_continues_a_study(pruner):
+    log, world = MemoryLog(), World()
+    driven(settings_of(trials=6, pruner=pruner), log, world)
+    study = driven(settings_of(trials=20, pruner=pruner), log, world)
+    assert len(study.history.trials) == 20
+    assert all(len(set(steps)) == len(steps) for steps in world.trained.values())
+
+
+def test_other_settings_are_another_study():
+    log = MemoryLog()
+    driven(settings_of(trials=2), log, World())
+    with pytest.raises(BadInput, match="another name"):
+        Study(settings_of("training.learning_rate=1e-3", trials=2), log)
+    with pytest.raises(BadInput, match="another name"):
+        Study(settings_of("tune.seed=1", trials=2), log)
+
+
+def test_the_search_finds_a_good_trial_with_a_part_of_the_steps():
+    study = driven(settings_of(trials=60, pruner="hyperband"), MemoryLog(), World())
+    finished = [trial for trial in study.history.trials if trial.standing == "finished"]
+    assert min(study.history.values(trial)[0] for trial in finished) < 2.1
+    assert study.steps < 60 * 270 * 0.5
+
+
+def test_a_failed_trial_reaches_the_sampler_with_its_class_and_the_study_continues():
+    study = driven(settings_of(), MemoryLog(), World(failing={1: "oom", 4: "crash"}))
+    failed = {t.number: t.failure for t in study.history.trials if t.standing == "failed"}
+    assert failed == {1: "oom", 4: "crash"}
+    told = study._suggester._mirror.study.trials
+    assert [told[n].state.name for n in (1, 4)] == ["FAIL", "FAIL"]
+    assert told[1].user_attrs == {"failure": "oom"}
+
+
+def test_too_many_failed_trials_stop_the_study_and_name_the_last():
+    world = World(failing=dict.fromkeys(range(14), "oom"))
+    with pytest.raises(TooManyFailed, match=r"3 of 3 trials failed.*trial 2: broken"):
+        driven(settings_of(), MemoryLog(), world)
+    assert sum(map(len, world.trained.values())) < 10
+
+
+def test_impossible_combinations_fail_as_bad_input():
+    space = {
+        "training.bf16": {"choices": [False, True]},
+        "training.fp16": {"choices": [False, True]},
+    }
+    config = settings_of(("tune.space", space), "tune.max_failed_share=1.0", sampler="grid")
+    study = driven(config, MemoryLog(), World(objective=lambda config, step: 1.0 / step))
+    assert [trial.standing == "failed" for trial in study.history.trials].count(True) == 1
+    (failed,) = [trial for trial in study.history.trials if trial.standing == "failed"]
+    assert failed.failure == "bad_input"
+    assert "training.fp16" in failed.error
+
+
+def test_a_grid_ends_when_every_combination_was_tried():
+    space = {
+        "training.lr_scheduler_type": {"choices": ["linear", "constant"]},
+        "training.warmup_steps": {
+            "low": 0,
+            "high": 20,
+            "step": 10,
+            "when": {"training.lr_scheduler_type": "linear"},
+        },
+    }
+    config = settings_of(("tune.space", space), sampler="grid", pruner="none")
+    study = driven(config, MemoryLog(), World(objective=lambda config, step: 1.0))
+    assert [dict(trial.params) for trial in study.history.trials] == [
+        *(
+            {"training.lr_scheduler_type": "linear", "training.warmup_steps": value}
+            for value in (0.0, 10.0, 20.0)
+        ),
+        {"training.lr_scheduler_type": "constant"},
+    ]
+
+
+def test_a_stop_request_ends_the_trials_and_the_study_can_be_continued():
+    config, log, world = settings_of("tune.budget.parallel=3"), MemoryLog(), World(pace=3)
+    looks = iter(range(20))
+
+    def check():
+        if next(looks, None) is None:
+            raise Stopped
+
+    trials = SyntheticTrials(world)
+    with pytest.raises(Stopped):
+        drive(Study(config, log), trials, Quiet(), check, poll_seconds=0)
+    assert trials.closed
+    study = driven(config, log, world)
+    assert len(study.history.trials) == 14
+    assert not study.running
+
+
+def test_an_objective_that_no_validation_has_is_an_error_that_lists_the_metrics():
+    with pytest.raises(BadInput, match=r"(?s)'accuracy'.*one of loss"):
+        driven(settings_of("tune.objective.metric=accuracy"), MemoryLog(), World())
+
+
+def test_hours_and_usd_end_a_study_and_running_trials_stop():
+    config = settings_of("tune.budget.hours=0.01", pruner="none")  # 36 s; a trial takes 27 s
+    study = driven(config, MemoryLog(), World())
+    assert len(study.history.trials) == 2
+    config = settings_of("tune.budget.usd=1", "compute.price_per_hour=100", pruner="none")
+    study = driven(config, MemoryLog(), World())
+    assert len(study.history.trials) == 2
+
+
+def test_two_drivers_never_work_on_one_study(tmp_path):
+    config = settings_of(("output", str(tmp_path)))
+    with driving(config), pytest.raises(RunBusy), driving(config):
+        pass
+    with driving(config):
+        pass
+
+
+def test_several_objectives_give_a_pareto_front():
+    config = settings_of(
+        "tune.more_objectives=[{metric: speed, direction: maximize}]", pruner="none", trials=5
+    )
+    study = Study(config, MemoryLog())
+    values = {0: (1.0, 1.0), 1: (2.0, 2.0), 2: (3.0, 1.5), 3: (1.5, 0.5), 4: (0.5, 0.1)}
+    for loss, speed in values.values():
+        found = study.next()
+        state = TrialState("finished", 270, (Validation(270, {"loss": loss, "speed": speed}),))
+        study.report(found.number, state)
+    assert [trial.number for trial in front(study)] == [0, 1, 4]
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    pruner=st.sampled_from(["none", "median", "asha", "hyperband"]),
+    factor=st.integers(2, 4),
+    trials=st.integers(1, 40),
+    steps=st.none() | st.integers(10, 4000),
+    parallel=st.integers(1, 5),
+    failing=st.sets(st.integers(0, 40), max_size=5),
+    pace=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
+def test_every_trial_counts_once_every_promotion_is_legal_and_the_budget_is_kept(
+    pruner, factor, trials, steps, parallel, failing, pace, seed
+):
+    config = settings_of(
+        ("tune.reduction_factor", factor),
+        ("tune.budget.steps", steps),
+        ("tune.budget.parallel", parallel),
+        ("tune.seed", seed),
+        "tune.max_failed_share=1.0",
+        pruner=pruner,
+        trials=trials,
+        sampler="random",
+    )
+    world, log = World(pace=pace, failing=dict.fromkeys(failing, "crash")), MemoryLog()
+    study = driven(config, log, world, seed=seed)
+    history = study.history
+    assert not history.running
+    assert world.most_running <= parallel
+    assert len(history.trials) <= trials
+    assert steps is not None or len(history.trials) == trials
+    done = sum(10 * len(each) for each in world.trained.values())
+    assert done <= study.steps <= (steps or done + 270 * len(failing))
+    assert all(each == sorted(set(each)) for each in world.trained.values())
+    if steps is None and not failing:
+        ended = ("finished", "discarded")
+        assert all(trial.standing in ended for trial in history.trials)
+    check_promotions(log.records, study, parallel)
+
+
+def check_promotions(records, study, parallel):
+    """Check each promotion against the reports before it, by its rule written out again."""
+    cuts, factor, most = study.rungs.cuts, study.rungs.factor, study.tune.budget.trials
+    scores, running, kept, failed = {}, set(), {}, set()
+    for record in records:
+        number = record.get("number")
+        bracket = number is not None and study.rungs.bracket(number)
+        if record["kind"] == "started":
+            assert record["until"] == cuts[bracket]
+            running.add(number)
+        elif record["kind"] == "reported":
+            losses = [metrics["loss"] for _, metrics in record["validations"]]
+            running.discard(number)
+            best = min([*losses, *(s.get(number, 99) for s in scores.values())])
+            scores.setdefault((bracket, record["until"]), {})[number] = best
+            kept[number] = record["until"]
+        elif record["kind"] == "failed":
+            running.discard(number)
+            failed.add(number)
+        elif record["kind"] == "discarded":
+            del kept[number]
+        elif record["kind"] == "promoted":
+            rung = kept.pop(number)
+            assert cuts.index(record["until"]) == cuts.index(rung) + 1
+            at_rung = scores[bracket, rung]
+            better = {n for n, s in at_rung.items() if (s, n) < (at_rung[number], number)}
+            if study.rungs.by_median:
+                legal = len(at_rung) <= 5 or len(better) < -(-len(at_rung) // 2)
+            else:
+                legal = len(better) < len(at_rung) // factor or (not running and better <= failed)
+            assert legal, record
+            running.add(number)
+        kept_at = Counter(
+            (study.rungs.bracket(n), step) for n, step in kept.items() if step < cuts[-1]
+        )
+        for (where, step), count in kept_at.items():
+            reachable = study.rungs.most(where, cuts.index(step), most)
+            # As many as train at once may have just reported, and are discarded next.
+            assert study.rungs.by_median or count <= study.rungs.promoted(reachable) + parallel

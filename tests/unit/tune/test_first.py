@@ -1,0 +1,52 @@
+"""What a study tries first: the champion's parameters, or the configuration's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tune import first
+
+from support.synthetic_trials import SPACE
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return load("causal-lm", [("tune.space", SPACE), ("output", str(tmp_path))])
+
+
+@pytest.fixture
+def champion(config, monkeypatch):
+    """The registry's champion, whose run had another learning rate."""
+    version = SimpleNamespace(tags={first.RUN: "earlier"})
+    monkeypatch.setattr(first, "Registry", lambda *_: SimpleNamespace(champion=lambda: version))
+    workspace = Workspace.of(config)
+    workspace.tracking_store.touch()
+    return Workspace(workspace.output, "earlier")
+
+
+def test_without_a_registry_trial_0_has_the_configurations_own_values(config):
+    assert first.first_trials(config) == [
+        {"training.learning_rate": 3e-3, "training.weight_decay": 0.1}
+    ]
+    assert not Workspace.of(config).tracking_store.exists()
+
+
+def test_a_field_that_is_left_open_is_sampled(config):
+    content = load(config.to_yaml(), {"training.learning_rate": None})
+    assert first.first_trials(content) == [{"training.weight_decay": 0.1}]
+
+
+def test_trial_0_has_the_champions_parameters(config, champion):
+    champion.folder.mkdir(parents=True)
+    earlier = load("causal-lm", ["training.learning_rate=2e-3"])
+    champion.config.write_text(earlier.to_yaml())
+    assert first.first_trials(config)[0]["training.learning_rate"] == 2e-3
+
+
+def test_a_champion_whose_run_is_elsewhere_is_left_out(config, champion):
+    assert first.first_trials(config)[0]["training.learning_rate"] == 3e-3
