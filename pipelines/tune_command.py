@@ -23,9 +23,9 @@ def tune(
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it
     run: Annotated[
-        str, typer.Option("--run", help="Name of the study. The same name continues it.")
-    ] = "",
-    output: RunOutput = "",
+        str | None, typer.Option("--run", help="Name of the study. The same name continues it.")
+    ] = None,
+    output: RunOutput = None,
     other: Annotated[
         str,
         typer.Option("--from", metavar="STUDY", help="Try the best trials of another study first."),
@@ -51,6 +51,7 @@ def tune(
     `steadytrain run` takes, tuning.json, and report.html.
     """
     from steadytrain.components.shared.config import load
+    from steadytrain.pipelines.plugin_checks import check_plugins
 
     config = load(source, given(overrides, run=run, output=output))
     if not config.tune.space:
@@ -64,6 +65,7 @@ def tune(
             "trials are chosen by the package optuna, which is not installed",
             remedy="pip install 'steadytrain[train]'",
         )
+    check_plugins(config)
     if dry_run:
         _show_outline(config, as_json=as_json)
         return

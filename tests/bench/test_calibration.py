@@ -44,7 +44,7 @@ CONFIG = {
 }
 
 
-def test_a_calibrated_step_takes_as_long_as_one_of_a_run(tmp_path):
+def test_calibrated_step_time_matches_a_run(tmp_path):
     config = from_mapping(CONFIG)
     lot = np.random.default_rng(0)
     rows = [packed_row([100, 156], lot) for _ in range(100)]

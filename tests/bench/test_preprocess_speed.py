@@ -90,7 +90,7 @@ def peer(folder: Path, source: Path, tokenizer: Path, words: str) -> Measured:
 
 
 @pytest.mark.timeout(7200)
-def test_megabytes_a_second(
+def test_preprocessing_throughput(
     tmp_path: Path, source: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")

@@ -200,7 +200,7 @@ class Later:
         return {STEPS // 3: measure, STEPS * 3 // 4: self.shortage.keep}
 
 
-def test_memory_runs_out_at_three_quarters(tmp_path: Path) -> None:
+def test_cost_of_an_oom_at_three_quarters(tmp_path: Path) -> None:
     """Limit the address space of both from outside; Trainer recovers with auto_find_batch_size."""
     rows, ordered = rows_in_order()
     saving = {"save_steps": max(1, STEPS // 40)}
@@ -239,7 +239,7 @@ def test_memory_runs_out_at_three_quarters(tmp_path: Path) -> None:
     table(f"out of memory at 75 % of {STEPS} steps", found, "")
 
 
-def test_three_kills(tmp_path: Path) -> None:
+def test_cost_of_three_kills(tmp_path: Path) -> None:
     """Restart Trainer immediately after each kill, as a shell loop would; it resumes."""
     rows, ordered = rows_in_order()
     every = max(2, STEPS // 12)
@@ -306,7 +306,7 @@ def parts_of_a_restart(folder: Path, rows: np.ndarray) -> Iterator[tuple[str, fl
         yield name, end - start
 
 
-def test_from_a_ranks_death_to_the_first_new_step(tmp_path: Path) -> None:
+def test_time_from_a_ranks_death_to_the_next_step(tmp_path: Path) -> None:
     rows, _ = rows_in_order()
     found: dict[str, list[float]] = {}
     for number in range(ROUNDS):

@@ -28,7 +28,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_repeating_a_run_and_the_way_to_its_first_step(tmp_path_factory):
+def test_time_of_a_repeated_run_and_to_the_first_step(tmp_path_factory):
     """Ignore the first round, because its caches are cold."""
     first, repeated, wall = [], [], []
     for number in range(ROUNDS + 1):

@@ -46,7 +46,7 @@ def case(tmp_path_factory):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.timeout(7200)
-def test_questions_a_second(tmp_path, case, precision, length):
+def test_scoring_throughput(tmp_path, case, precision, length):
     half = precision == "bf16"
 
     def by(kind: str, turn: object, batch_size: int = 1) -> Found:

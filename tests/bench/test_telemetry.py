@@ -44,7 +44,7 @@ def milliseconds(act: Callable[[], object], calls: int) -> float:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "server"])
-def test_a_report_against_mlflow(tmp_path, empty_store, store):
+def test_cost_of_reporting_against_mlflow(tmp_path, empty_store, store):
     """Compare a step report as rank 0 writes it with MLflow's own calls for the same numbers."""
     (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
     server = Server(tmp_path, free_port())
@@ -91,7 +91,7 @@ def test_a_report_against_mlflow(tmp_path, empty_store, store):
     assert medians["steadytrain"] < medians["mlflow asynchronous"]
 
 
-def test_training_while_mlflow_hangs(tmp_path):
+def test_cost_of_a_hanging_mlflow(tmp_path):
     """Compare the steps and the full run with a hanging server against runs without tracking."""
     data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
     training = {

@@ -75,7 +75,7 @@ def training_seconds(workspace):
     )
 
 
-def test_the_overhead_of_a_trial(bench, tmp_path):
+def test_overhead_of_a_trial(bench, tmp_path):
     """The peer is a new program for each trial. Ignore the first trial: the server imports."""
     config, study = bench(), tmp_path / "study"
     trials = local_trials(study)
@@ -112,7 +112,7 @@ def test_the_overhead_of_a_trial(bench, tmp_path):
     assert max(ratios) < 1
 
 
-def test_the_time_that_a_killed_driver_costs(bench, tmp_path):
+def test_time_that_a_killed_driver_costs(bench, tmp_path):
     """The next driver starts at once. The trial must not lose a step meanwhile."""
     config, study = bench("support.faults:Slow"), tmp_path / "study"
     path = tmp_path / "config.yaml"

@@ -145,7 +145,7 @@ def create(account, manifests, *, dry=True):
     ],
     ids=["plain", "account", "placed"],
 )
-def test_what_the_launcher_creates_is_admitted(account, pods):
+def test_launcher_jobs_are_admitted(account, pods):
     runtime, trainjob = job(**pods)
     # Trainer's webhook refuses a job whose runtime doesn't exist, and sees new runtimes with a
     # delay.
@@ -194,7 +194,7 @@ ABUSES = {
 
 
 @pytest.mark.parametrize("abuse", ABUSES)
-def test_the_same_account_may_not_ask_for_more(account, abuse):
+def test_launcher_account_may_not_request_more(account, abuse):
     told = refusal(account, changed(job(), *ABUSES[abuse]))
     assert "ValidatingAdmissionPolicy" in told
 
@@ -214,7 +214,7 @@ def test_the_same_account_may_not_ask_for_more(account, abuse):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_train_job_may_not_go_round_its_runtime(account, change):
+def test_trainjob_may_not_bypass_its_runtime(account, change):
     made = copy.deepcopy([*job()])
     spec = made[-1][1]["spec"]
     for name, value in change.items():
@@ -222,13 +222,13 @@ def test_a_train_job_may_not_go_round_its_runtime(account, change):
     assert "ValidatingAdmissionPolicy" in refusal(account, made[-1:])
 
 
-def test_an_administrator_is_not_held_to_it(account):
+def test_administrator_is_exempt(account):
     (_, runtime), _ = changed(job(), *ABUSES["host-network"])
     text = yaml.safe_dump(runtime)
     kubectl("apply", "--dry-run=server", "-n", account.namespace, "-f", "-", content=text)
 
 
-def test_the_policy_knows_all_that_it_speaks_of(account):
+def test_policy_refers_only_to_existing_fields(account):
     """The API server reports CEL type errors; ignore the ones about kinds that it doesn't serve."""
     told = kubectl("get", "validatingadmissionpolicies", "-o", "yaml")
     (policy,) = (
@@ -289,13 +289,13 @@ def in_role(right):
 
 
 @pytest.mark.usefixtures("pytorchjobs")
-def test_a_pytorch_job_is_admitted_as_the_launcher_makes_it(account):
+def test_launcher_pytorchjobs_are_admitted(account):
     # The new right and the new kind take a moment to take effect.
     until(lambda: refusal(account, job(PyTorchJob)) == "")
 
 
 @pytest.mark.usefixtures("pytorchjobs")
 @pytest.mark.parametrize("abuse", ABUSES)
-def test_a_pytorch_job_may_not_ask_for_more(account, abuse):
+def test_pytorchjob_may_not_request_more(account, abuse):
     told = refusal(account, changed(job(PyTorchJob), *ABUSES[abuse]))
     assert "ValidatingAdmissionPolicy" in told

@@ -86,7 +86,7 @@ def test_every_check_passes_on_a_healthy_cluster_and_no_pod_stays(ready):
     assert lines["MLflow"]["remedy"] == f"sh manifests/create-secret.sh {ready}"
 
 
-def test_mlflow_is_asked_from_a_pod_with_what_the_secret_says(tmp_path):
+def test_mlflow_is_checked_from_a_pod_with_the_secret(tmp_path):
     """The server's address works only from pods."""
     with own_namespace("tracking") as namespace:
         objects = in_namespace(build("standalone", (), tmp_path, images=images()), namespace)
@@ -120,7 +120,7 @@ def test_image_that_cannot_be_pulled_is_reported_at_once_and_leaves_no_pod(ready
     assert "doctor" not in left
 
 
-def test_an_account_without_rights_is_named_with_the_verbs_that_it_lacks(empty):
+def test_account_without_rights_is_reported_with_missing_verbs(empty):
     lines = doctor(empty, "--service-account", ACCOUNT)
     denied = [line for topic, line in lines.items() if topic.startswith("may ")]
     assert {line["state"] for line in denied} == {"fail"}
@@ -137,7 +137,7 @@ def test_missing_volume_and_account_are_both_reported(empty):
     assert "no account steadytrain-trainer" in lines["image"]["text"]
 
 
-def test_claim_that_nothing_binds_is_reported(empty, tmp_path):
+def test_unbound_claim_is_reported(empty, tmp_path):
     apply_without_mlflow(empty, tmp_path)
     line = doctor(empty, "--image", "none.test/none:0")["volume"]
     assert line["state"] == "fail"

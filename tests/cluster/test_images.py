@@ -59,25 +59,25 @@ def tiny(step, *more):
     return f"steadytrain step {step} causal-lm {sets}"
 
 
-def test_the_light_image_preprocesses():
+def test_light_image_preprocesses():
     # On a cluster, the step reports to a tracking server (see test_pipeline.py).
     command = f"MLFLOW_ALLOW_FILE_STORE=1 {tiny('preprocess', 'tracking.uri=file:/tmp/tracked')}"
     told = json.loads(run(STEP_IMAGE, "sh", "-c", command))
     assert told["sides"].keys() == {"train", "validation", "test"}
 
 
-def test_the_light_image_says_that_it_tracks_to_a_server_only():
+def test_light_image_reports_that_it_needs_a_tracking_server():
     said = run(STEP_IMAGE, "sh", "-c", f"{tiny('preprocess')} 2>&1 || true")
     assert "SQLAlchemy is not installed" in said
     assert "the address of an MLflow server" in said
 
 
-def test_the_training_image_trains():
+def test_training_image_trains():
     told = run(TRAIN_IMAGE, "sh", "-ec", f"{tiny('preprocess')} > /dev/null; {tiny('train')}")
     assert json.loads(told)["outcome"] == "finished"
 
 
-def test_the_light_image_is_light():
+def test_light_image_is_light():
     with subprocess.Popen(["docker", "save", STEP_IMAGE], stdout=subprocess.PIPE) as saving:
         counted = Counted()
         with gzip.GzipFile(fileobj=counted, mode="wb", compresslevel=6) as packed:
@@ -102,7 +102,7 @@ class Counted:
 
 
 @IMAGES
-def test_what_is_installed_is_what_the_lock_file_says(image):
+def test_installed_packages_match_the_lock_file(image):
     locked = set(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", LOCK.read_text(), re.MULTILINE))
     code = f"import sysconfig; p = sysconfig.get_path('purelib'); {INSTALLED}"
     installed = json.loads(run(image, "python", "-c", code))
@@ -124,7 +124,7 @@ def test_image_has_labels_and_runs_as_any_user(image):
 
 
 @IMAGES
-def test_nothing_of_the_builder_is_left_in_it(image):
+def test_nothing_of_the_builder_is_left(image):
     (found,) = json.loads(docker("inspect", image))
     told = json.dumps(found["Config"]) + docker("history", "--no-trunc", image)
     assert not re.search(r"(?i)index_url|default_index|token|password|secret", told)

@@ -87,7 +87,7 @@ def undisturbed(kubeflow):
     return run, began
 
 
-def test_the_compiled_pipeline_ends_with_a_registered_model(kubeflow, undisturbed):
+def test_compiled_pipeline_ends_with_a_registered_model(kubeflow, undisturbed):
     run, began = undisturbed
     record = yaml.safe_load(kubeflow.read("whole/records/register.json"))
     assert record["version"]
@@ -101,7 +101,7 @@ def test_the_compiled_pipeline_ends_with_a_registered_model(kubeflow, undisturbe
     print({stage: round(moment - began) for stage, moment in steps.items()})
 
 
-def test_a_run_whose_train_step_is_lost_ends_with_the_same_weights(kubeflow, undisturbed, server):
+def test_run_that_loses_its_train_step_ends_with_the_same_weights(kubeflow, undisturbed, server):
     run = submitted("lost")
     kubeflow.until("lost", TrainingStep, lambda event: event.step > 10)
     delete_steps_pod(kubeflow, run.run_id)
@@ -114,7 +114,7 @@ def test_a_run_whose_train_step_is_lost_ends_with_the_same_weights(kubeflow, und
     print("submitted again:", kubeflow.events("lost", Resubmitted), states(server, "lost"))
 
 
-def test_a_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed, server):
+def test_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed, server):
     run = submitted("ended")
     kubeflow.until("ended", TrainingStep, lambda event: event.step > 10)
     began = time.monotonic()
@@ -127,7 +127,7 @@ def test_a_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed
     assert kubeflow.events("ended", Resubmitted) == []
 
 
-def test_a_schedule_is_applied_once_paused_and_removed(server, tmp_path, kubeflow):
+def test_schedule_is_applied_once_paused_and_removed(server, tmp_path, kubeflow):
     file = tmp_path / "schedules.yaml"
     nightly = {
         "name": "tiny",

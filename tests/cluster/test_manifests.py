@@ -101,14 +101,14 @@ def empty():
         yield namespace
 
 
-def test_the_tracking_server_becomes_ready(applied):
+def test_tracking_server_becomes_ready(applied):
     rollout = ("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s")
     kubectl(*rollout, "-n", applied)
     claims = yaml.safe_load(kubectl("get", "pvc", "-n", applied, "-o", "yaml"))["items"]
     assert {item["status"]["phase"] for item in claims} == {"Bound"}
 
 
-def test_a_pod_of_the_namespace_logs_a_run_and_reads_it_back_after_a_restart(applied):
+def test_logged_run_is_read_back_after_a_server_restart(applied):
     """Use the service name, which passes the host check; the data survive on the volume."""
     kubectl("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s", "-n", applied)
     assert "came back: 1.5 kept" in in_a_pod(applied, "logs", LOG_A_RUN)
@@ -122,7 +122,7 @@ def test_a_pod_of_the_namespace_logs_a_run_and_reads_it_back_after_a_restart(app
     assert found.strip().endswith("1.5")
 
 
-def test_a_pod_without_the_password_gets_nothing(applied):
+def test_pod_without_the_password_is_rejected(applied):
     kubectl("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s", "-n", applied)
     code = (
         "import urllib.request, urllib.error\n"
@@ -133,7 +133,7 @@ def test_a_pod_without_the_password_gets_nothing(applied):
     assert "refused: 401" in in_a_pod(applied, "stranger", code, env=())
 
 
-def test_another_name_for_the_server_is_refused(applied):
+def test_another_name_for_the_server_is_rejected(applied):
     kubectl("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=240s", "-n", applied)
     code = (
         "import urllib.request, urllib.error\n"
@@ -145,7 +145,7 @@ def test_another_name_for_the_server_is_refused(applied):
     assert "refused: 403" in in_a_pod(applied, "asks", code)
 
 
-def test_a_second_apply_changes_nothing(applied, tmp_path):
+def test_second_apply_changes_nothing(applied, tmp_path):
     before = generations(applied)
     apply(in_namespace(build("standalone", (), tmp_path, images=images()), applied))
     assert generations(applied) == before
@@ -156,7 +156,7 @@ def test_a_second_apply_changes_nothing(applied, tmp_path):
     [*((overlay, ()) for overlay in OVERLAYS), *(("standalone", (one,)) for one in BUILT_IN)],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
-def test_the_api_server_takes_every_stack(empty, tmp_path, overlay, components):
+def test_api_server_accepts_every_stack(empty, tmp_path, overlay, components):
     text = yaml.safe_dump_all(build(overlay, components, tmp_path))
     for namespace in ("kubeflow", "my-profile"):
         text = text.replace(f"namespace: {namespace}", f"namespace: {empty}")

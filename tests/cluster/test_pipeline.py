@@ -36,7 +36,7 @@ def tiny(run, *sets):
     return to_parameters(config, run=run)
 
 
-def test_the_dag_runs_in_its_images_and_ends_with_a_champion(walker, cluster, mlflow):
+def test_dag_runs_in_its_images_and_ends_with_a_champion(walker, cluster, mlflow):
     walker.run(**tiny("whole"))
     assert walker.states.keys() >= STEPS
     assert set(walker.states.values()) == {"done"}
@@ -48,7 +48,7 @@ def test_the_dag_runs_in_its_images_and_ends_with_a_champion(walker, cluster, ml
     assert "stdlib-lm" in cluster.read(f"{MOUNT_PATH}/runs/whole/report.html")
 
 
-def test_the_report_is_written_where_a_step_failed(walker, cluster):
+def test_report_is_written_after_a_failed_step(walker, cluster):
     with pytest.raises(PodFailed, match="nothing-is-here"):
         walker.run(**tiny("failed", f"data.source=[{MOUNT_PATH}/nothing-is-here]"))
     assert walker.states["preprocess"] == "failed"

@@ -16,7 +16,7 @@ from support.namespaces import kubectl, needs_cluster, own_namespace
 pytestmark = needs_cluster
 
 
-def test_a_plans_trainjob_is_accepted(tmp_path):
+def test_planned_trainjob_is_accepted(tmp_path):
     arguments = ["plan", "causal-lm", "--gpu", "h100", "--gpus-per-node", "8", "--nodes", "2"]
     told = CliRunner().invoke(cli.app, [*arguments, "--write", str(tmp_path)])
     assert told.exit_code == 0, told.output
@@ -54,7 +54,7 @@ def planned(*arguments):
     return json.loads(told.stdout)
 
 
-def test_a_plan_is_for_what_the_nodes_offer(api):
+def test_plan_uses_what_the_nodes_offer(api):
     with gpus_on_a_node(api, 4) as name:
         found = planned("--gpus-per-node", "4")
         short = planned("--gpus-per-node", "8")

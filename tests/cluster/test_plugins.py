@@ -100,15 +100,13 @@ def whole(walker):
     return "whole"
 
 
-def test_plugins_of_many_kinds_take_part_in_one_run(cluster, whole):
+def test_plugins_of_many_kinds_work_in_one_run(cluster, whole):
     assert record(cluster, whole, "gate")["metric"] == "median_loss"
     counts = json.loads(cluster.read(f"{MOUNT_PATH}/runs/{whole}/event-counts.json"))
     assert counts["TrainingStep"] == STEPS
 
 
-def test_the_weights_are_the_same_if_the_pod_is_deleted_and_the_step_repeated(
-    walker, cluster, whole
-):
+def test_run_with_plugins_survives_a_deleted_pod_with_the_same_weights(walker, cluster, whole):
     killed = walker()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(start, killed, "killed")
@@ -126,7 +124,7 @@ def test_the_weights_are_the_same_if_the_pod_is_deleted_and_the_step_repeated(
     assert trained["weights_digest"] == record(cluster, whole, "train")["weights_digest"]
 
 
-def test_a_trainer_of_another_package(walker, cluster, tmp_path):
+def test_trainer_of_another_package(walker, cluster, tmp_path):
     source = f"{MOUNT_PATH}/fruits.jsonl"
     cluster.shell("python", "-c", FRUITS, source)
     content = json.loads(json.dumps(SCIKIT_LEARN)) | {"output": MOUNT_PATH}

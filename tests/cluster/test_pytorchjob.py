@@ -49,7 +49,7 @@ def test_two_nodes_train_under_the_service_account_and_leave_nothing(launched, u
     assert launched.left("undisturbed") == []
 
 
-def test_a_lost_pod_and_a_lost_launcher_cost_no_step(launched, undisturbed):
+def test_lost_pod_and_lost_launcher_cost_no_step(launched, undisturbed):
     run = "disturbed"
     start(launched, run, pod="first")
     launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
@@ -68,7 +68,7 @@ def test_a_lost_pod_and_a_lost_launcher_cost_no_step(launched, undisturbed):
     assert launched.left(run) == []
 
 
-def test_memory_that_runs_out_halves_the_micro_batch_in_the_next_job(launched, undisturbed):
+def test_oom_halves_the_micro_batch_in_the_next_pytorchjob(launched, undisturbed):
     pod = start(launched, "short", faults="forward:1", data={"task": "support.faults:RunsOut"})
     phase, log = launched.end(pod)
     assert phase == "Succeeded", log
@@ -77,7 +77,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_in_the_next_job(launched, u
     assert launched.losses("short") == pytest.approx(losses, rel=1e-6)
 
 
-def test_operators_own_reason_is_reported_if_there_are_no_pods(launched):
+def test_operators_reason_is_reported_if_there_are_no_pods(launched):
     hard = {"requests.nvidia.com/gpu": "0"}
     body = {"metadata": {"name": "no-gpus"}, "spec": {"hard": hard}}
     launched.cluster.core.create_namespaced_resource_quota(launched.cluster.namespace, body)

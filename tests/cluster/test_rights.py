@@ -110,9 +110,7 @@ def launch(account, tmp_path, monkeypatch):
     return everything
 
 
-def test_with_the_whole_role_the_launcher_launches_says_why_no_pod_comes_and_cleans_up(
-    role, launch
-):
+def test_launcher_with_the_whole_role_launches_explains_and_cleans_up(role, launch):
     told, gone = launch()
     assert told or gone
     kinds = "trainjobs,trainingruntimes"
@@ -122,7 +120,7 @@ def test_with_the_whole_role_the_launcher_launches_says_why_no_pod_comes_and_cle
 @pytest.mark.parametrize(
     ("right", "verb"), EVERY, ids=[f"{verb}-{right.resource}" for right, verb in EVERY]
 )
-def test_without_one_of_its_verbs_it_fails_and_names_the_verb(role, account, launch, right, verb):
+def test_missing_verb_is_named(role, account, launch, right, verb):
     apply([without(role, right, verb)])
     try:
         wait_until(account, right, verb, allowed=False)
@@ -135,7 +133,7 @@ def test_without_one_of_its_verbs_it_fails_and_names_the_verb(role, account, lau
         kubectl("delete", "trainjobs,trainingruntimes", "--all", "-n", namespace)
 
 
-def test_the_account_may_do_nothing_else_in_the_namespace(account):
+def test_account_may_do_nothing_else_in_the_namespace(account):
     spec = client.V1SelfSubjectRulesReviewSpec(namespace=account.namespace)
     review = client.AuthorizationV1Api(account.client).create_self_subject_rules_review(
         client.V1SelfSubjectRulesReview(spec=spec)

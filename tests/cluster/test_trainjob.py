@@ -51,7 +51,7 @@ def test_two_nodes_train_under_the_service_account_and_leave_nothing(launched, u
     assert launched.left("undisturbed") == []
 
 
-def test_the_log_of_rank_0_is_in_the_steps_log(launched, undisturbed):
+def test_log_of_rank_0_is_in_the_steps_log(launched, undisturbed):
     folder = f"{_runs(launched)}/undisturbed/attempts/0001"
     told = launched.cluster.read(f"{folder}/rank-0.log").splitlines()
     assert told
@@ -97,13 +97,13 @@ def _stop_the_api_server(core):
             _until_it_answers(core)
 
 
-def test_whatever_befalls_it_the_weights_are_those_of_an_undisturbed_run(launched, disturbed):
+def test_disturbed_run_has_the_weights_of_an_undisturbed_one(launched, disturbed):
     weights = [launched.record(run)["weights_digest"] for run in ("undisturbed", "disturbed")]
     assert weights[0] == weights[1]
     assert launched.left("disturbed") == []
 
 
-def test_each_fault_is_reported_by_its_name(launched, disturbed):
+def test_each_fault_is_reported_by_name(launched, disturbed):
     deleted, pending, lost, last = launched.ended("disturbed")
     assert (deleted.failure_class, pending.failure_class) == ("preemption", "pending_timeout")
     assert "was deleted" in deleted.message
@@ -114,13 +114,13 @@ def test_each_fault_is_reported_by_its_name(launched, disturbed):
     assert last.outcome == "finished"
 
 
-def test_what_a_pod_waits_for_is_reported_while_it_waits(launched, disturbed):
+def test_pending_reason_is_reported_while_waiting(launched, disturbed):
     told = [event.message for event in launched.events("disturbed", Warned)]
     assert any("waits: Unschedulable" in message for message in told)
 
 
 @pytest.mark.skipif(not os.environ.get(API_STOP), reason=f"{API_STOP} is not set")
-def test_an_api_server_that_is_away_costs_no_attempt(launched, disturbed):
+def test_unavailable_api_server_costs_no_attempt(launched, disturbed):
     assert len(launched.classes("disturbed")) == 4
 
 
@@ -144,7 +144,7 @@ def hopeless(launched):
         ("over-quota", "exceeded quota: no-gpus"),
     ],
 )
-def test_what_can_never_start_ends_with_the_clusters_own_reason(launched, hopeless, run, reason):
+def test_hopeless_pod_ends_with_the_clusters_reason(launched, hopeless, run, reason):
     phase, log = hopeless[run]
     assert phase == "Failed"
     assert launched.classes(run) == ["pending_timeout"]
@@ -153,9 +153,7 @@ def test_what_can_never_start_ends_with_the_clusters_own_reason(launched, hopele
     assert launched.left(run) == []
 
 
-def test_memory_that_runs_out_in_a_rank_halves_the_micro_batch_in_the_next_job(
-    launched, undisturbed
-):
+def test_oom_in_a_rank_halves_the_micro_batch_in_the_next_job(launched, undisturbed):
     phase, log = launched.end(
         launched.start("short", faults="forward:1", data={"task": "support.faults:RunsOut"})
     )
@@ -218,7 +216,7 @@ def test_run_continues_on_fewer_nodes_if_capacity_is_lost_for_good(launched, und
     assert launched.left(run) == []
 
 
-def test_taken_from_a_spot_node_its_last_attempt_asks_for_another(launched, undisturbed):
+def test_last_attempt_after_spot_preemptions_requests_on_demand(launched, undisturbed):
     run, core = "spot", launched.cluster.core
     label = {"steadytrain.io/test-spot": "true"}
     tolerations = [{"key": TAINT["key"], "operator": "Exists"}]
@@ -245,7 +243,7 @@ def test_taken_from_a_spot_node_its_last_attempt_asks_for_another(launched, undi
     assert launched.losses(run) == pytest.approx(losses, rel=1e-6)
 
 
-def test_the_exit_handler_removes_what_a_lost_launcher_has_left(launched):
+def test_exit_handler_removes_leftovers_of_a_lost_launcher(launched):
     launched.start("lost")
     launched.until("lost", TrainingStep, lambda event: event.attempt == 1)
     launched.kill("lost")

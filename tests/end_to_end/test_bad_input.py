@@ -250,7 +250,7 @@ def test_unknown_field(steadytrain, tmp_path):
     assert not steadytrain.output.exists()
 
 
-def test_a_secret_in_the_configuration(steadytrain, given):
+def test_secret_in_the_configuration(steadytrain, given):
     secret = "hf_" + "Zz9" * 12
     done = steadytrain.run(given(records=texts()), f"model.base={secret}")
     assert done.code == 2

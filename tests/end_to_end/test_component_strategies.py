@@ -84,14 +84,14 @@ def test_resumed_run_ends_with_the_same_state_and_model(root, name):
 
 
 @each
-def test_validating_with_other_weights_changes_nothing_that_is_learned(root, name):
+def test_validating_with_averaged_weights_does_not_change_training(root, name):
     averaged, plain = root / name / "whole", root / f"plain-{name}" / "whole"
     for part in ("model", "optimizer"):
         assert equal(stored(averaged, part), stored(plain, part)), part
 
 
 @each
-def test_averages_agree_with_those_of_complete_weights(root, name):
+def test_sharded_averages_match_those_of_complete_weights(root, name):
     expected, found = (flat(stored(root / of / "whole", "component-ema")) for of in ("ddp", name))
     assert expected.keys() == found.keys()
     for weight, tensor in expected.items():
@@ -99,7 +99,7 @@ def test_averages_agree_with_those_of_complete_weights(root, name):
 
 
 @each
-def test_average_is_exported_in_place_of_the_weights(root, name):
+def test_average_is_exported_instead_of_the_weights(root, name):
     average = flat(stored(root / name / "whole", "component-ema"))
     weights = flat(stored(root / name / "whole", "model"))
     model = flat(exported(root / name / "whole"))
@@ -130,7 +130,7 @@ def test_run_continues_from_a_checkpoint_of_another_strategy(root, name):
 
 
 @each
-def test_no_rank_saves_what_another_one_has(root, name):
+def test_no_rank_saves_another_ranks_state(root, name):
     """The slices of all ranks cover each tensor once."""
     folder = root / name / "whole/runs/tiny/checkpoints" / f"step-{STEPS:08d}"
     entries = [

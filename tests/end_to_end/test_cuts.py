@@ -53,7 +53,7 @@ def test_cuts_change_neither_the_weights_nor_the_learning_curve(bench, ranks):
     assert curve(cut) == curve(whole)
 
 
-def test_a_cut_that_is_passed_already_trains_no_step(bench):
+def test_cut_that_is_passed_already_trains_no_step(bench):
     run = bench("run")
     assert train(run, until=8).step == 8
     again = train(run, until=4)
@@ -61,7 +61,7 @@ def test_a_cut_that_is_passed_already_trains_no_step(bench):
     assert [step for step, _ in curve(run)] == [4, 8]
 
 
-def test_a_cut_where_nothing_is_validated_is_the_users_mistake(bench):
+def test_cut_where_nothing_is_validated_is_the_users_mistake(bench):
     outcome = train(bench("run"), until=6)
     assert outcome.outcome == "failed"
     assert outcome.failure.failure_class == "user_bug"

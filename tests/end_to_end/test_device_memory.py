@@ -56,7 +56,7 @@ def long_data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("long"), rows, [], sequence_length=384)
 
 
-def test_out_of_memory_it_walks_the_ladder_and_the_next_run_starts_there(bench):
+def test_oom_applies_fallbacks_and_the_next_run_starts_there(bench):
     def run(name, micro, *, limit=0):
         one = bench(
             name,
@@ -118,7 +118,7 @@ def run_out(bench, long_data):
     return run
 
 
-def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
+def test_oom_on_one_of_two_ranks_in_each_phase_of_a_step(run_out):
     """All ranks exit by themselves and quickly; the losses are unchanged."""
     large = {"config": {**WIDE, "hidden_size": 128}, "micro_batch_size": 4, "max_steps": 2}
     undisturbed, _ = run_out("undisturbed", **large)
@@ -147,7 +147,7 @@ def test_one_of_two_ranks_runs_out_in_each_phase_of_a_step(run_out):
 
 
 @pytest.mark.long
-def test_who_has_chosen_deepspeed_goes_down_its_stages(run_out):
+def test_deepspeed_runs_fall_back_through_its_stages(run_out):
     """Each fallback resumes from the previous stage's checkpoint and reshards the weights."""
     small = {"strategy": "zero1", "micro_batch_size": 1, "gradient_checkpointing": True}
     undisturbed, _ = run_out("undisturbed", **small)

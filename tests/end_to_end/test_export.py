@@ -41,7 +41,7 @@ def bench(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_export_may_take_longer_than_a_collective(bench):
+def test_export_may_take_longer_than_a_collective_timeout(bench):
     undisturbed = bench("undisturbed", "causal_lm")
     train(undisturbed)
     long = bench("long")
@@ -56,7 +56,7 @@ def test_an_export_may_take_longer_than_a_collective(bench):
 
 
 @pytest.mark.slow
-def test_rank_0_that_dies_while_it_exports_ends_the_others(bench, monkeypatch, tmp_path):
+def test_rank_0_killed_during_export_ends_the_others(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("EXPORT_SECONDS", "3")
     monkeypatch.setenv("FAULT_FILE", str(tmp_path / "fault"))
     killed = bench("killed")

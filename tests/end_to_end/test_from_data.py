@@ -16,7 +16,7 @@ SETS = (
 )
 
 
-def test_the_written_configuration_and_the_data_are_one_run(steadytrain):
+def test_written_configuration_and_data_give_one_run(steadytrain):
     folder = steadytrain.output.parent
     lines = (f"line {n} says {n * n} and {n * 31 % 977}\n" for n in range(1500))
     (folder / "notes.txt").write_text("".join(lines))

@@ -7,7 +7,7 @@ import json
 from support.command import TINY_LM
 
 
-def test_it_ends_with_a_champion(steadytrain):
+def test_fused_pipeline_ends_with_a_champion(steadytrain):
     done = steadytrain.run("causal-lm", *TINY_LM, "pipeline.fuse=true")
     assert done.code == 0, done.err
     (run,) = done.runs

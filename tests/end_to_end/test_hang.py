@@ -94,7 +94,7 @@ def folder_of(workspace, attempt):
         pytest.param(2, [hold, stop, cut], id="all of two", marks=pytest.mark.soak),
     ],
 )
-def test_hang_is_found_reported_and_survived(bench, ranks, faults):
+def test_hang_is_detected_reported_and_survived(bench, ranks, faults):
     undisturbed = bench("undisturbed", ranks, "causal_lm")
     assert step.run(undisturbed.config, undisturbed.data).succeeded
     disturbed = bench("disturbed", ranks, "support.faults:HoldsTheInterpreter")

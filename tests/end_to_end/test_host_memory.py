@@ -96,7 +96,7 @@ class Weighs:
 
 
 @pytest.mark.slow
-def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_path, train):
+def test_checkpoints_skip_a_snapshot_that_does_not_fit(tmp_path, train):
     """Weights take w, gradients w, AdamW's moments 2 w, and the snapshot 3 w.
 
     The limit is the memory in use between two steps with a snapshot. That is more than a step needs
@@ -126,7 +126,7 @@ def test_where_a_snapshot_does_not_fit_checkpoints_are_written_without_one(tmp_p
 
 
 @pytest.mark.soak
-def test_the_kernel_kills_a_rank_until_its_micro_batch_is_small_enough(data, train):
+def test_micro_batch_halves_until_the_kernel_stops_killing_the_rank(data, train):
     model = {**LIGHT, "intermediate_size": INNER}
     with limited_group() as group:
         half = train("half", data, group, model, max_steps=2, micro_batch_size=LARGER // 2)

@@ -100,7 +100,7 @@ def test_prometheus_has_what_the_ledger_has(scraped, times):
     assert prometheus.value("training_step") == 300
 
 
-def test_the_phases_of_the_steps_are_measured(scraped):
+def test_phases_of_the_steps_are_measured(scraped):
     run, prometheus = scraped
     seconds = {
         item["metric"]["phase"]: float(item["value"][1])
@@ -123,7 +123,7 @@ def test_counters_never_went_back(scraped):
     assert prometheus.value("changes(attempts_total[1h])") >= 1
 
 
-def test_the_duration_was_observed_once(scraped, times):
+def test_duration_was_observed_once(scraped, times):
     _, prometheus = scraped
     assert prometheus.value("training_duration_seconds_count") == 1
     assert prometheus.value("max_over_time(training_duration_seconds_count[1h])") == 1

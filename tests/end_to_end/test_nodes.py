@@ -47,7 +47,7 @@ def bench(tmp_path, data):
 
 
 @pytest.mark.soak
-def test_a_rank_of_one_node_is_killed_and_both_go_on_to_the_weights_of_one_node(bench):
+def test_two_nodes_survive_a_killed_rank_with_the_weights_of_one_node(bench):
     undisturbed, killed = bench("undisturbed"), bench("killed")
     assert train(undisturbed).succeeded
     outcome = train(killed, launcher=NodesLauncher(2), sinks=[KillOnce(killed.workspace)])

@@ -49,20 +49,20 @@ def exported(folder):
 
 
 @each
-def test_it_learns_as_on_one_rank(losses, name):
+def test_optimizer_learns_as_on_one_rank(losses, name):
     # Sums in another order change the sign of a gradient near 0.
     assert losses[name]["whole"] == pytest.approx(losses["single"], rel=1e-2)
 
 
 @each
-def test_it_resumes_with_the_same_weights(losses, root, name):
+def test_optimizer_resumes_with_the_same_weights(losses, root, name):
     assert losses[name]["resumed"] == rest(losses[name]["whole"])
     whole, resumed = (exported(root / name / run) for run in ("whole", "resumed"))
     assert all(whole[key].equal(resumed[key]) for key in whole)
 
 
 @each
-def test_it_resumes_from_a_checkpoint_of_one_rank(losses, name):
+def test_optimizer_resumes_from_a_checkpoint_of_one_rank(losses, name):
     assert losses[name]["from_single"] == pytest.approx(rest(losses["single"]), rel=1e-2)
 
 
@@ -89,7 +89,7 @@ class KillsOnce:
         ("fsdp", 2),
     ],
 )
-def test_a_killed_run_ends_with_the_same_weights(installed, tmp_path, data, strategy, ranks):
+def test_killed_run_ends_with_the_same_weights(installed, tmp_path, data, strategy, ranks):
     def digest(run, *, killed):
         compute = {"device": "cpu", "nproc_per_node": ranks, "strategy": strategy}
         recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0}

@@ -119,7 +119,7 @@ def told(config, workspace):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_whatever_mlflow_does_the_weights_are_the_same_and_each_point_arrives_once(
+def test_mlflow_failures_change_no_weights_and_lose_no_point(
     make_bench, undisturbed, server, impatient, ranks
 ):
     """One supervisor is killed while MLflow hangs; the next one meets every other fault.
@@ -194,7 +194,7 @@ class BreaksStorage:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_s3_in_every_trouble_while_a_run_keeps_its_checkpoints_there(
+def test_run_with_checkpoints_on_s3_survives_s3_failures(
     make_bench, undisturbed, monkeypatch, ranks
 ):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -61,7 +61,7 @@ def test_causal_lm_ends_with_a_registered_champion(lm):
     assert model.predict(["import json\n"])
 
 
-def test_another_configuration_leaves_a_finished_run_as_it_is(shared_steadytrain, lm):
+def test_changed_configuration_leaves_a_finished_run_unchanged(shared_steadytrain, lm):
     (folder,) = lm.runs
     kept = {
         path: path.read_bytes()
@@ -76,14 +76,14 @@ def test_another_configuration_leaves_a_finished_run_as_it_is(shared_steadytrain
     assert "finished" in shared_steadytrain("list", "--output", lm.output).out
 
 
-def test_its_report_shows_what_happened(lm):
+def test_report_shows_what_happened(lm):
     (folder,) = lm.runs
     page = (folder / "report.html").read_text()
     assert records(folder)["gate"].reason.split(":")[0] in page
     assert "<script src" not in page
 
 
-def test_the_same_command_again_does_nothing_twice(lm, shared_steadytrain):
+def test_repeated_command_repeats_no_work(lm, shared_steadytrain):
     (folder,) = lm.runs
     before = records(folder)
     again = shared_steadytrain.run("causal-lm", *TINY_LM)
@@ -96,7 +96,7 @@ def test_the_same_command_again_does_nothing_twice(lm, shared_steadytrain):
 
 
 @pytest.mark.parametrize("step", ["preprocess", "train", "evaluate", "register", "promote"])
-def test_a_step_that_is_done_imports_nothing_to_compute_with(lm, step):
+def test_finished_step_imports_no_heavy_packages(lm, step):
     (folder,) = lm.runs
     code = (
         "import sys\n"
@@ -110,7 +110,7 @@ def test_a_step_that_is_done_imports_nothing_to_compute_with(lm, step):
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_another_run_meets_the_gate_and_reuses_the_data(lm, shared_steadytrain):
+def test_second_run_reuses_the_data_and_is_gated(lm, shared_steadytrain):
     other = shared_steadytrain.run("causal-lm", *TINY_LM, "training.learning_rate=1e-9")
     assert other.code == 0, other.out + other.err
     first, second = (records(folder) for folder in sorted(lm.runs, key=_age))
@@ -124,7 +124,7 @@ def _age(folder):
     return (folder / "config.yaml").stat().st_ctime
 
 
-def test_chat_learns_completions_of_a_model_from_the_registry(shared_steadytrain, lm, tmp_path):
+def test_chat_fine_tunes_a_model_from_the_registry(shared_steadytrain, lm, tmp_path):
     """Real questions and answers: what a standard library function does, from its docstring."""
     data = tmp_path / "chat.jsonl"
     lines = [

@@ -27,7 +27,7 @@ RECIPE = {
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_a_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, data, ranks):
+def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, data, ranks):
     def bench(name):
         compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
         return Bench.make(tmp_path / name, data, training=RECIPE, compute=compute)
@@ -58,7 +58,7 @@ def test_a_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, d
 
 
 @pytest.mark.long
-def test_the_search_of_the_documentation(tmp_path, monkeypatch):
+def test_documented_search_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (block,) = (item for item in blocks("python") if "def search(" in item.text)
     names = {}

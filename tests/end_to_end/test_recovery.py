@@ -122,7 +122,7 @@ def test_run_continues_after_a_launched_rank_is_killed(bench):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", pytest.param("zero3", marks=pytest.mark.long)])
-def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
+def test_sharded_rank_is_killed(bench, strategy):
     compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1, "strategy": strategy}
     whole, killed = (bench(name, compute=compute) for name in ("whole", "killed"))
     assert train(whole).succeeded
@@ -137,7 +137,7 @@ def test_a_rank_that_has_a_part_of_the_state_alone_is_killed(bench, strategy):
 
 
 @pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_three_ranks_continue_bit_for_bit_however_their_gradients_are_exchanged(bench, recompute):
+def test_three_ranks_resume_bit_for_bit_for_each_gradient_exchange(bench, recompute):
     """Three ranks, because with two, every order of addition gives the same sum."""
     model = {**LLAMA, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 6}
     training = {**RECIPE, "global_batch_size": 12, "gradient_checkpointing": recompute}
@@ -157,7 +157,7 @@ def test_three_ranks_continue_bit_for_bit_however_their_gradients_are_exchanged(
 NO_CHECKPOINT = {"save_steps": 100_000, "eval_steps": 100_000, "max_steps": 2_000}
 
 
-def test_killed_again_and_again_without_progress_the_breaker_ends_it(bench):
+def test_breaker_ends_a_run_killed_without_progress(bench):
     stuck = bench("stuck", training={**RECIPE, **NO_CHECKPOINT})
     launcher = ForkedLauncher()
     outcome = train(stuck, launcher=launcher, sinks=[Kills(launcher, first(TrainingStep))])
@@ -173,7 +173,7 @@ def test_killed_again_and_again_without_progress_the_breaker_ends_it(bench):
     ]
 
 
-def test_a_users_bug_stops_at_once_with_its_own_traceback(bench, data, monkeypatch):
+def test_user_bug_stops_at_once_with_its_traceback(bench, data, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     bad = bench("bad", data=data.model_copy(update={"task": "support.faults:MissingField"}))
     with pytest.raises(TrainingFailed, match="no_such_field") as caught:
@@ -197,7 +197,7 @@ def test_a_users_bug_stops_at_once_with_its_own_traceback(bench, data, monkeypat
         (2, "rank-0001.json"),
     ],
 )
-def test_ranks_find_a_damaged_checkpoint_and_begin_from_the_one_before(bench, ranks, file):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(bench, ranks, file):
     training = {**RECIPE, "save_steps": 2}
     undisturbed = bench("undisturbed", ranks=ranks, training=training)
     assert train(undisturbed).succeeded
@@ -229,7 +229,7 @@ def test_ranks_find_a_damaged_checkpoint_and_begin_from_the_one_before(bench, ra
     assert losses_of(run.workspace) == losses_of(undisturbed.workspace)
 
 
-def test_data_that_are_damaged_while_they_are_trained_on_are_named(bench, tmp_path):
+def test_data_damaged_during_training_are_reported(bench, tmp_path):
     data = write_data(tmp_path / "data", language_rows(60), [])
     data = data.model_copy(update={"task": "support.faults:DamagesData"})
     shard = data.path(data.sides["train"].shards[0])
@@ -261,7 +261,7 @@ def finite_checkpoints(workspace):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_batch_that_makes_it_diverge_is_left_out(bench, tmp_path, ranks):
+def test_diverging_batch_is_skipped(bench, tmp_path, ranks):
     guilty = 6
     run = bench("poisoned", ranks=ranks, data=poisoned_data(tmp_path / "data", [guilty]))
     outcome = train(run)
@@ -278,7 +278,7 @@ def test_a_batch_that_makes_it_diverge_is_left_out(bench, tmp_path, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_batch_that_makes_the_loss_spike_is_left_out(bench, tmp_path, ranks):
+def test_spiking_batch_is_skipped(bench, tmp_path, ranks):
     size, guilty, steps = 4, 30, 40
     rows = language_rows(steps * size + size)
     contradict(rows, guilty, size=size)
@@ -308,7 +308,7 @@ def test_a_batch_that_makes_the_loss_spike_is_left_out(bench, tmp_path, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_what_diverges_again_goes_slower_and_stops_at_the_third_time(bench, tmp_path, ranks):
+def test_repeated_divergence_lowers_the_rate_and_then_stops(bench, tmp_path, ranks):
     run = bench("hopeless", ranks=ranks, data=poisoned_data(tmp_path / "data", range(6, 12)))
     outcome = train(run)
     assert (outcome.outcome, outcome.attempts) == ("failed", 3)
@@ -357,7 +357,7 @@ class RandomKills(Kills):
     ("ranks", "kills"),
     [(1, 5), (2, 5), *(pytest.param(ranks, 20, marks=pytest.mark.soak) for ranks in (1, 2, 4))],
 )
-def test_killed_at_random_steps_the_weights_are_those_of_an_undisturbed_run(
+def test_run_killed_at_random_steps_has_the_weights_of_an_undisturbed_one(
     bench, ranks, kills, accumulation
 ):
     seed = int(os.environ.get("STEADYTRAIN_SEED", time.time_ns() % 2**32))

@@ -93,7 +93,7 @@ def finish(program):
     return out
 
 
-def test_it_is_killed_resumed_gated_registered_and_loaded(start, configure, steadytrain):
+def test_sklearn_run_is_killed_resumed_gated_registered_and_loaded(start, configure, steadytrain):
     quiet, killed = configure("quiet"), configure("killed")
     undisturbed = start(STEPS, quiet, "preprocess", "train")
 

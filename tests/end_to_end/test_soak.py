@@ -180,7 +180,7 @@ def small_data(folder):
 
 
 @pytest.mark.long
-def test_two_minutes_with_one_fault_of_each_kind(disturb, draw, tmp_path):
+def test_run_survives_one_fault_of_each_kind(disturb, draw, tmp_path):
     undisturbed, disturbed = disturb(
         schedule(draw, DISTURBANCES, len(DISTURBANCES)),
         every=12,
@@ -197,7 +197,7 @@ def test_two_minutes_with_one_fault_of_each_kind(disturb, draw, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_a_fault_each_minute_on_two_ranks(disturb, draw, tmp_path):
+def test_two_ranks_survive_a_fault_each_minute(disturb, draw, tmp_path):
     """The product's defaults, except for the hang timeout."""
     undisturbed, disturbed = disturb(
         schedule(draw, DISTURBANCES, int(MINUTES)),
@@ -236,7 +236,7 @@ def long_data(folder):
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_memory_runs_out_among_other_faults(disturb, draw, tmp_path):
+def test_run_survives_oom_among_other_faults(disturb, draw, tmp_path):
     undisturbed, disturbed = disturb(
         schedule(draw, DISTURBANCES, int(MINUTES), memory=2),
         every=60,

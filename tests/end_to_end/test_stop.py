@@ -67,7 +67,7 @@ def left_behind(steadytrain):
     return found
 
 
-def test_stopped_again_and_again_it_leaves_nothing_behind_and_continues(steadytrain):
+def test_run_stopped_repeatedly_leaves_nothing_behind_and_continues(steadytrain):
     for times, leave in enumerate([ctrl_c, stop, kill], start=1):
         process = start(steadytrain, *LONG)
         wait_for(lambda times=times: attempts_that_saved(steadytrain) == times)

@@ -141,7 +141,7 @@ def assert_stopped(running: Running, number: signal.Signals, moment: float) -> N
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", ["startup", "later"])
-def test_stopped_at_some_moment(start, number, phase):
+def test_run_stopped_at_sampled_moments_continues(start, number, phase):
     draw = random.Random(f"{SEED} {number} {phase}")
     startup = phase == "startup"
     events = 0 if startup else draw.randrange(1, EVENTS + 1)
@@ -156,7 +156,7 @@ def test_stopped_at_some_moment(start, number, phase):
 @pytest.mark.soak
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.timeout(4 * 3600)
-def test_stopped_at_every_moment(start, tmp_path, number):
+def test_run_stopped_at_every_moment_continues(start, tmp_path, number):
     for moment in (0.2 * step for step in itertools.count()):
         running = start(steadytrain=Command(tmp_path / f"{moment:.1f}" / "output"))
         time.sleep(moment)
@@ -166,7 +166,7 @@ def test_stopped_at_every_moment(start, tmp_path, number):
         assert_stopped(running, number, stop(running, number))
 
 
-def test_a_second_signal_while_it_winds_down(start):
+def test_second_signal_during_shutdown(start):
     """A step that ignores the first signal is killed; the report is still written."""
     running = start(QUICK_STEPS_DEAF="train")
     running.until_deaf("train")
@@ -178,7 +178,7 @@ def test_a_second_signal_while_it_winds_down(start):
     assert [event.stage for event in running.events(StepFailed)] == ["train"]
 
 
-def test_a_third_signal_ends_everything(start):
+def test_third_signal_ends_everything(start):
     running = start(QUICK_STEPS_DEAF="train report")
     running.until_deaf("train")
     stop(running, signal.SIGTERM)
@@ -194,7 +194,7 @@ def test_a_third_signal_ends_everything(start):
     assert holder(running.workspace) is None
 
 
-def test_both_the_command_and_its_pipeline_are_killed(start):
+def test_command_and_pipeline_are_killed(start):
     """No process remains to end the current step, so the step has to notice by itself."""
     running = start()
     running.until(7)
@@ -206,7 +206,7 @@ def test_both_the_command_and_its_pipeline_are_killed(start):
     assert "register" not in {event.stage for event in running.events(StepStarted)}
 
 
-def test_the_pipeline_alone_is_killed(start):
+def test_only_the_pipeline_is_killed(start):
     """The exit handler dies with the pipeline, so the command writes the report."""
     running = start()
     running.until(7)
@@ -220,7 +220,7 @@ def test_the_pipeline_alone_is_killed(start):
     assert holder(running.workspace) is None
 
 
-def test_a_terminal_that_is_closed_stops_the_run(start):
+def test_terminal_that_is_closed_stops_the_run(start):
     terminal, inside = os.openpty()
     running = start(terminal=inside)
     os.close(inside)
@@ -232,7 +232,7 @@ def test_a_terminal_that_is_closed_stops_the_run(start):
 
 
 @pytest.mark.parametrize(("step", "name"), [("train", "SIGKILL"), ("evaluate", "SIGSEGV")])
-def test_a_step_that_is_killed_is_named_with_its_signal(start, step, name):
+def test_step_that_is_killed_is_named_with_its_signal(start, step, name):
     """The message must also appear if a child of the step, as in train, keeps its output open."""
     running = start(QUICK_STEPS_KILL=f"{step} {name}")
     out, _ = running.process.communicate(timeout=300)

@@ -64,11 +64,11 @@ def after(losses, step):
 
 
 @each
-def test_the_losses_are_those_of_one_rank(name, ended, alone):
+def test_losses_match_one_rank(name, ended, alone):
     assert ended[name]["whole"] == pytest.approx(alone[BY_NAME[name].single], rel=1e-4)
 
 
-def test_something_is_learned(alone, root):
+def test_training_reduces_the_loss(alone, root):
     losses = alone["single"]
     assert losses[STEPS] < 0.9 * losses[1]
     adapters = exported(root / "single-lora")
@@ -77,7 +77,7 @@ def test_something_is_learned(alone, root):
 
 
 @each
-def test_it_resumes_exactly(name, ended, root):
+def test_each_strategy_resumes_exactly(name, ended, root):
     losses = ended[name]
     assert losses["resumed"] == after(losses["whole"], MIDDLE)
     whole, resumed = (exported(root / name / run) for run in ("whole", "resumed"))
@@ -98,7 +98,7 @@ def test_one_rank_continues_from_the_strategys_checkpoint(name, ended, alone, ro
     assert losses == pytest.approx(after(alone[BY_NAME[name].single], MIDDLE), rel=1e-4)
 
 
-def test_what_two_ranks_have_shared_one_rank_has_alone(ended, alone, root):
+def test_one_rank_resumes_from_the_shards_of_two(ended, alone, root):
     """This happens if nodes are missing and the strategy doesn't change."""
     folder = root / "fsdp"
     losses = train(folder / "fewer", "fsdp", resume=middle(folder / "whole"))
@@ -106,7 +106,7 @@ def test_what_two_ranks_have_shared_one_rank_has_alone(ended, alone, root):
 
 
 @each
-def test_no_rank_writes_what_another_one_has(name, ended, root):
+def test_no_rank_writes_another_ranks_slice(name, ended, root):
     manifest = Checkpoint.at(middle(root / name / "whole")).verify()
     for entry in manifest.tensors:
         held = sum(math.prod(piece.shape) for piece in entry.slices)

@@ -92,7 +92,7 @@ def checkpoints(bench, attempt):
     return [e for e in events_of(bench.workspace, CheckpointSaved) if e.attempt == attempt]
 
 
-def test_a_rank_of_a_supervisor_that_was_succeeded_commits_nothing(bench):
+def test_rank_of_a_superseded_supervisor_commits_nothing(bench):
     """A node was cut off: its rank continues, but another supervisor has taken over the run."""
     run = bench("run", "causal_lm")
     for generation in (1, 2):
@@ -119,7 +119,7 @@ class LetsOn:
         pass
 
 
-def test_a_commit_under_way_when_another_supervisor_takes_over_is_never_used(bench, monkeypatch):
+def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
     """The rank has checked the lease and sent its COMMIT; then the rank and the supervisor die."""
     training = {**RECIPE, "max_steps": 12, "save_total_limit": 9}
     late = "/bucket/runs/run/step-00000008/COMMIT"

@@ -100,7 +100,7 @@ def test_records_of_numbers_are_checked_split_and_prepared(finished):
     assert "<dt>tokenizer</dt><dd>none</dd>" in data.path("card.html").read_text()
 
 
-def test_the_gate_decides_by_the_metric_of_the_package(finished):
+def test_gate_uses_the_packages_metric(finished):
     evaluation = record(finished, "evaluate", EvaluationRecord)
     decision = record(finished, "gate", GateRecord)
     rmse = evaluation.metrics["rmse"]
@@ -113,7 +113,7 @@ def test_the_gate_decides_by_the_metric_of_the_package(finished):
     assert "rmse" in finished.out
 
 
-def test_the_registered_model_loads_back_and_predicts(folder, finished, installed):
+def test_registered_model_loads_back_and_predicts(folder, finished, installed):
     version = record(finished, "promote", RegistrationRecord)
     assert version.champion
     first = json.loads((folder / "diabetes.jsonl").read_text().partition("\n")[0])
@@ -143,9 +143,7 @@ def kill_all(mark):
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_weights_and_meets_its_champion(
-    folder, finished, installed
-):
+def test_killed_run_ends_with_the_same_weights_and_is_gated(folder, finished, installed):
     steadytrain = Command(folder / "killed")
     line = steadytrain.line("run", "diabetes.yaml", "--output", steadytrain.output)
     process = subprocess.Popen(
@@ -172,7 +170,7 @@ def test_a_killed_run_continues_to_the_same_weights_and_meets_its_champion(
     assert "against" in second.out
 
 
-def test_a_task_tells_which_options_it_needs(folder, installed):
+def test_missing_task_options_are_listed(folder, installed):
     options = "data.task_options={features: [age]}"
     refused = Command(folder / "refused").run("diabetes.yaml", options, **installed)
     assert refused.code == 1

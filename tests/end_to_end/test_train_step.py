@@ -125,7 +125,7 @@ def test_finished(quiet):
     assert attempt.ended.outcome == "finished"
 
 
-def test_pruned_by_its_validation_scores(bench):
+def test_training_is_pruned_by_validation_scores(bench):
     trial = bench(ENDLESS)
     outcome = step.run(trial.config, trial.data, on_validation=lambda event: event.step < 8)
     assert outcome.outcome == "pruned"
@@ -135,7 +135,7 @@ def test_pruned_by_its_validation_scores(bench):
     assert not trial.workspace.model.exists()
 
 
-def test_ctrl_c_lets_the_rank_leave_with_a_checkpoint(bench):
+def test_ctrl_c_ends_the_rank_with_a_checkpoint(bench):
     long = bench(ENDLESS)
     asked = []
 
@@ -153,7 +153,7 @@ def test_ctrl_c_lets_the_rank_leave_with_a_checkpoint(bench):
     assert not processes_of(long.workspace.attempts)
 
 
-def test_sigterm_to_the_supervising_program(bench):
+def test_sigterm_ends_the_supervising_program_cleanly(bench):
     long = bench(ENDLESS, ranks=2)
     program = supervise(long)
     wait_for(lambda: events_of(long.workspace, TrainingStep))
@@ -167,7 +167,7 @@ def test_sigterm_to_the_supervising_program(bench):
     assert "start the run again" in events_of(long.workspace, StepFailed)[-1].remedy
 
 
-def test_killing_the_supervising_program_takes_the_rank_along(bench):
+def test_killed_supervising_program_takes_its_rank_along(bench):
     long = bench(ENDLESS)
     program = supervise(long)
     # Wait for the ledger, because what the supervisor hasn't written there is lost when it dies.
@@ -191,7 +191,7 @@ def test_killing_the_supervising_program_takes_the_rank_along(bench):
     assert (wait.start, wait.end) == (lost.ended.time, taken_over.started.time)
 
 
-def test_the_step_gives_a_record_and_gives_it_again(bench):
+def test_repeated_step_returns_the_same_record(bench):
     done = bench({**RECIPE, "learning_rate": None})
     record = step.run_stage(done.config, done.data)
     assert record == TrainRecord.load(done.workspace.record("train"))
@@ -226,7 +226,7 @@ def rates_of(bench, attempt):
     return [event.learning_rate for event in told if event.attempt == attempt]
 
 
-def test_a_failure_names_the_root_cause_and_its_remedy(bench):
+def test_failure_names_the_root_cause_and_remedy(bench):
     bad = bench(model={"config": {"model_type": "llama", "hidden_size": 30}})
     with pytest.raises(TrainingFailed) as caught:
         step.run_stage(bad.config, bad.data)
@@ -237,7 +237,7 @@ def test_a_failure_names_the_root_cause_and_its_remedy(bench):
     assert ledger(bad.workspace).decisions[-1].action == "stop"
 
 
-def test_other_inputs_under_the_same_name_are_refused(quiet):
+def test_changed_inputs_under_the_same_name_are_rejected(quiet):
     begun = quiet[0]
     training = begun.config.training.model_copy(update={"learning_rate": 1e-3})
     with pytest.raises(BadInput, match="another name"):
@@ -245,12 +245,12 @@ def test_other_inputs_under_the_same_name_are_refused(quiet):
     assert len(ledger(begun.workspace).attempts) == 1
 
 
-def test_an_unknown_framework_is_refused(bench):
+def test_unknown_framework_is_rejected(bench):
     with pytest.raises(BadInput, match=r"caffe in steadytrain\.trainers: use one of pytorch"):
         bench(model={"framework": "caffe", "config": {"model_type": "llama"}})
 
 
-def test_without_prepared_data_the_step_before_is_named(bench):
+def test_missing_prepared_data_names_the_earlier_step(bench):
     empty = bench()
     with pytest.raises(BadInput, match="preprocess"):
         step.run(empty.config)

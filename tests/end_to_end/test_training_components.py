@@ -87,7 +87,7 @@ def make_bench(tmp_path, data, site, monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
-def test_two_ranks_that_are_killed_end_with_the_same_average(make_bench, strategy):
+def test_two_killed_ranks_end_with_the_same_average(make_bench, strategy):
     whole, killed = make_bench("whole", strategy), make_bench("killed", strategy)
     assert step.run(whole.config, whole.data).attempts == 1
 
@@ -109,7 +109,7 @@ class Plugin(TrainingComponent):
 """
 
 
-def test_component_that_fails_ends_the_run_as_a_bug_of_the_user(make_bench, tmp_path, monkeypatch):
+def test_failing_component_ends_the_run_as_a_user_bug(make_bench, tmp_path, monkeypatch):
     folder = str(write_plugin(tmp_path / "failing", plugins.COMPONENTS, "failing", FAILING))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ['PYTHONPATH']}")

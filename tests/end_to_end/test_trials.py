@@ -70,7 +70,7 @@ def study(tmp_path_factory, recipe):
     assert not support.processes(folder)
 
 
-def test_the_search_of_the_documentation(tmp_path, monkeypatch):
+def test_search_of_the_documentation(tmp_path, monkeypatch):
     """It also prepares real data, which the other trials here are given."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (block,) = (item for item in blocks("python") if "def halve(" in item.text)
@@ -98,7 +98,7 @@ def weights(folder, number):
     return weights_digest(TrialFolder(folder, number).workspace)
 
 
-def test_a_promoted_trial_is_the_run_that_was_never_paused(study, recipe):
+def test_promoted_trial_is_the_run_that_was_never_paused(study, recipe):
     """Three trials on two slots: one is promoted twice, another trains to the end at once."""
     folder, trials, ask = study
     assert trials.state(0).condition == "new"
@@ -119,14 +119,14 @@ def test_a_promoted_trial_is_the_run_that_was_never_paused(study, recipe):
     assert weights(folder, 0) == weights(folder, 1) == weights_digest(alone.workspace)
 
 
-def test_a_cut_that_is_reached_is_not_trained_again(study):
+def test_cut_that_is_reached_is_not_trained_again(study):
     _, trials, ask = study
     before = trials.state(2)
     ask(2, 4)
     assert trials.state(2) == before
 
 
-def test_a_discarded_trial_keeps_its_record_alone(study):
+def test_discarded_trial_keeps_its_record_alone(study):
     folder, trials, _ = study
     before = support.ended(trials, 1)
     trials.discard(1)
@@ -137,7 +137,7 @@ def test_a_discarded_trial_keeps_its_record_alone(study):
     assert local_trials(folder).state(1) == before
 
 
-def test_a_trial_that_is_stopped_keeps_its_checkpoint(study):
+def test_trial_that_is_stopped_keeps_its_checkpoint(study):
     folder, trials, ask = study
     ask(3, 400, "support.faults:Slow", max_steps=400)
     support.wait_until(lambda: trials.state(3).step >= 2)
@@ -148,7 +148,7 @@ def test_a_trial_that_is_stopped_keeps_its_checkpoint(study):
     trials.discard(3)
 
 
-def test_a_trial_that_runs_out_of_memory_says_what_helped(study, tmp_path):
+def test_trial_that_runs_out_of_memory_says_what_helped(study, tmp_path):
     _, trials, ask = study
     rows = language_rows(24)
     for row in rows:
@@ -162,7 +162,7 @@ def test_a_trial_that_runs_out_of_memory_says_what_helped(study, tmp_path):
     assert found.fallbacks == ("smaller micro-batch",)
 
 
-def test_a_trial_with_two_ranks_pauses_and_resumes_as_well(study, recipe):
+def test_trial_with_two_ranks_pauses_and_resumes_as_well(study, recipe):
     folder, trials, ask = study
     for until in (4, 8):
         ask(5, until, ranks=2, max_steps=8)
@@ -172,7 +172,7 @@ def test_a_trial_with_two_ranks_pauses_and_resumes_as_well(study, recipe):
     assert weights(folder, 5) == weights_digest(alone.workspace)
 
 
-def test_a_trial_that_cannot_train_fails_with_its_class(study):
+def test_trial_that_cannot_train_fails_with_its_class(study):
     _, trials, ask = study
     ask(6, 4, "support.faults:MissingField")
     found = support.ended(trials, 6)
@@ -180,7 +180,7 @@ def test_a_trial_that_cannot_train_fails_with_its_class(study):
     assert "no_such_field" in found.error
 
 
-def test_a_trial_whose_data_cannot_be_prepared_fails(study, recipe):
+def test_trial_whose_data_cannot_be_prepared_fails(study, recipe):
     _, trials, _ = study
     trials.train(7, recipe("support.faults:Paced").config, 4)
     found = support.ended(trials, 7)
@@ -277,7 +277,7 @@ def sweep(killed, undisturbed, faults):
         assert [item.step for item in state.validations] == [*range(20, 101, 20)]
 
 
-def test_a_study_survives_the_death_of_each_of_its_processes(killed, undisturbed):
+def test_study_survives_the_death_of_each_of_its_processes(killed, undisturbed):
     faults = [
         (kill_driver, 3),
         (kill_rank, 30),
@@ -289,14 +289,14 @@ def test_a_study_survives_the_death_of_each_of_its_processes(killed, undisturbed
 
 
 @pytest.mark.soak
-def test_a_study_survives_twenty_deaths(killed, undisturbed):
+def test_study_survives_twenty_deaths(killed, undisturbed):
     seed = int(os.environ.get("STEADYTRAIN_SOAK_SEED", "0"))
     chance = random.Random(seed)
     moments = sorted(chance.randrange(99) for _ in range(20))
     sweep(killed, undisturbed, [(chance.choice(KILLS), step) for step in moments])
 
 
-def test_the_next_driver_finds_the_trials_running(killed):
+def test_next_driver_finds_the_trials_running(killed):
     folder, config = killed
     program = support.drive(folder, config, 40, [0])
     reached(folder, 5, program)

@@ -82,7 +82,7 @@ def undisturbed(tmp_path_factory):
     return driver
 
 
-def test_a_study_trains_pauses_promotes_and_writes_its_results(undisturbed):
+def test_study_trains_pauses_promotes_and_writes_its_results(undisturbed):
     told = json.loads((undisturbed.folder / "tuning.json").read_text())
     assert told["trials"] == 4
     assert told["trials_completed"] >= 1
@@ -107,12 +107,12 @@ def check_killed(moments, output, undisturbed, seed):
     assert not support.processes(driver.folder)
 
 
-def test_a_killed_driver_changes_nothing(undisturbed, tmp_path):
+def test_killed_driver_changes_nothing(undisturbed, tmp_path):
     check_killed(2, tmp_path, undisturbed, seed=1)
 
 
 @pytest.mark.soak
-def test_a_driver_killed_at_20_moments_changes_nothing(undisturbed, tmp_path):
+def test_driver_killed_at_20_moments_changes_nothing(undisturbed, tmp_path):
     for seed in range(5):
         check_killed(4, tmp_path / str(seed), undisturbed, seed=seed)
 

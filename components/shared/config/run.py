@@ -50,6 +50,7 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "pipeline": True,
     "observability": True,
     "compute": {"price_per_hour", "pods"},
+    "gate": {"compared"},
 }
 
 

@@ -44,7 +44,7 @@ def alone():
     return world
 
 
-def test_what_training_does_meanwhile_is_not_in_it(folder, slow, alone):
+def test_later_updates_do_not_reach_a_snapshot(folder, slow, alone):
     own = saver(alone, 0, CheckpointStore(folder, keep=2))
     live = state(1.0)
     own.save(1, 0, lambda: live)
@@ -112,7 +112,7 @@ def test_without_a_snapshot_training_waits_and_nothing_is_copied(folder, slow, a
     assert newest(folder).step == 1
 
 
-def test_a_failed_training_gives_the_write_in_flight_its_time(folder, slow, alone):
+def test_failed_training_waits_for_a_pending_write(folder, slow, alone):
     late, in_time = (
         saver(alone, 0, CheckpointStore(folder / name, keep=2)) for name in ("late", "in_time")
     )
@@ -128,7 +128,7 @@ def test_a_failed_training_gives_the_write_in_flight_its_time(folder, slow, alon
     assert newest(folder / "in_time").step == 1
 
 
-def test_a_step_that_another_attempt_committed_is_not_saved_again(folder, alone):
+def test_step_committed_by_another_attempt_is_not_saved_again(folder, alone):
     first, second = (saver(alone, 0, CheckpointStore(folder, keep=2)) for _ in range(2))
     first.save(1, 0, state)
     first.settle()

@@ -21,7 +21,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_the_interval_is_that_of_young_and_daly(clock):
+def test_interval_matches_young_and_daly(clock):
     own = Cadence(7200)
     assert own.interval == cadence.FIRST_SECONDS
     own.measured(blocking_seconds=0.25, writing_seconds=3)
@@ -37,7 +37,7 @@ def test_the_interval_is_that_of_young_and_daly(clock):
 
 
 @pytest.mark.parametrize("cost", [0.01, 0.3, 20])
-def test_no_other_interval_costs_less(cost):
+def test_interval_has_the_lowest_cost(cost):
     """The cost is the time spent on saving and on repeated steps, as a share of the total time."""
     between = 10_000
     own = Cadence(between)
@@ -49,18 +49,18 @@ def test_no_other_interval_costs_less(cost):
     assert all(lost(own.interval) <= lost(own.interval * factor) for factor in (0.5, 0.9, 1.1, 2))
 
 
-def test_an_interval_is_never_shorter_than_a_write():
+def test_interval_is_never_shorter_than_a_write():
     own = Cadence(60)
     own.measured(blocking_seconds=0.001, writing_seconds=40)
     assert own.interval == 40
 
 
-def test_a_new_attempt_knows_what_a_checkpoint_costs():
+def test_new_attempt_knows_what_a_checkpoint_costs():
     assert Cadence(200, (0.04, 0.1)).interval == pytest.approx(4)
     assert Cadence(200, (0.0001, 3)).interval == 3
 
 
-def test_failures_of_the_run_outweigh_the_prior():
+def test_observed_failures_outweigh_the_prior():
     assert expected_between_failures(14_400, 0, 0) == 14_400
     assert expected_between_failures(14_400, 7200, 5) == 3600
     many = expected_between_failures(14_400, 100 * 600, 100)

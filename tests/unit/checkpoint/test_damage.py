@@ -53,7 +53,7 @@ def _kind(name):
         COMMIT,
     ],
 )
-def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(
+def test_damaged_checkpoint_is_reported_set_aside_and_the_previous_one_used(
     folder, caplog, file, damage
 ):
     store = CheckpointStore(folder, keep=2)
@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize("damage", [truncate, remove])
-def test_without_reading_it_a_checkpoint_with_a_missing_or_short_file_is_found(store, damage):
+def test_missing_or_short_file_is_found_without_reading_the_checkpoint(store, damage):
     save(store, 1)
     save(store, 2)
     storage = store.path(2).storage
@@ -89,7 +89,7 @@ def test_without_reading_it_a_checkpoint_with_a_missing_or_short_file_is_found(s
     assert names(store.storage.uri) == ["step-00000001"]
 
 
-def test_a_changed_bit_is_left_to_who_reads_it(folder):
+def test_flipped_bit_is_found_only_when_the_tensor_is_read(folder):
     store = CheckpointStore(folder, keep=2)
     save(store, 1)
     save(store, 2)
@@ -103,7 +103,7 @@ def test_a_changed_bit_is_left_to_who_reads_it(folder):
     assert newest(folder) == store.path(1)
 
 
-def test_what_was_set_aside_stays_until_its_step_is_saved_again(folder):
+def test_damaged_checkpoint_stays_until_its_step_is_saved_again(folder):
     store = CheckpointStore(folder, keep=2)
     save(store, 1)
     save(store, 2)
@@ -131,7 +131,7 @@ def test_damage_in_an_s3_object_is_found(store, address):
     assert names(address) == ["step-00000001"]
 
 
-def test_a_stale_manifest_is_found_out(folder):
+def test_stale_manifest_is_rejected(folder):
     """An older checkpoint's COMMIT over newer files, and an older checkpoint under a newer name."""
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
@@ -145,7 +145,7 @@ def test_a_stale_manifest_is_found_out(folder):
         store.path(3).verify()
 
 
-def test_other_versions_are_refused_by_name(folder):
+def test_other_format_versions_are_rejected(folder):
     """In version 1, COMMIT held only a digest. The version counts only if its digest matches."""
     store = CheckpointStore(folder, keep=9)
     old = folder / "step-00000001"
@@ -162,7 +162,7 @@ def test_other_versions_are_refused_by_name(folder):
     assert newest(folder) == store.path(2)
 
 
-def test_a_file_that_may_not_be_read_is_no_damage(folder, monkeypatch):
+def test_unreadable_file_does_not_count_as_damage(folder, monkeypatch):
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
 
@@ -201,7 +201,7 @@ def make_folder(path):
     ],
 )
 @pytest.mark.parametrize("file", ["*-rank-0000.model.safetensors", "*-manifest.json", COMMIT])
-def test_what_cannot_be_read_back_is_damage_and_the_one_before_is_used(
+def test_read_error_counts_as_damage_and_the_previous_checkpoint_is_used(
     folder, caplog, file, harm, said
 ):
     store = CheckpointStore(folder, keep=9)
@@ -215,9 +215,7 @@ def test_what_cannot_be_read_back_is_damage_and_the_one_before_is_used(
     assert a_folder_is_no_commit or (said in caplog.text and str(path) in caplog.text)
 
 
-def test_a_disk_that_takes_no_mark_either_does_not_keep_the_run_from_an_older_one(
-    folder, caplog, monkeypatch
-):
+def test_older_checkpoint_is_used_even_if_the_damage_cannot_be_marked(folder, caplog, monkeypatch):
     """This happens in a bucket without delete permission or on a disk that became read-only."""
     store = CheckpointStore(folder, keep=9)
     save(store, 1)
@@ -233,7 +231,7 @@ def test_a_disk_that_takes_no_mark_either_does_not_keep_the_run_from_an_older_on
     assert "skipped, but could not be set aside" in caplog.text
 
 
-def test_folders_that_are_no_checkpoints_are_left_alone(folder):
+def test_other_folders_are_left_alone(folder):
     store = CheckpointStore(folder, keep=1)
     notes = folder / "step-notes" / COMMIT
     notes.parent.mkdir(parents=True)
@@ -248,7 +246,7 @@ def test_folders_that_are_no_checkpoints_are_left_alone(folder):
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "..", "a/b", "a\\b", ""])
 @pytest.mark.parametrize("where", ["commit", "name", "file", "state", "rank", "slice"])
-def test_a_name_in_a_manifest_never_leads_out_of_its_folder(tmp_path, where, name):
+def test_name_in_a_manifest_never_leads_out_of_its_folder(tmp_path, where, name):
     """Anyone who can write to the bucket can also write matching digests."""
     address = tmp_path / "checkpoints"
     store = CheckpointStore(address, keep=9)
@@ -277,7 +275,7 @@ def test_a_name_in_a_manifest_never_leads_out_of_its_folder(tmp_path, where, nam
     assert newest(address).step == 1
 
 
-def test_folders_that_are_no_checkpoints_are_left_out(tmp_path):
+def test_other_folders_are_not_listed(tmp_path):
     save(CheckpointStore(tmp_path, keep=9), 1)
     for name in ("step-latest", "step-", "step-1", "step-0000000x"):
         (tmp_path / name).mkdir()

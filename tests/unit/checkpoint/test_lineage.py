@@ -82,7 +82,7 @@ def commit_late(run, store, step):
         store.fence = look
 
 
-def test_a_late_commit_is_named_set_aside_and_never_used(run, caplog):
+def test_late_commit_is_reported_set_aside_and_never_used(run, caplog):
     with run.supervised() as store:
         save(store, 4)
         late = commit_late(run, store, 8)
@@ -100,7 +100,7 @@ def test_a_late_commit_is_named_set_aside_and_never_used(run, caplog):
     assert late.generation == 1
 
 
-def test_whoever_takes_over_still_later_does_not_use_it_either(run):
+def test_later_supervisors_ignore_a_late_commit_too(run):
     with run.supervised() as store:
         save(store, 4)
         commit_late(run, store, 8)
@@ -110,7 +110,7 @@ def test_whoever_takes_over_still_later_does_not_use_it_either(run):
     assert run.newest() == store.path(4)
 
 
-def test_what_was_found_at_each_take_over_counts_on(run):
+def test_checkpoints_found_at_each_takeover_stay_valid(run):
     for step in (4, 8, 12):
         with run.supervised() as store:
             save(store, step)
@@ -133,7 +133,7 @@ def test_step_that_was_committed_too_late_is_saved_again(run):
     assert [item.manifest.generation for item in committed(run.address)] == [3]
 
 
-def test_a_late_commit_pushes_no_good_checkpoint_out(run):
+def test_late_commit_does_not_evict_a_good_checkpoint(run):
     """The late checkpoint has the highest step. With keep=1, the valid one must be the one kept."""
     with run.supervised() as store:
         commit_late(run, store, 8)
@@ -142,7 +142,7 @@ def test_a_late_commit_pushes_no_good_checkpoint_out(run):
     assert run.newest() == now.path(4)
 
 
-def test_a_rank_that_was_succeeded_removes_nothing(run):
+def test_superseded_rank_removes_nothing(run):
     """It removes neither old checkpoints nor what looks like the remains of a killed save."""
     with run.supervised() as store:
         save(store, 4)
@@ -156,7 +156,7 @@ def test_a_rank_that_was_succeeded_removes_nothing(run):
     assert run.newest() == store.path(4)
 
 
-def test_a_rank_that_was_succeeded_takes_newer_ones_as_they_are(run):
+def test_superseded_rank_leaves_newer_checkpoints_alone(run):
     with run.supervised() as old:
         pass
     with run.supervised() as now:
@@ -165,7 +165,7 @@ def test_a_rank_that_was_succeeded_takes_newer_ones_as_they_are(run):
     assert run.newest() == now.path(4)
 
 
-def test_damage_is_named_as_what_it_is(run, caplog):
+def test_damage_is_not_reported_as_a_late_commit(run, caplog):
     with run.supervised() as store:
         save(store, 4)
         save(store, 8)
@@ -184,7 +184,7 @@ def test_ledger_without_checkpoints_accepts_all(run):
         assert newest(run.address, Lineage.of(ledger)) == store.path(4)
 
 
-def test_checkpoints_of_the_version_before_are_read(run):
+def test_checkpoints_of_the_previous_version_are_read(run):
     """They have no generation. A supervisor that takes over the run finds them, and they count."""
     store = CheckpointStore(run.address, keep=1)
     save(store, 4)

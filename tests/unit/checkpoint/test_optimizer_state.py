@@ -118,7 +118,7 @@ def test_resumed_training_equals_undisturbed_training(tmp_path, name):
     ],
     ids=["left out", "wrong shape"],
 )
-def test_state_that_differs_from_the_spec_is_refused(described):
+def test_state_that_differs_from_the_spec_is_rejected(described):
     model, optimizer = made(Counted)
     train(model, optimizer, range(1))
     with pytest.raises(BadInput, match=r"Counted keeps 'columns' of shape \[8\]") as error:

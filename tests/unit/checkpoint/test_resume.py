@@ -43,7 +43,7 @@ def ranks_of(process):
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_resumed_in_this_process_from_any_checkpoint(make_bench, step):
+def test_training_resumes_in_process_from_any_checkpoint(make_bench, step):
     """Compare every loss, score, and weight, including logging windows that the resume splits."""
     settings = {"training": {"save_steps": 1, "save_total_limit": 9, "logging_steps": 4}}
     settings |= {"model": {"config": DROPOUT}}
@@ -62,7 +62,7 @@ def test_resumed_in_this_process_from_any_checkpoint(make_bench, step):
     assert scores[1] == {at: metrics for at, metrics in scores[0].items() if at > step}
 
 
-def test_resuming_a_finished_training_exports_it_again(make_bench):
+def test_resuming_a_finished_training_run_exports_it_again(make_bench):
     bench = make_bench()
     bench.train_here()
     first = weights_digest(bench.workspace)
@@ -101,7 +101,7 @@ def test_patience_is_resumed(make_bench):
     assert (result.outcome, result.step) == ("early_stopped", stopped_at)
 
 
-def test_killed_and_resumed_weights_are_those_of_an_undisturbed_run(make_bench):
+def test_killed_and_resumed_run_has_the_weights_of_an_undisturbed_run(make_bench):
     """SIGKILL in the middle of the run, with dropout and 4 accumulation steps."""
     settings = {"training": LONG, "model": {"config": DROPOUT}}
     undisturbed, killed = make_bench("undisturbed", **settings), make_bench("killed", **settings)
@@ -170,7 +170,7 @@ def test_two_ranks_killed_and_resumed(make_bench):
 
 
 @pytest.mark.slow
-def test_one_rank_that_is_asked_to_leave_takes_the_others_with_it(make_bench):
+def test_sigterm_to_one_rank_stops_all_ranks_at_one_step(make_bench):
     bench = make_bench(**{**TWO_RANKS, "training": {**LONG, "max_steps": 100_000}})
     folder = bench.attempt(ranks=2)
     process = bench.start(folder, ranks=2)
@@ -200,7 +200,7 @@ def test_failing_rank_reports_why_and_hides_secrets(make_bench):
     assert not folder.result.exists()
 
 
-def test_every_generator_comes_back():
+def test_every_random_generator_is_restored():
     def draw():
         return random.random(), np.random.rand(), torch.rand(1).item(), random.gauss(0, 1)
 

@@ -72,7 +72,7 @@ def test_save_is_reported_only_after_all_ranks_saved(folder, size, snapshot):
         ("optimizer", "weight/exp_avg", 7),
     ],
 )
-def test_a_value_that_is_not_finite_is_never_committed(folder, part, name, row, bad):
+def test_non_finite_value_is_never_committed(folder, part, name, row, bad):
     """All ranks raise, whichever rank has the value, and the error names the tensor."""
     world = World(2)
     poisoned = tensors(2.0)
@@ -91,7 +91,7 @@ def test_a_value_that_is_not_finite_is_never_committed(folder, part, name, row, 
     assert newest(folder).step == 1
 
 
-def test_error_is_the_same_on_a_rank_that_another_rank_informs(folder):
+def test_ranks_raise_the_error_of_the_rank_that_failed(folder):
     error = pickle.loads(pickle.dumps(NonFiniteState(7, "model/weight")))
 
     assert (error.step, error.tensor) == (7, "model/weight")
@@ -101,7 +101,7 @@ def test_error_is_the_same_on_a_rank_that_another_rank_informs(folder):
     assert classify([report], {0: 1}, {}).failure_class is FailureClass.DIVERGENCE
 
 
-def test_a_rank_that_cannot_write_ends_it_on_all_ranks(folder, tmp_path):
+def test_write_failure_on_one_rank_fails_all_ranks(folder, tmp_path):
     """Rank 0 does not wait for a file that never comes."""
     world = World(2)
     (tmp_path / "file").touch()
@@ -136,7 +136,7 @@ def test_error_on_one_rank_reaches_the_others(folder):
     assert "KeyError" in str(told)
 
 
-def test_training_with_a_weight_that_is_not_finite_fails_as_a_divergence(make_bench, monkeypatch):
+def test_non_finite_weight_fails_training_as_a_divergence(make_bench, monkeypatch):
     """The loss does not depend on this weight, so only the snapshot shows the bad value."""
     bench = make_bench(
         task="support.faults:SilentWeight",

@@ -36,7 +36,7 @@ from support.checkpoints import PARTS, names, same, save, shifted
 from support.training import LLAMA, VOCABULARY
 
 
-def test_what_was_saved_is_loaded(store, address):
+def test_saved_state_is_loaded(store, address):
     manifest = save(store, 7)
 
     checkpoint = newest(address)
@@ -50,7 +50,7 @@ def test_what_was_saved_is_loaded(store, address):
     assert manifest.bytes == sum(sizes.values()) - sizes[COMMIT] - sizes[manifest.name]
 
 
-def test_the_files_are_what_safetensors_reads(folder):
+def test_safetensors_reads_the_files(folder):
     """Test every number type, an empty tensor, and a tensor without dimensions."""
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
     kinds += [torch.int16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn]
@@ -67,7 +67,7 @@ def test_the_files_are_what_safetensors_reads(folder):
     assert same(newest(folder).tensors("model"), tensors)
 
 
-def test_what_is_written_in_place_is_what_a_copy_would_be():
+def test_writing_in_place_gives_the_same_bytes_as_a_copy():
     generator = torch.Generator().manual_seed(0)
     tensors = {"wide": torch.rand(3, 5, generator=generator).T, "one": torch.tensor(2.5)}
     tensors |= {"half": torch.ones(7).bfloat16(), "flags": torch.ones(3).bool()}
@@ -78,7 +78,7 @@ def test_what_is_written_in_place_is_what_a_copy_would_be():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_slices_of_all_ranks_make_up_the_whole(folder, world_size):
+def test_slices_of_all_ranks_form_the_whole_tensor(folder, world_size):
     """Test tensors of unequal sizes and fewer rows than ranks.
 
     Each byte is written once, and every rank writes an equal part.
@@ -105,7 +105,7 @@ def test_slices_of_all_ranks_make_up_the_whole(folder, world_size):
     ]
 
 
-def test_a_rank_reads_the_files_alone_that_hold_something_of_its_own(folder):
+def test_rank_reads_only_files_with_its_own_slices(folder):
     store = CheckpointStore(folder, keep=2)
     parts = {"model": {"weight": torch.arange(16.0).reshape(4, 4)}}
     manifest = save(store, 10, parts=parts, world_size=2)
@@ -120,11 +120,11 @@ def test_a_rank_reads_the_files_alone_that_hold_something_of_its_own(folder):
         Checkpoint.at(folder / "step-00000010").tensors("model")
 
 
-def test_there_may_be_none(address):
+def test_empty_store_has_no_checkpoint(address):
     assert newest(address) is None
 
 
-def test_what_a_kill_leaves_never_counts_and_is_cleared(store, address):
+def test_partial_save_of_a_killed_process_is_ignored_and_cleared(store, address):
     """Leftovers of a killed rank, of a save without a commit, and of a half-finished removal."""
     save(store, 1)
     save(store, 3)
@@ -137,7 +137,7 @@ def test_what_a_kill_leaves_never_counts_and_is_cleared(store, address):
     assert store.storage.folders() == ["step-00000001"]
 
 
-def test_an_upload_that_was_killed_is_cleared(store, address):
+def test_upload_that_was_killed_is_cleared(store, address):
     if not address.startswith("s3"):
         return
     client = store.storage.client
@@ -148,7 +148,7 @@ def test_an_upload_that_was_killed_is_cleared(store, address):
     assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
 
 
-def test_large_uploads_are_in_parts_that_the_server_checks(store, address):
+def test_large_uploads_are_multipart_with_checksums(store, address):
     if not address.startswith("s3"):
         return
     large = {"model": {"weight": torch.rand(3, 2_000_000)}}
@@ -161,7 +161,7 @@ def test_large_uploads_are_in_parts_that_the_server_checks(store, address):
     assert found["ETag"].strip('"').endswith("-3")
 
 
-def test_a_step_is_committed_once(store, address):
+def test_step_is_committed_once(store, address):
     save(store, 3)
 
     with pytest.raises(StorageError, match="committed by another process"):
@@ -170,7 +170,7 @@ def test_a_step_is_committed_once(store, address):
     assert same(newest(address).tensors("model"), PARTS["model"])
 
 
-def test_a_fence_stands_directly_before_the_commit(address):
+def test_fence_is_checked_right_before_the_commit(address):
     seen = []
 
     def fence():
@@ -185,7 +185,7 @@ def test_a_fence_stands_directly_before_the_commit(address):
     assert newest(address) is None
 
 
-def test_a_rank_that_never_writes_is_named(store, monkeypatch):
+def test_missing_rank_is_reported(store, monkeypatch):
     given_up = threading.Event()
     given_up.set()
 
@@ -193,7 +193,7 @@ def test_a_rank_that_never_writes_is_named(store, monkeypatch):
         store.commit(1, "abc", 2, b"{}", given_up=given_up)
 
 
-def test_the_newest_the_best_and_every_nth_are_kept(address):
+def test_newest_the_best_and_every_nth_are_kept(address):
     store = CheckpointStore(address, keep=Retention(newest=2, every=4))
     for step in range(1, 11):
         store.retain(save(store, step), best_step=3 if step > 3 else 0)
@@ -202,7 +202,7 @@ def test_the_newest_the_best_and_every_nth_are_kept(address):
     assert store.storage.folders() == names(address)
 
 
-def test_a_full_disk_is_refused_and_harms_nothing(folder):
+def test_full_disk_is_reported_and_harms_no_checkpoint(folder):
     store = CheckpointStore(folder, keep=2)
     save(store, 1)
     large = {"model": {"small": torch.zeros(9)}, "optimizer": {"weight": torch.zeros(100_000)}}
@@ -236,7 +236,7 @@ def trained(config, seed):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_model_and_optimizer_come_back_by_name(folder, tied):
+def test_model_and_optimizer_are_restored_by_name(folder, tied):
     store = CheckpointStore(folder, keep=1)
     config = {**LLAMA, "tie_word_embeddings": tied}
     model, optimizer = trained(config, 1)
@@ -266,7 +266,7 @@ def test_model_and_optimizer_come_back_by_name(folder, tied):
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
 
 
-def test_another_models_checkpoint_is_refused():
+def test_checkpoint_of_another_model_is_rejected():
     model, _ = trained(LLAMA, 1)
     wider, _ = trained({**LLAMA, "intermediate_size": 96}, 1)
 

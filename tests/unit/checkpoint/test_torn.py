@@ -70,14 +70,14 @@ def reached(counts, point):
     return max((step for step, count in counts.items() if count <= point), default=0)
 
 
-def test_the_record_is_of_the_whole_save(recorded, tmp_path):
+def test_recording_covers_the_whole_save(recorded, tmp_path):
     there, synced = commits(recorded)
     assert list(there) == list(synced) == [1, 2, 3, 4]
     Disk.after(recorded).lay_out(tmp_path / "disk")
     assert [item.step for item in committed(tmp_path / "disk" / "checkpoints")] == [3, 4]
 
 
-def test_killed_at_every_file_boundary_a_torn_one_never_wins(recorded, tmp_path):
+def test_torn_checkpoint_is_never_used_after_a_kill_at_any_file_boundary(recorded, tmp_path):
     there, _ = commits(recorded)
     disk = Disk()
     for point, change in enumerate(recorded, 1):
@@ -87,7 +87,7 @@ def test_killed_at_every_file_boundary_a_torn_one_never_wins(recorded, tmp_path)
             check(tmp_path / "disk", reached(there, point), (point, change.kind, change.name))
 
 
-def test_killed_at_fifty_random_bytes_a_torn_one_never_wins(recorded, tmp_path):
+def test_torn_checkpoint_is_never_used_after_a_kill_at_random_bytes(recorded, tmp_path):
     there, _ = commits(recorded)
     total = sum(len(change.content) for change in recorded)
     for offset in random.Random(SEED).sample(range(total), 50):
@@ -109,7 +109,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("lost", LOSSES)
-def test_without_what_was_not_synced_the_newest_commit_is_whole(recorded, tmp_path, lost):
+def test_newest_commit_is_whole_without_any_unsynced_write(recorded, tmp_path, lost):
     """Cut the power after every change. Every checkpoint announced as committed still exists."""
     _, synced = commits(recorded)
     content, entry = LOSSES[lost]
@@ -122,7 +122,7 @@ def test_without_what_was_not_synced_the_newest_commit_is_whole(recorded, tmp_pa
             check(tmp_path / "disk", reached(synced, point), (point, change.kind, change.name))
 
 
-def test_without_any_part_of_what_was_not_synced_the_newest_commit_is_whole(recorded, tmp_path):
+def test_newest_commit_is_whole_whichever_unsynced_writes_are_lost(recorded, tmp_path):
     _, synced = commits(recorded)
     generator = random.Random(SEED)
     for _ in range(60):
@@ -171,7 +171,7 @@ for step in itertools.count(begin):
 """
 
 
-def test_a_real_process_is_killed_while_it_saves(tmp_path):
+def test_process_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
     """Send SIGKILL at random moments to a process that does nothing but save."""
     folder, generator, told = tmp_path / "checkpoints", random.Random(SEED), 0
     for _ in range(4):

@@ -56,5 +56,5 @@ def complete(tmp_path):
         ),
     ],
 )
-def test_tab_offers(complete, line, offered):
+def test_tab_completes(complete, line, offered):
     assert complete(line) == offered

@@ -17,7 +17,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_during_imports_ends_silently(tmp_path, number, status):
+def test_stop_during_imports_ends_silently(tmp_path, number, status):
     (tmp_path / "typer.py").write_text(SLOW)
     child = subprocess.Popen(
         [sys.executable, "-m", "steadytrain.pipelines", "list"],
@@ -32,7 +32,7 @@ def test_a_stop_during_imports_ends_silently(tmp_path, number, status):
     assert child.returncode == status
 
 
-def test_an_ignored_signal_stays_ignored(tmp_path):
+def test_ignored_signal_stays_ignored(tmp_path):
     # Shells that start background jobs ignore SIGINT for them.
     (tmp_path / "typer.py").write_text(
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n1/0"

@@ -28,7 +28,7 @@ def test_every_field_can_be_explained(chosen):
         assert told.lines()[0] == field.name
 
 
-def test_so_can_every_section_with_all_its_fields(chosen):
+def test_every_section_can_be_explained_with_its_fields(chosen):
     told = explained("model", chosen)
     assert [item.field.name for item in told.inner] == [
         f"model.{name}" for name in type(chosen.config.model).model_fields
@@ -47,18 +47,18 @@ def test_so_can_every_section_with_all_its_fields(chosen):
         ("data.columns.label", "label", "default"),
     ],
 )
-def test_the_value_comes_with_its_origin(chosen, field, value, origin):
+def test_value_comes_with_its_origin(chosen, field, value, origin):
     told = explained(field, chosen)
     assert (told.value, told.origin) == (value, origin)
 
 
-def test_a_file_is_an_origin_by_its_name(tmp_path):
+def test_origin_names_the_file(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(load("chat").to_yaml())
     assert open_source(str(path), []).origin("training.seed") == str(path)
 
 
-def test_so_are_data(tmp_path):
+def test_origin_names_the_data(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("text\n")
     found = open_source(str(path), [])
@@ -78,7 +78,7 @@ def test_so_are_data(tmp_path):
         ("data.split_salt", "prepared data"),
     ],
 )
-def test_it_says_what_a_change_affects(chosen, field, words):
+def test_explanation_says_what_a_change_affects(chosen, field, words):
     assert words in explained(field, chosen).affects
 
 
@@ -91,20 +91,20 @@ def test_it_says_what_a_change_affects(chosen, field, words):
         ("training.max_steps.x", "training.max_steps"),
     ],
 )
-def test_an_unknown_field_names_the_closest(chosen, field, suggestion):
+def test_unknown_field_names_the_closest(chosen, field, suggestion):
     with pytest.raises(BadInput) as caught:
         explained(field, chosen)
     assert suggestion in caught.value.remedy
 
 
 @pytest.mark.parametrize("field", ["", ".", "no such", "name.x", "x" * 5000, "\U0001f600"])
-def test_any_text_is_an_error_and_no_more(chosen, field):
+def test_arbitrary_text_gives_only_an_error(chosen, field):
     with pytest.raises(BadInput) as caught:
         explained(field, chosen)
     assert len(str(caught.value)) < 300
 
 
-def test_without_a_configuration_it_leaves_out_the_value(tmp_path):
+def test_value_is_omitted_without_a_configuration(tmp_path):
     done = call("validate", "--explain", "gate.margin", folder=tmp_path)
     assert done.code == 0
     assert "default  0.0" in done.out
@@ -112,13 +112,13 @@ def test_without_a_configuration_it_leaves_out_the_value(tmp_path):
     assert call("validate", folder=tmp_path).code == 2
 
 
-def test_an_invalid_value_leads_to_its_explanation(tmp_path):
+def test_invalid_value_leads_to_its_explanation(tmp_path):
     done = call("validate", "chat", "--set", "gate.margin=-1", folder=tmp_path)
     (command,) = re.findall("`steadytrain (.+?)`", done.err)
     assert "(≥ 0)" in call(*command.split(), folder=tmp_path).out
 
 
-def test_the_command_prints_it_for_people_and_for_programs(tmp_path):
+def test_command_prints_text_or_json(tmp_path):
     arguments = ("validate", "chat", "--explain", "training.warmup_steps")
     text = call(*arguments, folder=tmp_path).out
     assert "float (≥ 0)" in text

@@ -28,7 +28,7 @@ def data(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_file_is_the_configuration_that_the_data_run_with(data, name):
+def test_written_file_equals_the_configuration_of_run_data(data, name):
     done = call("init", "my.yaml", "--data", name, "--yes", folder=data)
     assert (done.code, done.err) == (0, "")
     assert load("my.yaml") == open_source(name, []).config
@@ -59,7 +59,7 @@ def test_settings_and_nested_sections_are_written(data):
     assert config.output == str(data / "o: 'x' #")
 
 
-def test_a_file_that_exists_is_overwritten_only_on_request(data):
+def test_file_that_exists_is_overwritten_only_on_request(data):
     (data / "my.yaml").write_text("mine")
     done = call("init", "my.yaml", "--data", "chat.jsonl", "--yes", folder=data)
     assert (done.code, (data / "my.yaml").read_text()) == (2, "mine")
@@ -68,7 +68,7 @@ def test_a_file_that_exists_is_overwritten_only_on_request(data):
     assert load("my.yaml").name == "chat"
 
 
-def test_another_model_leaves_the_learning_rate_to_the_rule(data):
+def test_learning_rate_is_left_to_the_rule_for_another_model(data):
     arguments = ("init", "my.yaml", "--data", "text.jsonl", "--model", "hub:org/model")
     assert call(*arguments, folder=data).code == 0
     config = load("my.yaml")
@@ -76,19 +76,19 @@ def test_another_model_leaves_the_learning_rate_to_the_rule(data):
     assert config.training.learning_rate is None
 
 
-def test_a_task_that_needs_a_trained_model_cannot_begin_from_scratch(data):
+def test_task_that_needs_a_trained_model_cannot_begin_from_scratch(data):
     done = call("init", "my.yaml", "--data", "chat.jsonl", "--model", "scratch", folder=data)
     assert done.code == 2
     assert "supervised_finetuning starts from a trained model" in done.err
     assert not (data / "my.yaml").exists()
 
 
-def test_without_a_terminal_and_data_it_says_what_is_missing(data):
+def test_missing_data_is_reported_without_a_terminal(data):
     done = call("init", folder=data)
     assert (done.code, "--data" in done.err) == (2, True)
 
 
-def test_on_a_terminal_it_asks_for_data_and_model(data, monkeypatch):
+def test_terminal_prompts_for_data_and_model(data, monkeypatch):
     answers = iter(["text.jsonl", "hub:org/model"])
     asked = []
 
@@ -104,7 +104,7 @@ def test_on_a_terminal_it_asks_for_data_and_model(data, monkeypatch):
     assert load("my.yaml").model.base == "hub:org/model"
 
 
-def test_a_file_that_cannot_be_written_is_an_error(data):
+def test_file_that_cannot_be_written_is_an_error(data):
     done = call("init", "text.jsonl/my.yaml", "--data", "text.jsonl", "--yes", folder=data)
     assert done.code == 2
     assert "cannot be written" in done.err
@@ -119,20 +119,20 @@ def test_any_end_of_a_line_in_a_name_reads_back_equal(data):
 
 
 @pytest.mark.parametrize("output", ["text.jsonl", "text.jsonl/inner", "/dev/null"])
-def test_an_output_that_is_a_file_is_an_error(data, output):
+def test_output_that_is_a_file_is_an_error(data, output):
     done = call("init", "my.yaml", "--data", "text.jsonl", "--yes", "-o", output, folder=data)
     assert done.code == 2
     assert "is not a folder" in done.err
     assert not (data / "my.yaml").exists()
 
 
-def test_for_programs(data):
+def test_json_output(data):
     done = call("init", "my.yaml", "--data", "chat.jsonl", "--json", folder=data)
     told = json.loads(done.out)
     assert (told["file"], told["task"]) == ("my.yaml", "supervised_finetuning")
 
 
-def test_the_data_are_never_overwritten(data):
+def test_data_are_never_overwritten(data):
     before = (data / "text.jsonl").read_bytes()
     done = call("init", "text.jsonl", "--data", "text.jsonl", "--yes", "--force", folder=data)
     assert done.code == 2

@@ -83,13 +83,13 @@ def test_each_command_prints_the_keys_that_the_guide_lists(folder, command, argu
         assert all(set(item) == inner for item in items)
 
 
-def test_a_plan_has_at_least_the_keys_that_the_guide_lists(folder):
+def test_plan_has_at_least_the_keys_that_the_guide_lists(folder):
     arguments = ["chat", "--formula", "--gpu", "h100"]
     told = printed(folder, "plan", *arguments, "--set", "model.base=null", "--set", MODEL)
     assert set(told) > documented("plan")[0]
 
 
-def test_a_run_ends_with_the_keys_that_the_guide_lists(folder, monkeypatch):
+def test_run_ends_with_the_keys_that_the_guide_lists(folder, monkeypatch):
     config = load(folder / "my.yaml")
     failure = StepFailed(stage="train", error="TrainingFailed", message="m", remedy="r")
     ended = LocalRun(Workspace.of(config), False, None, failure)
@@ -112,14 +112,14 @@ MODEL = (
 )
 
 
-def test_the_guide_lists_exactly_the_commands_with_the_option():
+def test_guide_lists_exactly_the_commands_with_the_option():
     known = {
         " ".join(path) for path, options in commands() if any(i.name == "--json" for i in options)
     }
     assert {name.partition(" --")[0] for name in DOCUMENTED} == known
 
 
-def test_what_a_failed_run_tells(folder):
+def test_failed_run_reports_its_failure(folder):
     told = printed(folder, "explain", "tiny", "-o", "out")
     assert (told["state"], told["failure"]["remedy"]) == ("failed", "use less")
     assert (told["checkpoint_step"], told["max_steps"]) == (100, 400)
@@ -153,7 +153,7 @@ def test_errors_are_json_with_the_same_exit_status(folder):
     assert fields == {"data.sorce", "trainin", "model"}
 
 
-def test_a_check_that_fails_keeps_its_status(folder, monkeypatch):
+def test_check_that_fails_keeps_its_status(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     done = steadytrain(folder, "doctor", "--json")
     checks = json.loads(done.stdout)["checks"]
@@ -162,7 +162,7 @@ def test_a_check_that_fails_keeps_its_status(folder, monkeypatch):
     assert all(set(check) == documented("doctor")[1] for check in checks)
 
 
-def test_behind_two_dashes_it_is_a_name_and_no_option(folder):
+def test_json_after_two_dashes_is_a_name(folder):
     done = steadytrain(folder, "explain", "-o", "out", "--", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "error: run '--json'" in done.stderr
@@ -180,7 +180,7 @@ class Plugin:
 
 
 @pytest.mark.parametrize("options", [[], ["--set", "training.max_steps=0"]])
-def test_a_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, options):
+def test_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, options):
     write_plugin(folder / "site", "steadytrain.metrics", "noisy", NOISY)
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
     done = steadytrain(folder, "validate", "my.yaml", "--json", *options)
@@ -188,14 +188,14 @@ def test_a_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, 
     assert ("hello" in done.stderr) == (not options)
 
 
-def test_a_plan_that_cannot_be_written_is_one_object(folder):
+def test_plan_that_cannot_be_written_is_one_object(folder):
     arguments = ["plan", "chat", "--formula", "--gpu", "h100", "--set", "model.base=null"]
     done = steadytrain(folder, *arguments, "--set", MODEL, "--write", "a.txt", "--json")
     assert done.returncode != 0
     assert "a.txt" in json.loads(done.stdout)["error"]["message"]
 
 
-def test_an_object_that_cannot_be_written_ends_with_status_1(folder):
+def test_object_that_cannot_be_written_ends_with_status_1(folder):
     command = [sys.executable, "-m", "steadytrain.pipelines.cli", "presets", "--json"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=folder)
@@ -217,7 +217,7 @@ def test_every_command_with_a_configuration_takes_a_run_and_an_output():
 
 
 @pytest.mark.parametrize("command", ["validate", "run"])
-def test_they_win_over_the_file_and_over_overrides(folder, command):
+def test_run_and_output_options_win_over_file_and_overrides(folder, command):
     options = ["--set", "run=other", "--run", "mine", "--output", "here"]
     extra = ["--dry-run"] if command == "run" else ["--show"]
     done = call(command, "my.yaml", *options, *extra, folder=folder)
@@ -228,20 +228,20 @@ def test_they_win_over_the_file_and_over_overrides(folder, command):
 
 @pytest.mark.parametrize("option", ["--run", "--output"])
 @pytest.mark.parametrize("command", ["validate", "run", "plan"])
-def test_an_empty_option_is_an_error(folder, command, option):
+def test_empty_option_is_an_error(folder, command, option):
     done = call(command, "my.yaml", option, "", folder=folder)
     assert done.code == 2
     assert f"{option[2:]} = ''" in done.err
 
 
 @pytest.mark.parametrize("command", ["list", "gc"])
-def test_an_empty_folder_of_runs_is_an_error(folder, command):
+def test_empty_folder_of_runs_is_an_error(folder, command):
     done = call(command, "-o", "", folder=folder)
     assert done.code == 2
     assert "give the folder with the runs" in done.err
 
 
-def test_help_lists_the_commands_in_the_order_of_their_use(folder):
+def test_help_lists_commands_in_order_of_use(folder):
     text = call("--help", folder=folder).out
     shown = re.findall(r"^  (\w+)  +\S", text.partition("Begin:")[2], re.MULTILINE)
     assert shown[:4] == ["init", "validate", "plan", "run"]

@@ -58,12 +58,12 @@ def test_every_command_is_known():
 
 @QUICK
 @given(where=st.sampled_from([place for place in PLACES if place[0] not in SLOW]), value=argument)
-def test_any_value_of_any_option(places, where, value):
+def test_commands_survive_any_option_value(places, where, value):
     check(places, *where, value)
 
 
 @pytest.mark.parametrize("value", ["file", "folder", "/dev/full", "x" * 300, "/proc/nothing/x"])
-def test_a_pipeline_goes_to_a_file_that_can_be_written(places, value):
+def test_compile_rejects_an_unwritable_path(places, value):
     done = call("compile", "-o", value, folder=places)
     assert done.code == 0 or "--output" in done.err
 
@@ -71,7 +71,7 @@ def test_a_pipeline_goes_to_a_file_that_can_be_written(places, value):
 @pytest.mark.soak
 @LONG
 @given(where=st.sampled_from(PLACES), value=argument.filter(lambda value: value != "fifo"))
-def test_any_value_of_any_option_for_long(places, where, value):
+def test_commands_survive_any_option_value_for_long(places, where, value):
     check(places, *where, value)
 
 
@@ -86,14 +86,14 @@ def test_any_value_of_any_option_for_long(places, where, value):
         ("plan", "good.yaml", "--host-memory-gb"),
     ],
 )
-def test_a_number_that_is_none_is_refused_by_its_option(places, arguments, value):
+def test_nan_is_rejected_by_its_option(places, arguments, value):
     done = call(*arguments[:-1], f"{arguments[-1]}={value}", folder=places)
     assert done.code == 2
     assert arguments[-1] in done.err
 
 
 @pytest.mark.parametrize("name", ["2024", "1e3", "0x10", "2024-01-01", "on", "null", "1_0"])
-def test_a_runs_name_may_look_like_something_else(places, name):
+def test_run_name_may_look_like_an_option_or_number(places, name):
     done = call("run", "good.yaml", "--dry-run", "--run", name, folder=places)
     if "_" in name:
         assert (done.code, "run = " in done.err) == (2, True)
@@ -116,7 +116,7 @@ def test_a_runs_name_may_look_like_something_else(places, name):
         ["output=" + "x" * 5000],
     ],
 )
-def test_a_plan_refuses_what_has_no_size(places, settings):
+def test_plan_rejects_a_model_without_a_size(places, settings):
     sets = [part for item in settings for part in ("--set", item)]
     done = call("plan", "good.yaml", "--formula", "--gpu=h100", *sets, folder=places)
     assert done.code == 2
@@ -125,12 +125,12 @@ def test_a_plan_refuses_what_has_no_size(places, settings):
     assert "remedy: " in done.err
 
 
-def test_prices_in_a_pipe_that_nobody_fills_do_not_hang(places):
+def test_prices_from_an_empty_pipe_do_not_hang(places):
     done = call("plan", "good.yaml", "--formula", "--prices", "fifo", folder=places)
     assert (done.code, "not a regular file" in done.err) == (2, True)
 
 
-def test_a_plan_is_written_only_where_that_is_possible(places):
+def test_plan_rejects_an_unwritable_path(places):
     arguments = ("plan", "good.yaml", "--formula", "--gpu=h100", "--write")
     for value in ("file", "/dev/null/x", "/proc/nothing", "x" * 300):
         done = call(*arguments, value, folder=places)

@@ -67,7 +67,7 @@ def put(content, field, value):
     return {**content, head: value}
 
 
-def test_every_field_takes_any_value_or_refuses_it():
+def test_every_field_accepts_or_rejects_any_value():
     known = set()
     for field in FIELDS:
         for value in [*plain_values(), *(endless_values() if field in ENDLESS else ())]:
@@ -77,25 +77,25 @@ def test_every_field_takes_any_value_or_refuses_it():
 
 @QUICK
 @given(st.sampled_from(FIELDS), yaml_text)
-def test_any_text_behind_set(field, text):
+def test_set_survives_any_text(field, text):
     given_as_override(field, text)
 
 
 @QUICK
 @given(st.sampled_from(FIELDS), yaml_text)
-def test_any_text_in_a_file(field, text):
+def test_file_survives_any_text(field, text):
     given_in_a_file(field, text)
 
 
 @pytest.mark.soak
 @LONG
 @given(st.sampled_from(FIELDS), yaml_text)
-def test_any_text_behind_set_for_long(field, text):
+def test_set_survives_any_text_for_long(field, text):
     given_as_override(field, text)
 
 
 @pytest.mark.soak
 @LONG
 @given(st.sampled_from(FIELDS), yaml_text)
-def test_any_text_in_a_file_for_long(field, text):
+def test_file_survives_any_text_for_long(field, text):
     given_in_a_file(field, text)

@@ -70,14 +70,14 @@ def steadytrain(*arguments, cwd="/", **environment):
         (["gc", "--dry-run", "--idle-hours", "0"], "nothing to remove"),
     ],
 )
-def test_what_only_reads_works(output, arguments, words):
+def test_reading_commands_work_on_a_read_only_file_system(output, arguments, words):
     done = steadytrain(*arguments, "--output", output)
     assert (done.returncode, done.stderr) == (0, "")
     assert words in done.stdout
 
 
 @pytest.mark.parametrize("command", ["resume", "report"])
-def test_what_must_write_says_what_it_lacks(output, command):
+def test_writing_commands_say_what_they_cannot_write(output, command):
     done = steadytrain(command, "2024", "--output", output)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
@@ -87,7 +87,7 @@ def test_what_must_write_says_what_it_lacks(output, command):
 
 
 @pytest.mark.parametrize("hidden", ["config.yaml", "events", ""])
-def test_what_may_not_be_read_is_named(output, hidden):
+def test_unreadable_file_is_reported(output, hidden):
     path = output / "runs" / "2024" / hidden if hidden else output
     before = path.stat().st_mode
     path.chmod(0)
@@ -106,13 +106,13 @@ def test_what_may_not_be_read_is_named(output, hidden):
 
 
 @pytest.mark.parametrize("folder", ["/nonexistent", "/proc", "x" * 300])
-def test_a_bad_folder_for_temporary_files_is_passed_over(tmp_path, folder):
+def test_bad_temporary_folder_is_skipped(tmp_path, folder):
     done = steadytrain("submit", "causal-lm", "--set", "output=/mnt", "--dry-run", TMPDIR=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "pipeline " in done.stdout
 
 
-def test_doctor_in_a_folder_that_has_been_removed(tmp_path):
+def test_doctor_works_in_a_removed_folder(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     inside = os.open(gone, os.O_RDONLY)

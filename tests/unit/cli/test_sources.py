@@ -43,7 +43,7 @@ def jsonl(path, *rows):
         (TEXT, "causal_lm", "causal-lm"),
     ],
 )
-def test_the_columns_decide_on_the_task(tmp_path, row, task, preset):
+def test_columns_determine_the_task(tmp_path, row, task, preset):
     chosen = open_source(jsonl(tmp_path / "My Tickets.jsonl", row), [])
     assert chosen.config.data.task == task
     assert chosen.config.name == "my-tickets"
@@ -69,19 +69,19 @@ def write_parquet(path):
     ("name", "write"),
     [("a.csv", write_csv), ("a.jsonl.gz", write_gz), ("a.parquet", write_parquet)],
 )
-def test_every_format_can_be_looked_at(tmp_path, name, write):
+def test_every_format_can_be_inspected(tmp_path, name, write):
     write(tmp_path / name)
     assert open_source(name, []).config.data.task == "sequence_classification"
 
 
-def test_a_folder_of_source_code_is_text(tmp_path):
+def test_folder_of_source_code_is_text(tmp_path):
     for name in ("a.py", "b/c.py"):
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_text("x = 1\n")
     assert open_source("code", []).config.data.task == "causal_lm"
 
 
-def test_a_data_set_by_its_hub_address(tmp_path):
+def test_data_set_is_found_by_its_hub_address(tmp_path):
     jsonl(tmp_path / "set" / "train.jsonl", CHAT, CHAT)
     chosen = open_source("hub:set", [])
     assert chosen.config.data.source == ["hub:set"]
@@ -96,7 +96,7 @@ def test_a_data_set_by_its_hub_address(tmp_path):
         ([{"text": "t", "label": n} for n in range(50)], {"sequence_classification", "causal_lm"}),
     ],
 )
-def test_records_that_suit_several_tasks_are_an_error_that_lists_them(tmp_path, rows, tasks):
+def test_ambiguous_records_are_an_error_that_lists_the_tasks(tmp_path, rows, tasks):
     with pytest.raises(BadInput) as caught:
         open_source(jsonl(tmp_path / "a.jsonl", *rows), [])
     assert ("a lot for classes" in caught.value.message) == (len(rows) == 50)
@@ -104,12 +104,12 @@ def test_records_that_suit_several_tasks_are_an_error_that_lists_them(tmp_path, 
     assert {choice.removeprefix("--set data.task=") for choice in choices} == tasks
 
 
-def test_the_user_resolves_it(tmp_path):
+def test_user_resolves_the_ambiguity(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {**TEXT, **CHAT})
     assert open_source(path, ["data.task=causal_lm"]).config.data.task == "causal_lm"
 
 
-def test_columns_of_other_names_are_named_by_the_user(tmp_path):
+def test_user_names_other_columns(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {"body": "how to", "class": "help"})
     with pytest.raises(BadInput, match="causal_lm needs text") as caught:
         open_source(path, [])
@@ -118,7 +118,7 @@ def test_columns_of_other_names_are_named_by_the_user(tmp_path):
     assert chosen.config.data.task == "sequence_classification"
 
 
-def test_a_few_bad_records_do_not_hide_the_task(tmp_path):
+def test_few_bad_records_do_not_hide_the_task(tmp_path):
     path = tmp_path / "a.jsonl"
     jsonl(path, *[CHAT] * 9)
     path.write_bytes(path.read_bytes() + b"{not json\n")
@@ -129,14 +129,14 @@ def test_a_few_bad_records_do_not_hide_the_task(tmp_path):
     ("content", "error", "words"),
     [("", DataError, "no record"), (None, BadInput, "no file found there")],
 )
-def test_without_a_record_it_says_so(tmp_path, content, error, words):
+def test_empty_data_are_reported(tmp_path, content, error, words):
     if content is not None:
         (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(error, match=words):
         open_source("a.jsonl", [])
 
 
-def test_a_model_is_no_data(tmp_path):
+def test_model_is_rejected_as_data(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").touch()
@@ -145,7 +145,7 @@ def test_a_model_is_no_data(tmp_path):
     assert "--set model.base=model" in caught.value.remedy
 
 
-def test_a_model_of_the_hub_is_no_data_either(monkeypatch):
+def test_hub_model_is_rejected_as_data(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BadInput, match="cannot be loaded") as caught:
         open_source("hub:org/some-model", [])
@@ -168,11 +168,11 @@ def test_several_files_of_a_folder_are_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["causal-lm", "my.yaml", "my.yml", "config", "/dev/null"])
-def test_everything_else_is_a_preset_or_a_configuration(name):
+def test_other_arguments_are_presets_or_configurations(name):
     assert not is_data(name)
 
 
-def test_without_the_libraries_for_data_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_data_libraries_are_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in [name for name in sys.modules if name.endswith("preprocess.inspection")]:
         monkeypatch.delitem(sys.modules, name)
@@ -194,11 +194,11 @@ def test_without_the_libraries_for_data_it_says_what_to_install(tmp_path, monkey
         ("-- .txt", "run"),
     ],
 )
-def test_a_run_is_named_after_its_data(address, name):
+def test_run_is_named_after_its_data(address, name):
     assert name_for(address) == name
 
 
-def test_the_command_says_what_it_chose_and_standard_output_stays_as_it_is(tmp_path):
+def test_choice_is_reported_on_standard_error(tmp_path):
     jsonl(tmp_path / "a.jsonl", CHAT)
     done = call("run", "a.jsonl", "--dry-run", folder=tmp_path)
     assert done.code == 0
@@ -206,7 +206,7 @@ def test_the_command_says_what_it_chose_and_standard_output_stays_as_it_is(tmp_p
     assert "task supervised_finetuning, since the record has the column messages" in done.err
 
 
-def test_the_same_data_are_the_same_run(tmp_path):
+def test_same_data_give_the_same_run(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", CHAT)
     first = open_source(path, []).config.run_id
     jsonl(tmp_path / "a.jsonl", CHAT, PAIR)

@@ -28,7 +28,7 @@ def ending(body, *, arguments=(), **options):
     return subprocess.run(command, env=environment, timeout=120, **options)
 
 
-def test_a_defect_has_an_id_and_a_log_without_secrets(tmp_path):
+def test_defect_has_an_id_and_a_log_without_secrets(tmp_path):
     body = (
         "password = 'pw-9f3k2'; import os; "
         "raise ValueError(f'password={password} {os.environ[\"HF_TOKEN\"]} '"
@@ -51,7 +51,7 @@ def test_a_defect_has_an_id_and_a_log_without_secrets(tmp_path):
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_same_defect_has_the_same_id(tmp_path):
+def test_same_defect_has_the_same_id(tmp_path):
     env = {"TMPDIR": str(tmp_path)}
     first, again, other = (
         re.search(r"E-[0-9a-f]{8}", ending(body, env=env).stderr)[0]
@@ -60,7 +60,7 @@ def test_the_same_defect_has_the_same_id(tmp_path):
     assert first == again != other
 
 
-def test_a_log_that_cannot_be_written_is_no_second_failure():
+def test_unwritable_log_is_not_a_second_failure():
     done = ending("tempfile.tempdir = '/proc'; 1 / 0")
     assert done.returncode == 70
     assert "there is no log" in done.stderr
@@ -78,7 +78,7 @@ def test_a_log_that_cannot_be_written_is_no_second_failure():
         ("print('x')", 0, ""),
     ],
 )
-def test_what_is_expected_ends_as_it_says(body, status, words):
+def test_expected_errors_keep_their_exit_status(body, status, words):
     done = ending(body)
     assert (done.returncode, done.stderr) == (status, words)
 
@@ -91,7 +91,7 @@ def test_output_that_cannot_be_written_is_reported():
         assert done.stderr == "error: standard output cannot be written: No space left on device\n"
 
 
-def test_a_reader_that_leaves_ends_it_silently():
+def test_closed_pipe_ends_the_command_silently():
     reading, writing = os.pipe()
     os.close(reading)
     for body in ("print('x')", "print('x' * 1_000_000)"):
@@ -100,7 +100,7 @@ def test_a_reader_that_leaves_ends_it_silently():
     os.close(writing)
 
 
-def test_closed_descriptors_are_no_one_elses():
+def test_closed_descriptors_are_not_reused():
     done = ending(
         "print('x'); sys.stderr.write('y'); sys.exit(open('/dev/null').fileno() - 3)",
         preexec_fn=lambda: (os.close(0), os.close(1), os.close(2)),
@@ -108,13 +108,13 @@ def test_closed_descriptors_are_no_one_elses():
     assert done.returncode == 0
 
 
-def test_a_message_that_cannot_be_written_keeps_the_exit_status():
+def test_message_that_cannot_be_written_keeps_the_exit_status():
     with open("/dev/full", "w") as full:  # noqa: PTH123
         assert ending("raise BadInput('no')", stderr=full).returncode == 2
         assert ending("1 / 0", stderr=full).returncode == 70
 
 
-def test_text_that_the_encoding_lacks_is_escaped():
+def test_unencodable_text_is_escaped():
     done = ending("print('\\U0001f600 \\udcff')", env={"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stdout) == (0, "\\U0001f600 \\udcff\n")
 

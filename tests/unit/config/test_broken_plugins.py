@@ -21,7 +21,7 @@ USED = {
 
 @pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "1 / 0", "Plugin = 5"])
 @pytest.mark.parametrize("group", USED)
-def test_it_is_named(tmp_path, monkeypatch, group, text):
+def test_broken_plugin_is_reported(tmp_path, monkeypatch, group, text):
     # Specs are cached by name, so each case has its own.
     name = f"broken{abs(hash((group, text)))}"
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path, group, name, text)))
@@ -30,7 +30,7 @@ def test_it_is_named(tmp_path, monkeypatch, group, text):
     assert "uninstall" in raised.value.remedy + raised.value.message
 
 
-def test_changed_code_is_another_run(tmp_path, monkeypatch):
+def test_changed_code_makes_another_run(tmp_path, monkeypatch):
     text = "from steadytrain.components.shared.config.schedules import ScheduleSpec\n"
     text += "Plugin = ScheduleSpec(lambda step, course: 1.0)\n"
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path, "steadytrain.schedules", "mine", text)))

@@ -26,7 +26,7 @@ def test_duplicate_key_is_an_error_that_names_its_lines(text: str, told: str) ->
     assert "Xk29" not in str(caught.value)
 
 
-def test_an_override_with_a_key_twice_is_refused() -> None:
+def test_override_with_a_duplicate_key_is_rejected() -> None:
     with pytest.raises(BadInput, match="margin appears twice"):
         load("causal-lm", ["gate={margin: 0.1, margin: 0}"])
 

@@ -63,7 +63,7 @@ def test_cross_field_problems_name_both_fields():
     assert problem.remedy == "for example 4"
 
 
-def test_what_fields_say_together_is_judged_beside_a_wrong_field():
+def test_cross_field_checks_run_despite_an_invalid_field():
     found = problems(
         {
             "name": "Bad Name",
@@ -97,14 +97,14 @@ def test_what_fields_say_together_is_judged_beside_a_wrong_field():
         ({"data": {"source": ["a"], "validation_share": 0.5, "test_share": 0.5}}, "a tenth"),
     ],
 )
-def test_what_cannot_work_is_refused(change, words):
+def test_unworkable_settings_are_rejected(change, words):
     assert any(words in problem.message for problem in problems({**MINIMAL, **change}).values())
 
 
 @pytest.mark.parametrize(
     ("version", "words"), [(0, "rewrite it"), (2, "newer steadytrain"), ("x", "rewrite it")]
 )
-def test_another_schema_version_is_refused_by_name(version, words):
+def test_another_schema_version_is_rejected_by_name(version, words):
     found = problems({**MINIMAL, "schema_version": version})
     assert words in found["schema_version"].remedy
 
@@ -119,7 +119,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_a_secret_is_refused_and_never_repeated(secret):
+def test_secret_is_rejected_and_never_repeated(secret):
     content = {**MINIMAL, "tracking": {"uri": secret}}
     with pytest.raises(ConfigError) as caught:
         from_mapping(content)
@@ -128,14 +128,14 @@ def test_a_secret_is_refused_and_never_repeated(secret):
     assert secret not in redact(f"before {secret} after")
 
 
-def test_a_secret_in_a_broken_configuration_is_not_repeated_either():
+def test_secret_in_a_broken_configuration_is_not_repeated_either():
     secret = SECRETS[0]
     with pytest.raises(ConfigError) as caught:
         from_mapping({**MINIMAL, "training": {"tokn": secret, "seed": secret}})
     assert secret not in str(caught.value)
 
 
-def test_ordinary_words_are_no_secrets():
+def test_ordinary_words_are_not_secrets():
     content = {
         "tokenizer": "hub:gpt2",
         "pad_token_id": 0,
@@ -164,12 +164,12 @@ def test_overrides_by_dotted_name():
         ('"a\\nb"', "a\nb"),
     ],
 )
-def test_an_override_of_text_is_taken_as_it_is_written(stated, taken):
+def test_text_override_is_taken_verbatim(stated, taken):
     assert load(yaml.safe_dump(MINIMAL), [f"output={stated}"]).output == taken
 
 
 @pytest.mark.parametrize("override", ["training.max_steps", "=3", "name.inner=3"])
-def test_a_wrong_override_is_refused(override):
+def test_wrong_override_is_rejected(override):
     with pytest.raises(BadInput, match="override"):
         load(yaml.safe_dump(MINIMAL), [override])
 
@@ -181,7 +181,7 @@ def test_invalid_configuration_is_rejected(source):
     assert caught.value.remedy
 
 
-def test_the_run_is_named_by_what_it_does():
+def test_run_name_depends_on_what_the_run_does():
     one = from_mapping(MINIMAL)
     same = from_mapping({**MINIMAL, "output": "elsewhere"})
     other = from_mapping({**MINIMAL, "training": {"seed": 1}})
@@ -189,7 +189,7 @@ def test_the_run_is_named_by_what_it_does():
     assert from_mapping({**MINIMAL, "run": "mine"}).run_id == "mine"
 
 
-def test_parameters_left_empty_change_nothing():
+def test_empty_parameters_change_nothing():
     config = from_parameters(
         config="causal-lm",
         overrides={},
@@ -217,7 +217,7 @@ def test_parameters_reach_their_fields():
     assert (config.training.learning_rate, config.training.max_steps) == (0.5, 7)
 
 
-def test_a_learning_rate_that_is_open_stays_so_on_its_way_through_a_pipeline():
+def test_unset_learning_rate_stays_unset_through_a_pipeline():
     sent = to_parameters(load(yaml.safe_dump(MINIMAL)), run="r")["config"]
     config = from_parameters(config=sent, overrides={}, learning_rate=0.0)
     assert config.training.learning_rate is None
@@ -226,7 +226,7 @@ def test_a_learning_rate_that_is_open_stays_so_on_its_way_through_a_pipeline():
 
 
 @pytest.mark.parametrize("text", ["{{$.pipeline_job_name}}", "a {{workflow.name}} b", "{{$}} é"])
-def test_what_kfp_and_argo_would_replace_arrives_as_it_was_given(text):
+def test_text_that_kfp_and_argo_would_replace_arrives_unchanged(text):
     given = load(yaml.safe_dump({**MINIMAL, "data": {**MINIMAL["data"], "exclude": [text]}}))
     sent = to_parameters(given, run="r")["config"]
     assert "{{" not in sent
@@ -237,7 +237,7 @@ def test_what_kfp_and_argo_would_replace_arrives_as_it_was_given(text):
 
 
 @pytest.mark.parametrize("text", ["0\x850", "a\u2028 b", "\u2029", "é"])
-def test_any_end_of_a_line_in_a_text_reads_back_equal(text):
+def test_line_endings_in_text_round_trip(text):
     config = load(yaml.safe_dump({**MINIMAL, "data": {"source": ["a.txt", text]}}))
     assert config.data.source[1] == text
     assert load(config.to_yaml()) == config
@@ -251,19 +251,19 @@ def test_any_end_of_a_line_in_a_text_reads_back_equal(text):
         *(("output", text) for text in ("hub:x", "s3://", "s3://b/x", "models:/x", " ")),
     ],
 )
-def test_an_address_that_names_nothing_or_no_folder_is_refused(field, value):
+def test_address_that_names_nothing_or_no_folder_is_rejected(field, value):
     with pytest.raises(ConfigError, match=f"{field} = .*(names nothing|is an address)"):
         load(yaml.safe_dump(MINIMAL), {field: value})
 
 
 @pytest.mark.parametrize("address", ["hub:", "hub:?split=train", "s3://", "package:"])
-def test_data_without_a_name_are_refused(address):
+def test_data_without_a_name_are_rejected(address):
     (problem,) = problems({**MINIMAL, "data": {"source": ["a.txt", address]}}).values()
     assert problem.field == "data.source.1"
     assert "names nothing" in problem.message
 
 
-def test_a_text_that_yaml_takes_for_a_mapping_stays_text():
+def test_text_that_yaml_takes_for_a_mapping_stays_text():
     text = yaml.safe_dump(MINIMAL)
     with pytest.raises(ConfigError, match=r"model.base = 'hub:': names nothing: give hub:NAME"):
         load(text, ["model.base=hub:"])
@@ -271,32 +271,32 @@ def test_a_text_that_yaml_takes_for_a_mapping_stays_text():
 
 
 @pytest.mark.parametrize("override", ["=" + "x" * 50_000, "name." + "x" * 50_000 + ".y=1"])
-def test_a_long_override_is_not_repeated_whole(override):
+def test_long_override_is_shortened_in_the_error(override):
     with pytest.raises(BadInput) as caught:
         load(yaml.safe_dump(MINIMAL), [override])
     assert len(str(caught.value)) < 1000
 
 
-def test_a_field_given_twice_is_refused():
+def test_field_given_twice_is_rejected():
     with pytest.raises(BadInput, match=r"training\.learning_rate"):
         from_parameters(
             config="causal-lm", overrides={"training.learning_rate": 1}, learning_rate=2.0
         )
 
 
-def test_the_schema_describes_every_section():
+def test_schema_describes_every_section():
     schema = RunConfig.model_json_schema()
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert schema["additionalProperties"] is False
 
 
-def test_a_price_makes_no_other_run():
+def test_price_does_not_change_the_run():
     priced = from_mapping({**MINIMAL, "compute": {"price_per_hour": 2.5}})
     assert priced.run_id == from_mapping(MINIMAL).run_id
     assert "compute.price_per_hour" in problems({**MINIMAL, "compute": {"price_per_hour": -1}})
 
 
-def test_amounts_of_a_pod_are_in_the_notation_of_kubernetes():
+def test_pod_quantities_use_kubernetes_notation():
     found = from_mapping({**MINIMAL, "compute": {"pods": {"cpu": 2, "memory": "7Gi"}}})
     assert (found.compute.pods.cpu, found.compute.pods.memory) == ("2", "7Gi")
     assert from_mapping({**MINIMAL, "compute": {"pods": {"cpu": "500m"}}}).compute.pods.cores == 0.5
@@ -304,7 +304,7 @@ def test_amounts_of_a_pod_are_in_the_notation_of_kubernetes():
     assert {"compute.pods.cpu", "compute.pods.memory"} <= set(told)
 
 
-def test_where_pods_run_makes_no_other_run():
+def test_pod_placement_does_not_change_the_run():
     moved = from_mapping({**MINIMAL, "compute": {"pods": {"memory": "99Gi"}}})
     assert moved.run_id == from_mapping(MINIMAL).run_id
 
@@ -327,7 +327,7 @@ def test_ranks_are_counted_over_all_nodes():
         ("compute", {"offload": "optimizer", "strategy": "fsdp"}, "zero1, zero2, zero3"),
     ],
 )
-def test_a_strategy_that_cannot_work_is_refused_with_what_would(section, fields, told):
+def test_unworkable_strategy_is_rejected_with_an_alternative(section, fields, told):
     with pytest.raises(ConfigError, match=told):
         from_mapping({**MINIMAL, section: fields})
 
@@ -339,7 +339,7 @@ def test_a_strategy_that_cannot_work_is_refused_with_what_would(section, fields,
         ("training", {"optim": "paged_adamw_8bit"}, "use adamw_torch"),
     ],
 )
-def test_what_needs_cuda_is_refused_on_a_cpu(section, fields, instead):
+def test_cuda_settings_are_rejected_on_a_cpu(section, fields, instead):
     with pytest.raises(ConfigError, match=instead):
         from_mapping({**MINIMAL, "compute": {"device": "cpu"}, section: fields})
 
@@ -384,18 +384,18 @@ def test_unknown_strategy_is_rejected_with_the_known_ones():
         ({"frozen_embeddings": "host"}, r"frozen_embeddings.*without adapters"),
     ],
 )
-def test_only_what_is_frozen_is_kept_in_another_form(adapter, told):
+def test_only_frozen_parts_are_kept_in_another_form(adapter, told):
     with pytest.raises(ConfigError, match=told):
         from_mapping({**MINIMAL, "model": {"base": "hub:x", "adapter": adapter}})
 
 
-def test_adapters_without_a_base_are_refused():
+def test_adapters_without_a_base_are_rejected():
     model = {"config": {"model_type": "llama"}, "adapter": {"kind": "lora"}}
     with pytest.raises(ConfigError, match=r"there is no model\.base"):
         from_mapping({**MINIMAL, "model": model})
 
 
-def test_a_relative_output_needs_a_current_folder(tmp_path, monkeypatch):
+def test_relative_output_needs_a_current_folder(tmp_path, monkeypatch):
     config = from_mapping({**MINIMAL, "output": "here"})
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

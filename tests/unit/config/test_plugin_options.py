@@ -50,7 +50,7 @@ def configured(tmp_path, monkeypatch):
         ("lr_scheduler_kwargs", {"power": 2}, "unexpected keyword argument 'power'"),
     ],
 )
-def test_what_the_spec_rejects_is_refused_with_its_signature(configured, field, options, message):
+def test_what_the_spec_rejects_is_rejected_with_its_signature(configured, field, options, message):
     with pytest.raises(ConfigError) as caught:
         configured(**{field: options})
     (problem,) = caught.value.problems
@@ -60,7 +60,7 @@ def test_what_the_spec_rejects_is_refused_with_its_signature(configured, field, 
 
 
 @pytest.mark.parametrize("field", ["optim_args", "lr_scheduler_kwargs"])
-def test_the_built_in_ones_have_none(field):
+def test_built_in_ones_have_none(field):
     with pytest.raises(ConfigError, match=f"training.{field} = .*rejects its options"):
         from_mapping({**MINIMAL, "training": {field: {"x": 1}}})
 

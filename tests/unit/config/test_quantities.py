@@ -26,7 +26,7 @@ from support.snippets import ROOT
         (93785, "1 d 02 h"),
     ],
 )
-def test_a_duration_has_at_most_two_units(seconds, text):
+def test_duration_has_at_most_two_units(seconds, text):
     assert duration(seconds) == text
 
 
@@ -42,7 +42,7 @@ def test_a_duration_has_at_most_two_units(seconds, text):
         (2**50, "1,130 TB"),
     ],
 )
-def test_a_size_has_three_digits_and_a_decimal_unit(count, text):
+def test_size_has_three_digits_and_a_decimal_unit(count, text):
     assert size(count) == text
 
 

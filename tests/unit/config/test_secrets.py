@@ -111,7 +111,7 @@ def test_secret_is_rejected_anywhere_and_never_repeated(text):
 
 
 @pytest.mark.parametrize("text", LENIENT.values(), ids=LENIENT.keys())
-def test_an_address_that_lenient_drivers_read_is_refused(text):
+def test_address_that_lenient_drivers_accept_is_rejected(text):
     with pytest.raises(ConfigError) as caught:
         from_mapping({**MINIMAL, "tracking": {"uri": text}})
     assert "tracking.uri" in str(caught.value)
@@ -127,7 +127,7 @@ def test_an_address_that_lenient_drivers_read_is_refused(text):
         ({"db_pw": 12345}, "x.db_pw"),
     ],
 )
-def test_a_secret_is_known_by_what_stands_beside_it(content, field):
+def test_secret_is_recognized_by_its_context(content, field):
     assert [problem.field for problem in find_secrets({"x": content})] == [field]
 
 
@@ -141,25 +141,25 @@ def test_a_secret_is_known_by_what_stands_beside_it(content, field):
         {"name": "HF_TOKEN"},
     ],
 )
-def test_what_stands_beside_an_ordinary_name_is_let_through(content):
+def test_value_beside_an_ordinary_name_is_allowed(content):
     assert not list(find_secrets({"x": content}))
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_text_stays_as_it_is(text):
+def test_ordinary_text_is_unchanged(text):
     assert redact(text) == text
     assert not holds_a_secret(text)
     assert not list(find_secrets({"x": [text], text: 1}))
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_no_preset_and_no_field_is_taken_for_a_secret(name):
+def test_presets_and_fields_are_not_secrets(name):
     text = load(name).to_yaml()
     assert redact(text) == text
     assert not list(find_secrets(yaml.safe_load(text)))
 
 
-def test_no_field_of_the_configuration_is_named_like_a_secret():
+def test_no_field_is_named_like_a_secret():
     schema = RunConfig.model_json_schema()
     sections = [schema, *schema["$defs"].values()]
     names = [name for section in sections for name in section.get("properties", {})]
@@ -172,7 +172,7 @@ def test_no_field_of_the_configuration_is_named_like_a_secret():
      "client_secret", "AWS_SECRET_ACCESS_KEY", "KFP_COOKIE", "STEADYTRAIN_WEBHOOK_URL"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["hunter2", 12345, 1.5, ["hunter2"], {"value": "hunter2"}])
-def test_what_is_named_like_a_secret_is_refused_whatever_its_type(name, value):
+def test_secret_names_are_rejected_for_any_type(name, value):
     found = list(find_secrets({"model": {"config": {name: value}}}))
     assert [problem.field for problem in found] == [f"model.config.{name}"]
     assert found[0].value == PLACEHOLDER
@@ -182,7 +182,7 @@ def test_what_is_named_like_a_secret_is_refused_whatever_its_type(name, value):
     "content", [{"password": None}, {"token": ""}, {"use_auth_token": True}, {"pad_token": "<p>"},
                 {"eosToken": "x"}, {"tokenizer": "hub:x"}, {"tokens": 5}, {"key": "x"}],
 )  # fmt: skip
-def test_what_holds_no_secret_is_let_through(content):
+def test_values_without_secrets_are_allowed(content):
     assert not list(find_secrets(content))
 
 
@@ -201,7 +201,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("override", BROKEN)
-def test_an_override_that_cannot_be_read_is_not_repeated(override):
+def test_unparsable_override_is_not_echoed(override):
     command = [sys.executable, "-m", "steadytrain.pipelines.cli", "validate", "causal-lm"]
     done = subprocess.run(
         [*command, "--set", override], capture_output=True, text=True, check=False
@@ -213,7 +213,7 @@ def test_an_override_that_cannot_be_read_is_not_repeated(override):
 
 
 @pytest.mark.parametrize("text", [f"a: [\npassword: {CANARY}\n- x: ]", f"a: *{CANARY}\n"])
-def test_a_file_that_cannot_be_read_is_not_repeated(text, tmp_path):
+def test_unparsable_file_is_not_echoed(text, tmp_path):
     with pytest.raises(BadInput, match="not valid YAML at line") as caught:
         load(text)
     assert CANARY not in str(caught.value)
@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_read_is_not_repeated(text, tmp_path):
     assert caught.value.__cause__ is None
 
 
-def test_every_error_of_the_product_is_without_secrets():
+def test_product_errors_hide_secrets():
     error = BadInput(f"failed at https://{CANARY}@host", remedy=f"set password={CANARY}")
     assert CANARY not in str(error) + error.message + error.remedy + repr(error)
 
@@ -235,7 +235,7 @@ def test_every_error_of_the_product_is_without_secrets():
     "name", ["MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "KFP_COOKIE"]
 )
 @pytest.mark.parametrize("value", ["wJalrX/UtnF+EMI", "correct horse battery", "it's \\ odd"])
-def test_a_secret_of_the_environment_is_known_by_its_value(name, value, monkeypatch):
+def test_secret_from_the_environment_is_recognized_by_value(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     for text in (f"login with {value} failed", f"{value!r}", repr(dict(os.environ))):
         assert value not in redact(text)
@@ -252,7 +252,7 @@ def test_a_secret_of_the_environment_is_known_by_its_value(name, value, monkeypa
         ("http://Sup3rSecret@host/", "no host Sup3rSecret"),
     ],
 )
-def test_the_login_of_an_address_in_the_environment_is_known(address, said, monkeypatch):
+def test_login_of_an_address_in_the_environment_is_recognized(address, said, monkeypatch):
     assert "Sup3r" in redact(said)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     assert "Sup3r" not in redact(said) + redact(address)
@@ -261,12 +261,12 @@ def test_the_login_of_an_address_in_the_environment_is_known(address, said, monk
 @pytest.mark.parametrize(
     "address", ["http://mlflow.kubeflow:5000/models/x@y", "s3://some-bucket/x@y", "ssh://someone@h"]
 )
-def test_an_address_without_a_password_hides_nothing(address, monkeypatch):
+def test_address_without_a_password_is_shown_whole(address, monkeypatch):
     monkeypatch.setenv("SOME_ADDRESS", address)
     assert redact(f"it is {address}") == f"it is {address}"
 
 
-def test_the_folder_of_the_process_is_no_secret(monkeypatch):
+def test_working_directory_is_not_a_secret(monkeypatch):
     monkeypatch.setenv("PWD", "/home/someone/project")
     assert redact("/home/someone/project/x") == "/home/someone/project/x"
 

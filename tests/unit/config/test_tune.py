@@ -16,14 +16,14 @@ def problems(space, *overrides, preset="causal-lm"):
     return {item.field: f"{item.message}; {item.remedy}" for item in caught.value.problems}
 
 
-def test_a_space_is_accepted_and_is_not_part_of_the_runs_identity():
+def test_space_is_accepted_and_is_not_part_of_the_runs_identity():
     plain = load("causal-lm")
     tuned = load("causal-lm", [("tune.space", LEARNING_RATE), "tune.budget.trials=5"])
     assert tuned.tune.budget.trials == 5
     assert tuned.run_id == plain.run_id
 
 
-def test_a_space_survives_being_written_as_yaml():
+def test_space_survives_being_written_as_yaml():
     tuned = load("causal-lm", [("tune.space", LEARNING_RATE)])
     assert load(tuned.to_yaml()) == tuned
 
@@ -48,7 +48,7 @@ def test_a_space_survives_being_written_as_yaml():
         ("model.adapter.rank", {"low": 4, "high": 8}, "model.adapter.kind is none"),
     ],
 )
-def test_a_field_that_cannot_be_tuned_is_rejected(field, dimension, says):
+def test_field_that_cannot_be_tuned_is_rejected(field, dimension, says):
     assert says in problems({field: dimension})[f"tune.space.{field}"]
 
 
@@ -65,7 +65,7 @@ def test_a_field_that_cannot_be_tuned_is_rejected(field, dimension, says):
         ({"low": 0, "high": 1, "step": 0.3}, "a whole number of steps"),
     ],
 )
-def test_a_dimension_must_hold_values(dimension, says):
+def test_dimension_must_hold_values(dimension, says):
     found = problems({"training.weight_decay": dimension})
     assert says in found["tune.space.training.weight_decay"]
 
@@ -85,7 +85,7 @@ def test_ends_and_choices_must_be_values_that_the_configuration_takes():
     assert "tune.space.model.config.choices.1" in found
 
 
-def test_a_value_that_only_conflicts_with_another_field_is_rejected():
+def test_value_that_only_conflicts_with_another_field_is_rejected():
     found = problems(
         {"training.learning_rate": {"low": 1e-9, "high": 1e-3}},
         "training.lr_scheduler_type=polynomial",
@@ -102,7 +102,7 @@ def test_a_value_that_only_conflicts_with_another_field_is_rejected():
         ({"training.learning_rate": 1}, "another field"),
     ],
 )
-def test_a_condition_names_a_choice_of_the_space(when, says):
+def test_condition_names_a_choice_of_the_space(when, says):
     space = {
         "training.weight_decay": {"low": 0, "high": 1},
         "training.lr_scheduler_type": {"choices": ["cosine", "constant"]},
@@ -126,7 +126,7 @@ def test_conditions_that_depend_on_each_other_are_rejected():
     assert "in turn" in problems(space)["tune.space.training.optim.when.training.lr_scheduler_type"]
 
 
-def test_a_field_is_checked_under_its_condition():
+def test_field_is_checked_under_its_condition():
     load(
         "chat",
         [

@@ -61,7 +61,7 @@ def compared(then, now):
     return {move.what: move for move in moves(then, now, RetrainConfig())}
 
 
-def test_a_package_has_not_drifted_from_itself(tmp_path):
+def test_package_does_not_drift_from_itself(tmp_path):
     then = profile(tmp_path / "then", functions("asyncio"))
     found = compared(then, then)
     assert found.keys() == {"lengths", "words"}
@@ -69,7 +69,7 @@ def test_a_package_has_not_drifted_from_itself(tmp_path):
     assert not any(move.moved for move in found.values())
 
 
-def test_halves_of_a_package_are_apart_by_chance_only(tmp_path):
+def test_halves_of_a_package_differ_only_by_chance(tmp_path):
     records = functions("asyncio")
     found = compared(
         profile(tmp_path / "then", records[::2]), profile(tmp_path / "now", records[1::2])
@@ -78,7 +78,7 @@ def test_halves_of_a_package_are_apart_by_chance_only(tmp_path):
     assert not any(move.moved for move in found.values())
 
 
-def test_another_package_has_other_words(tmp_path):
+def test_another_package_has_drifted_words(tmp_path):
     found = compared(
         profile(tmp_path / "then", functions("asyncio")),
         profile(tmp_path / "now", functions("turtledemo")),
@@ -87,7 +87,7 @@ def test_another_package_has_other_words(tmp_path):
     assert found["words"].value > 2 * found["words"].limit
 
 
-def test_records_cut_short_have_other_lengths(tmp_path):
+def test_truncated_records_have_drifted_lengths(tmp_path):
     records = functions("asyncio")
     found = compared(
         profile(tmp_path / "then", records),
@@ -96,7 +96,7 @@ def test_records_cut_short_have_other_lengths(tmp_path):
     assert found["lengths"].moved
 
 
-def test_labels_that_change_their_shares_are_seen(tmp_path):
+def test_changed_label_shares_are_detected(tmp_path):
     records = functions("asyncio")
 
     def kind(text):
@@ -112,7 +112,7 @@ def test_labels_that_change_their_shares_are_seen(tmp_path):
     assert not found["words"].moved
 
 
-def test_a_handful_of_the_same_records_is_too_few_to_tell(tmp_path):
+def test_few_records_are_too_few_to_tell(tmp_path):
     then = profile(tmp_path / "then", functions("asyncio"))
     for seed in range(5):
         few = random.Random(seed).sample(functions("asyncio"), 4)
@@ -121,7 +121,7 @@ def test_a_handful_of_the_same_records_is_too_few_to_tell(tmp_path):
         assert not words.moved
 
 
-def test_the_distance_is_that_of_scipy():
+def test_distance_matches_scipy():
     generator = np.random.default_rng(1)
     for _ in range(20):
         then, now = generator.integers(0, 50, (2, 64)).astype(float)
@@ -130,13 +130,13 @@ def test_the_distance_is_that_of_scipy():
     assert js_distance(*apart) == pytest.approx(1)
 
 
-def test_the_stability_index_of_a_worked_example():
+def test_stability_index_matches_a_worked_example():
     """The shares 0.2, 0.3, 0.5 become 0.3, 0.3, 0.4. The expected value is computed by hand."""
     value = stability_index(np.array([20.0, 30, 50]), np.array([30.0, 30, 40]))
     assert value == pytest.approx(0.1 * np.log(1.5) + 0.1 * np.log(1.25))
 
 
-def test_processes_give_the_same_profile_as_one(tmp_path, monkeypatch):
+def test_parallel_profile_equals_the_serial_one(tmp_path, monkeypatch):
     alone = profile(tmp_path, functions("asyncio"))
     monkeypatch.setattr("steadytrain.components.preprocess.parallel.SMALL_BYTES", 0)
     assert profile(tmp_path, functions("asyncio")) == alone
@@ -161,7 +161,7 @@ def champion(config, learned):
     return make
 
 
-def test_new_data_of_another_kind_are_news_with_a_figure(champion):
+def test_drifted_new_data_are_reported_with_a_figure(champion):
     config, path = champion(when="drift")
     write(path, functions("turtledemo"))
     news = run(config)
@@ -173,7 +173,7 @@ def test_new_data_of_another_kind_are_news_with_a_figure(champion):
 
 
 @pytest.mark.parametrize(("when", "found"), [("new_data", True), ("drift", False)])
-def test_new_data_of_the_same_kind_are_news_unless_only_drift_counts(champion, when, found):
+def test_similar_new_data_count_unless_only_drift_counts(champion, when, found):
     config, path = champion(when=when)
     write(path, functions("asyncio")[:-20])
     news = run(config)
@@ -182,7 +182,7 @@ def test_new_data_of_the_same_kind_are_news_unless_only_drift_counts(champion, w
     assert news.reason.startswith("nothing new: ") is not found
 
 
-def test_the_page_of_the_step_shows_each_figure(champion, tmp_path):
+def test_page_of_the_step_shows_each_figure(champion, tmp_path):
     config, path = champion()
     write(path, functions("turtledemo"))
     page = dsl.HTML(name="page", uri=str(tmp_path / "page.html"))

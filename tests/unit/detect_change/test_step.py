@@ -21,13 +21,13 @@ def add_data(config, text="another text\n"):
     Path(config.data.source[0], "b.txt").write_text(text)
 
 
-def test_without_a_champion_all_is_new(config):
+def test_all_data_are_new_without_a_champion(config):
     news = run(config)
     assert news.found
     assert news.reason == "tiny has no champion yet"
 
 
-def test_data_that_the_champion_has_learned_from_are_not_new(config, learned):
+def test_champion_training_data_are_not_new(config, learned):
     learned("champion")
     news = run(config)
     assert not news.found
@@ -35,7 +35,7 @@ def test_data_that_the_champion_has_learned_from_are_not_new(config, learned):
 
 
 @pytest.mark.parametrize("change", ["added", "changed", "removed"])
-def test_other_data_are_new(config, learned, change):
+def test_changed_data_are_new(config, learned, change):
     add_data(config)
     learned("champion")
     first = Path(config.data.source[0], "a.txt")
@@ -50,7 +50,7 @@ def test_other_data_are_new(config, learned, change):
     assert "differ from those of the champion, version 1" in news.reason
 
 
-def test_data_of_a_rejected_candidate_are_not_tried_again(config, learned):
+def test_data_of_a_rejected_candidate_are_not_retried(config, learned):
     learned("champion")
     add_data(config)
     learned("candidate")
@@ -59,20 +59,20 @@ def test_data_of_a_rejected_candidate_are_not_tried_again(config, learned):
     assert run(config).found
 
 
-def test_a_champion_from_elsewhere_cannot_be_compared_with(config, learned):
+def test_foreign_champion_cannot_be_compared(config, learned):
     learned("champion", tags={})
     news = run(config)
     assert news.found
     assert "cannot be compared" in news.reason
 
 
-def test_no_data_at_all_are_an_error(config):
+def test_missing_data_are_an_error(config):
     Path(config.data.source[0], "a.txt").unlink()
     with pytest.raises(BadInput, match="no file found there"):
         run(config)
 
 
-def test_it_leaves_no_run_behind(config, learned):
+def test_step_leaves_no_run_behind(config, learned):
     learned("champion")
     run(config)
     assert not Path(config.output, "runs").exists()

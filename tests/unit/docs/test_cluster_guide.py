@@ -11,7 +11,7 @@ from support.snippets import ROOT
 GUIDE = (ROOT / "docs" / "guides" / "cluster.md").read_text()
 
 
-def test_the_overlays_and_components_are_there():
+def test_overlays_and_components_are_there():
     named = set(re.findall(r"^\| `overlays/([a-z-]+)`", GUIDE, re.MULTILINE))
     assert named == {path.name for path in (ROOT / "manifests" / "overlays").iterdir()}
     table = GUIDE.split("| Component | For |")[1].split("\n\n")[0]
@@ -19,7 +19,7 @@ def test_the_overlays_and_components_are_there():
     assert named == {path.name for path in (ROOT / "manifests" / "components").iterdir()}
 
 
-def test_the_secret_is_the_one_that_steps_are_given():
+def test_secret_is_the_one_that_steps_are_given():
     written = (ROOT / "manifests" / "create-secret.sh").read_text()
     assert f"secret generic {NAME} " in written
     named = set(re.findall(r"(MLFLOW_[A-Z_]+)=", written))

@@ -37,7 +37,7 @@ def parsed(words):
 
 
 @pytest.mark.parametrize("where", OURS)
-def test_each_command_and_option_is_one_of_ours(where):
+def test_documented_commands_and_options_exist(where):
     """Click parses it, and gives nothing back that it does not know."""
     context = parsed(OURS[where])
     assert not context.args
@@ -46,7 +46,7 @@ def test_each_command_and_option_is_one_of_ours(where):
 
 
 @pytest.mark.parametrize("where", [key for key, words in OURS.items() if "--set" in words])
-def test_each_override_is_one_that_its_configuration_takes(where):
+def test_documented_overrides_are_valid(where):
     params = parsed(OURS[where]).params
     preset = params["source"] if params["source"] in preset_names() else "chat"
     load(preset, params["overrides"])
@@ -120,7 +120,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("where", [key for key in LINES if key not in OURS])
-def test_each_other_command_names_what_there_is(where):
+def test_documented_shell_commands_name_existing_paths(where):
     program, *words = shlex.split(LINES[where])
     OTHERS[program](words)
 
@@ -150,7 +150,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", CHEAP)
-def test_what_is_cheap_works(folder, command):
+def test_cheap_commands_run(folder, command):
     words = shlex.split(command)
     # The dry run of a plan imports torch for each; what it prints is the same.
     quick = ["--formula"] if words[0] == "plan" and "--formula" not in words else []
@@ -166,7 +166,7 @@ INLINE = {
 
 
 @pytest.mark.parametrize("text", sorted(INLINE))
-def test_each_command_within_a_sentence_has_that_name_and_those_options(text):
+def test_inline_commands_and_options_exist(text):
     name, *rest = text.split()
     found = typer.main.get_command(app).commands[name]
     if hasattr(found, "commands"):

@@ -19,26 +19,26 @@ MEASURED = re.compile(
 OTHERS = [page for page in PAGES if page != BENCHMARKS]
 
 
-def test_the_readme_has_at_most_900_words():
+def test_readme_has_at_most_900_words():
     assert len(README.read_text().split()) <= 900
 
 
 @pytest.mark.parametrize("address", LINK.findall(README.read_text()))
-def test_what_the_readme_links_to_is_there(address):
+def test_readme_links_resolve(address):
     # MkDocs checks the links of all other pages.
     assert (ROOT / address).exists()
 
 
-def test_the_picture_of_a_report_is_small():
+def test_picture_of_a_report_is_small():
     assert (ROOT / "docs" / "images" / "report.png").stat().st_size < 200_000
 
 
-def test_every_block_says_which_language_it_is_in():
+def test_every_code_block_names_its_language():
     odd = [str(block) for block in blocks() if block.language not in CHECKED]
     assert not odd
 
 
-def test_the_home_page_names_every_guide():
+def test_home_page_names_every_guide():
     home = (ROOT / "docs" / "index.md").read_text()
     guides = {path.name for path in (ROOT / "docs" / "guides").iterdir()}
     assert guides == set(re.findall(r"guides/([a-z0-9-]+\.md)", home))
@@ -52,11 +52,11 @@ def test_measured_figures_are_only_on_the_benchmarks_page(page):
 
 
 @pytest.mark.parametrize("path", re.findall(r"tests/bench/\w+\.py", BENCHMARKS.read_text()))
-def test_each_benchmark_is_there(path):
+def test_documented_benchmarks_exist(path):
     assert (ROOT / path).is_file()
 
 
-def test_no_benchmark_is_left_out():
+def test_every_benchmark_is_documented():
     named = re.findall(r"tests/bench/(\w+\.py)", BENCHMARKS.read_text())
     assert set(named) == {path.name for path in (ROOT / "tests" / "bench").glob("test_*.py")}
 
@@ -67,12 +67,12 @@ PATH = re.compile(r"`((?:components|pipelines|manifests|tests|docker|docs)/[\w./
 @pytest.mark.parametrize(
     "path", sorted({p for page in PAGES for p in PATH.findall(page.read_text())})
 )
-def test_each_path_of_the_repository_is_there(path):
+def test_documented_paths_exist(path):
     assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_field_that_a_page_names_is_one(page):
+def test_documented_fields_exist(page):
     """In backticks: training.max_steps, or compute.pods for a section."""
     sections = "|".join(RunConfig.model_fields)
     for name in re.findall(rf"`((?:{sections})\.[a-z_.]+)[`:=]", page.read_text()):

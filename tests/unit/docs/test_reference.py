@@ -78,7 +78,7 @@ def leaves(schema, node, prefix=""):
     ("model", "address"),
     [(RunConfig, "reference/configuration.md"), (ScheduleFile, "reference/schedules.md")],
 )
-def test_every_field_is_there_with_default_meaning_and_unit(pages, model, address):
+def test_every_field_is_listed_with_default_meaning_and_unit(pages, model, address):
     schema = model.model_json_schema()
     found = rows(pages[address])
     fields = dict(leaves(schema, schema))
@@ -94,7 +94,7 @@ def test_every_field_is_there_with_default_meaning_and_unit(pages, model, addres
         assert bool(unit) or not is_number or name.rpartition(".")[2] in WITHOUT_UNIT, name
 
 
-def test_every_command_and_option_is_there(pages):
+def test_every_command_and_option_is_listed(pages):
     page = pages["reference/commands.md"]
 
     def visit(name, command):
@@ -108,7 +108,7 @@ def test_every_command_and_option_is_there(pages):
     visit("steadytrain", typer.main.get_command(app))
 
 
-def test_every_event_and_its_fields_are_there(pages):
+def test_every_event_and_field_is_listed(pages):
     page = pages["reference/events.md"]
     classes = [
         node
@@ -125,7 +125,7 @@ def test_every_event_and_its_fields_are_there(pages):
                 assert f"| `{item.target.id}` |" in section, (kind.name, item.target.id)
 
 
-def test_the_batch_settings_are_fields_of_their_events(pages):
+def test_batch_settings_are_fields_of_their_events(pages):
     page = pages["reference/events.md"]
     for kind in (types.AttemptStarted, types.DecisionMade):
         section = page.split(f"## {kind.name}\n")[1].split("\n## ")[0]
@@ -134,7 +134,7 @@ def test_the_batch_settings_are_fields_of_their_events(pages):
         assert "| `batch` |" not in section
 
 
-def test_every_failure_class_is_there_with_its_fix(pages):
+def test_every_failure_class_is_listed_with_its_fix(pages):
     found = rows(pages["reference/failures.md"])
     for kind in FailureClass:
         _, meaning, retried, fix = found[kind.value]
@@ -163,14 +163,14 @@ def test_every_alert_is_there_with_its_meaning_and_fix(pages):
     assert {item.name for item in CONCLUSIONS} <= found.keys()
 
 
-def test_every_environment_variable_that_the_code_names_is_there(pages):
+def test_every_environment_variable_is_listed(pages):
     from reference.environment import INTERNAL, MEANINGS, named
 
     assert named() == set(MEANINGS) | INTERNAL
     assert set(rows(pages["reference/environment.md"])) == set(MEANINGS)
 
 
-def test_the_python_api_has_a_docstring_for_everything(pages):
+def test_python_api_has_a_docstring_for_everything(pages):
     page = pages["reference/python.md"]
     found = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     assert len(found) > 20
@@ -178,7 +178,7 @@ def test_the_python_api_has_a_docstring_for_everything(pages):
     assert not re.search(r"\n\n\s*\n```", page)
 
 
-def test_the_modules_of_the_python_api_import_no_torch():
+def test_modules_of_the_python_api_import_no_torch():
     from reference.python import API
 
     program = f"import sys, {', '.join(API)}; sys.exit('torch' in sys.modules)"

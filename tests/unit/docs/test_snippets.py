@@ -70,7 +70,7 @@ def example(tmp_path_factory):
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_yaml_is_taken(block, tmp_path, example, monkeypatch):
+def test_yaml_snippets_are_valid(block, tmp_path, example, monkeypatch):
     monkeypatch.syspath_prepend(example)
     content = yaml.safe_load(block.text)
     if "schedules" in content:
@@ -84,7 +84,7 @@ def test_yaml_is_taken(block, tmp_path, example, monkeypatch):
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
-def test_entry_points_are_of_the_groups_that_the_product_reads(block):
+def test_entry_point_snippets_use_known_groups(block):
     """And those of tests/plugins, which other tests install."""
     given, example = (
         tomllib.loads(text)["project"]["entry-points"]
@@ -97,14 +97,14 @@ def test_entry_points_are_of_the_groups_that_the_product_reads(block):
 
 
 @pytest.mark.parametrize("name", ["regression.py", "regression_model.py"])
-def test_the_task_of_the_documentation_is_the_one_that_other_tests_run(name):
+def test_documented_task_is_the_tested_one(name):
     code = (SOURCE / "steadytrain_example" / name).read_text()
     named = code.replace("steadytrain_example", "my_package")
     assert [block for block in blocks("python") if block.text == named]
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
-def test_each_line_of_json_is_a_record_of_a_chat(block):
+def test_json_lines_are_chat_records(block):
     data = load("chat", {"data.task": CHAT}).data
     for line in block.text.splitlines():
         assert check(json.loads(line), data, open_encoder(data)).content
@@ -118,7 +118,7 @@ def is_light(node):
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
-def test_python_runs_up_to_the_work(block, tmp_path, monkeypatch):
+def test_python_snippets_run_up_to_the_training(block, tmp_path, monkeypatch):
     (config,) = (item.text for item in blocks("yaml") if item.page == README)
     (tmp_path / "my.yaml").write_text(config)
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_python_runs_up_to_the_work(block, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["ema", "orders"])
-def test_examples_are_those_that_other_tests_install_and_train_with(module):
+def test_documented_examples_are_the_tested_ones(module):
     source = (ROOT / "tests" / "plugins" / "steadytrain_example" / f"{module}.py").read_text()
     code = source.partition('"""\n\n')[2]
     assert code in [block.text for block in blocks("python")]

@@ -72,7 +72,7 @@ def test_gpus_are_counted_by_make_with_their_memory(answers):
     )
 
 
-def test_nodes_that_may_not_be_seen_are_not_asked(answers):
+def test_nodes_are_skipped_without_permission(answers):
     answers.of[NODES] = 403
     assert check_gpus(open_cluster("ours")).state == "not asked"
 
@@ -84,7 +84,7 @@ def test_trainer_with_kueue_passes(answers):
     assert found.keys() == {"TrainJob", "JobSet", "Workflow", "Kueue"}
 
 
-def test_without_trainer_a_pytorchjob_will_do(answers):
+def test_pytorchjob_suffices_without_trainer(answers):
     offer(answers, kubeflow=("v1", "pytorchjobs"), argo=ARGO)
     found = kinds()
     assert found["TrainJob"].state == "not asked"
@@ -99,7 +99,7 @@ def test_without_trainer_a_pytorchjob_will_do(answers):
         ({}, "trainjobs"),
     ],
 )
-def test_rights_are_asked_for_on_the_kind_that_will_be_made(answers, groups, kind):
+def test_rights_are_checked_for_the_job_kind_in_use(answers, groups, kind):
     offer(answers, **groups)
     reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answers.of[reviews] = {"spec": {}, "status": {"allowed": True}}
@@ -108,7 +108,7 @@ def test_rights_are_asked_for_on_the_kind_that_will_be_made(answers, groups, kin
     assert lines[0].topic == f"may {kind}"
 
 
-def test_with_neither_or_another_version_it_fails_with_the_remedy(answers):
+def test_missing_or_unknown_operator_fails_with_a_remedy(answers):
     offer(answers, argo=ARGO)
     assert kinds()["TrainJob"].state == "fail"
     offer(answers, trainer=("v2", "trainjobs"))
@@ -132,7 +132,7 @@ def test_trainer_without_jobset_fails(answers):
         ("ReadWriteOnce", None, "fail"),
     ],
 )
-def test_the_volume_must_be_mounted_by_every_node(answers, mode, nodes, state):
+def test_volume_must_be_mounted_by_every_node(answers, mode, nodes, state):
     answers.of[CLAIM] = claim(mode=mode)
     if nodes is None:
         answers.of[NODES] = 403
@@ -141,7 +141,7 @@ def test_the_volume_must_be_mounted_by_every_node(answers, mode, nodes, state):
     assert check_volume(open_cluster("ours")).state == state
 
 
-def test_a_class_that_waits_for_the_first_pod_is_no_failure(answers):
+def test_wait_for_first_consumer_is_not_a_failure(answers):
     answers.of[CLAIM] = claim("Pending")
     answers.of[f"{CLASS}/fast"] = {
         "metadata": {},
@@ -159,7 +159,7 @@ def test_claim_without_a_class_lists_the_storage_classes(answers):
     assert "classes here: nfs" in line.remedy
 
 
-def test_what_may_not_be_seen_is_not_asked(answers):
+def test_forbidden_objects_are_skipped(answers):
     answers.of[CLAIM] = answers.of["/api/v1/namespaces/ours/resourcequotas"] = 403
     assert check_volume(open_cluster("ours")).state == "not asked"
     assert [line.state for line in check_quota(open_cluster("ours"))] == ["not asked"]
@@ -208,7 +208,7 @@ def test_wrong_credentials_are_reported(answers):
     assert "credentials" in line.remedy
 
 
-def test_one_broken_answer_does_not_keep_the_others(answers):
+def test_one_broken_response_does_not_stop_other_checks(answers):
     answers.of["/version"] = {"gitVersion": "v1.34.0"}
     answers.of["/api/v1/namespaces/ours"] = 403
     offer(answers, argo=ARGO)

@@ -22,7 +22,7 @@ def pod():
     return client.ApiClient().sanitize_for_serialization(made)
 
 
-def test_the_credentials_are_named_and_never_held():
+def test_trial_pod_references_credentials_by_secret():
     (container,) = pod()["spec"]["containers"]
     assert container["env"] == [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": NAME, "key": key, "optional": True}}}
@@ -30,7 +30,7 @@ def test_the_credentials_are_named_and_never_held():
     ]
 
 
-def test_the_pod_has_no_token_and_may_write_to_a_bounded_tmp_alone():
+def test_trial_pod_has_no_token_and_writes_only_to_a_bounded_tmp():
     spec = pod()["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
@@ -45,7 +45,7 @@ def test_the_pod_has_no_token_and_may_write_to_a_bounded_tmp_alone():
     ],
     ids=["no-address", "nobody-listens"],
 )
-def test_what_the_pod_prints_becomes_the_doctors_line(address, state, words, tmp_path):
+def test_pod_output_becomes_the_doctors_line(address, state, words, tmp_path):
     environment = {"PATH": "", "HOME": str(tmp_path), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     if address:
         environment["MLFLOW_TRACKING_URI"] = address.format(port=free_port())
@@ -59,12 +59,12 @@ def test_what_the_pod_prints_becomes_the_doctors_line(address, state, words, tmp
     assert "hunter2secret" not in done.stdout
 
 
-def test_a_pod_that_fails_says_so():
+def test_failed_pod_is_reported():
     line = module._judge_tracking("Failed", "Traceback ...\nModuleNotFoundError: x", "ns")
     assert line.state == "fail"
     assert "ModuleNotFoundError" in line.text
 
 
-def test_the_line_survives_what_a_library_prints_before_it():
+def test_library_output_before_the_line_is_ignored():
     told = json.dumps({"topic": "MLflow", "state": "pass", "text": "good", "remedy": ""})
     assert module._judge_tracking("Succeeded", f"a warning\n{told}\n", "ns").state == "pass"

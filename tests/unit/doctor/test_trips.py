@@ -44,7 +44,7 @@ def credentials(monkeypatch, port):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
-def test_an_object_goes_to_s3_and_back_and_nothing_stays(credentials, port):
+def test_s3_round_trip_leaves_nothing(credentials, port):
     line = try_storage("s3://bucket/below")
     assert line.state == "pass"
     assert client_of(port).list_objects_v2(Bucket="bucket", Prefix="below").get("KeyCount") == 0
@@ -58,19 +58,19 @@ def test_bytes_that_differ_from_those_written_are_reported(credentials, monkeypa
     assert "different bytes" in line.text
 
 
-def test_a_bucket_that_is_not_there_is_an_error_with_a_remedy(credentials):
+def test_missing_bucket_is_an_error_with_a_remedy(credentials):
     with pytest.raises(StorageError) as raised:
         try_storage("s3://nowhere-at-all/below")
     assert raised.value.remedy
 
 
-def test_what_is_not_named_is_not_asked():
+def test_unconfigured_services_are_not_contacted():
     for line in (try_storage(""), try_tracking(), try_pipelines("")):
         assert line.state == "not asked"
         assert line.remedy
 
 
-def test_a_run_goes_to_mlflow_and_back_and_is_deleted(empty_store, tmp_path, monkeypatch):
+def test_mlflow_round_trip_deletes_its_run(empty_store, tmp_path, monkeypatch):
     store = f"sqlite:///{shutil.copyfile(empty_store, tmp_path / 'mlflow.db')}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     assert try_tracking().state == "pass"
@@ -78,7 +78,7 @@ def test_a_run_goes_to_mlflow_and_back_and_is_deleted(empty_store, tmp_path, mon
     assert [item.name for item in left] == ["Default"]
 
 
-def test_mlflow_that_is_not_there_is_an_error(monkeypatch):
+def test_missing_mlflow_is_an_error(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(TrackingError, match="cannot be used"):
         try_tracking()
@@ -91,7 +91,7 @@ def test_version_of_kubeflow_pipelines_is_reported():
     assert line.text.endswith("version 2.17.0")
 
 
-def test_a_server_of_many_users_wants_a_namespace(monkeypatch):
+def test_multi_user_server_needs_a_namespace(monkeypatch):
     monkeypatch.delenv("KFP_NAMESPACE", raising=False)
     with kfp_server.serving() as server:
         server.multi_user = True

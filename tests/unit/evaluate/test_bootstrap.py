@@ -11,7 +11,7 @@ def mean_of(values):
     return lambda weights: {"mean": weights @ values / weights.sum(axis=1)}
 
 
-def test_examples_without_a_group_are_units_of_their_own():
+def test_ungrouped_examples_are_their_own_units():
     units = units_of(["a", None, "a", None, "1"])
     assert units[0] == units[2]
     assert len(set(units.tolist())) == 4
@@ -34,7 +34,7 @@ def test_replicates_do_not_depend_on_how_many_are_computed_at_once(monkeypatch):
     assert np.array_equal(replicate(mean_of(values), units, how)["mean"], whole)
 
 
-def test_groups_are_drawn_whole():
+def test_groups_are_resampled_whole():
     units = np.array([0, 0, 0, 1, 2, 2])
     seen = []
 
@@ -51,7 +51,7 @@ def test_groups_are_drawn_whole():
     assert (weights[:, [0, 3, 4]].sum(axis=1) == 3).all()
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
+def test_interval_coverage_matches_the_confidence_level():
     random = np.random.default_rng(0)
     hits = 0
     for trial in range(300):
@@ -64,7 +64,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert 0.83 < hits / 300 < 0.95
 
 
-def test_grouped_examples_give_a_wider_interval_than_as_many_independent_ones():
+def test_grouped_examples_give_wider_intervals():
     random = np.random.default_rng(0)
     groups = np.repeat(np.arange(30), 20)
     values = random.normal(size=30)[groups]
@@ -83,6 +83,6 @@ def test_undefined_replicates_are_left_out(replicates):
     assert (interval.low, interval.high) == pytest.approx((1.1, 2.9))
 
 
-def test_with_no_defined_replicate_the_interval_is_the_value():
+def test_interval_is_the_value_without_defined_replicates():
     interval = Resampling(100, 0.9, 0).interval(2.0, np.array([np.nan]))
     assert (interval.low, interval.value, interval.high) == (2.0, 2.0, 2.0)

@@ -33,7 +33,7 @@ def error(classes, weights=None):
     )
 
 
-def test_the_error_is_the_distance_of_confidence_and_accuracy_weighted_by_bins():
+def test_error_is_the_bin_weighted_gap_of_confidence_and_accuracy():
     # Two at confidence 0.9, one of them right, and two at 0.6, both right:
     # (2 * 0.4 + 2 * 0.4) / 4.
     classes = classified([0, 1, 0, 0], [[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
@@ -43,7 +43,7 @@ def test_the_error_is_the_distance_of_confidence_and_accuracy_weighted_by_bins()
     assert (second.examples, second.confidence, second.accuracy) == (2, pytest.approx(0.9), 0.5)
 
 
-def test_weights_count_examples_as_often_as_they_say():
+def test_weights_act_as_repetitions():
     classes = drawn(50, truthful=False)
     weights = np.random.default_rng(1).integers(0, 4, size=(3, 50))
     for row, found in zip(weights, error(classes, weights), strict=True):
@@ -54,16 +54,16 @@ def test_weights_count_examples_as_often_as_they_say():
         assert found == pytest.approx(error(alone)[0])
 
 
-def test_true_confidence_is_calibrated_and_a_guess_is_not():
+def test_honest_confidence_is_calibrated():
     assert error(drawn(20_000, truthful=True))[0] < 0.02
     assert error(drawn(20_000, truthful=False))[0] > 0.2
 
 
-def test_certainty_is_in_the_last_bin():
+def test_confidence_one_is_in_the_last_bin():
     assert error(classified([0, 0], [[1.0, 0.0], [1.0, 0.0]])) == pytest.approx([0.0])
 
 
-def test_curves_are_of_the_classes_that_are_found_worst_and_enclose_their_average():
+def test_curves_show_the_worst_classes_and_the_average():
     classes, names = drawn(400, truthful=True), ["a", "b", "c"]
     averages = average_precisions(classes, names)
     assert averages["b"] == pytest.approx(
@@ -79,7 +79,7 @@ def test_curves_are_of_the_classes_that_are_found_worst_and_enclose_their_averag
         assert -np.trapezoid(precision, recall) == pytest.approx(averages[name], abs=0.02)
 
 
-def test_a_class_that_no_example_is_of_has_no_curve():
+def test_class_without_examples_has_no_curve():
     classes = classified([0, 1], [[0.8, 0.1, 0.1], [0.3, 0.6, 0.1]])
     averages = average_precisions(classes, ["a", "b", "c"])
     assert averages.keys() == {"a", "b"}

@@ -98,7 +98,7 @@ def test_model_whose_base_used_another_split_is_not_promoted(decide, first):
     assert told == []
 
 
-def test_tokenizers_may_differ_where_the_bytes_are_the_same(decide):
+def test_tokenizers_may_differ_if_the_bytes_are_equal(decide):
     decision, _ = decide(table(1.0, targets=3))
     assert decision.promoted
 
@@ -117,7 +117,7 @@ def test_tokenizers_may_differ_where_the_bytes_are_the_same(decide):
         (RuntimeError(), {}, "cannot be loaded or scored: RuntimeError"),
     ],
 )
-def test_without_a_fair_comparison_there_is_no_promotion(decide, theirs, tags, reason):
+def test_unfair_comparison_is_not_promoted(decide, theirs, tags, reason):
     decision, _ = decide(theirs, **tags)
     assert not decision.promoted
     assert decision.reason.startswith("not promoted: bits per byte ")

@@ -58,7 +58,7 @@ def decide(pair, metric="bits_per_byte", **limits):
         ("accuracy", 0.9, {"auroc": 0.5}, False, "auroc has a floor of 0.5 and is not measured"),
     ],
 )
-def test_without_a_champion_the_floors_alone_decide(metric, value, floors, promoted, words):
+def test_only_floors_decide_without_a_champion(metric, value, floors, promoted, words):
     decision = gate(metric, floors=floors).decide({metric: value}, None)
     assert decision.promoted is promoted
     assert words in decision.reason
@@ -78,7 +78,7 @@ def test_real_improvement_is_found_and_reported_with_its_numbers():
     assert "% better (95 % interval" in decision.reason
 
 
-def test_pairing_finds_a_difference_that_the_spread_of_examples_would_hide():
+def test_pairing_finds_a_difference_hidden_by_example_variance():
     pair = language_pair(0.01, noise=0.02)
     assert decide(pair).promoted
     shuffled = np.random.default_rng(1).permutation(len(pair.weights))
@@ -99,14 +99,14 @@ def test_models_without_a_difference_are_rarely_promoted():
     assert promoted <= 8
 
 
-def test_the_same_model_is_not_better_than_itself():
+def test_same_model_is_not_better_than_itself():
     decision = decide(language_pair(0.0, noise=0.0))
     assert not decision.promoted
     assert "lower end does not exceed the margin" in decision.reason
 
 
 @pytest.mark.parametrize(("margin", "promoted"), [(0.0, True), (0.03, True), (0.06, False)])
-def test_the_margin_must_be_exceeded_by_the_lower_end(margin, promoted):
+def test_margin_must_be_exceeded_by_the_lower_end(margin, promoted):
     decision = decide(language_pair(0.05), margin=margin)
     assert decision.promoted is promoted
     assert decision.margin == margin
@@ -126,14 +126,14 @@ def test_accuracy_is_better_when_it_is_greater():
     assert "% worse" in back.reason
 
 
-def test_a_champion_that_is_always_wrong_is_compared_by_the_difference():
+def test_champion_that_is_always_wrong_is_compared_by_the_difference():
     ones, units = np.ones(50), np.arange(50)
     decision = decide(Means("1", "theirs", ones, np.zeros(50), ones, units, {}), "accuracy")
     assert decision.promoted
     assert decision.improvement.value == 1.0
 
 
-def test_groups_are_the_evidence_and_not_their_examples():
+def test_evidence_counts_groups_not_examples():
     units = np.repeat(np.arange(10), 100)
     random = np.random.default_rng(4)
     drift = random.normal(scale=0.05, size=10)[units]
@@ -161,7 +161,7 @@ def sliced(worse_by):
     return Means("3", "theirs", candidate, pair.champion, pair.weights, pair.units, rows)
 
 
-def test_a_slice_that_gets_worse_stops_a_better_model():
+def test_slice_that_gets_worse_stops_a_better_model():
     decision = decide(sliced(0.2), max_slice_regression=0.05)
     assert not decision.promoted
     assert "slice 'prose' is 20.0 % worse (limit 5 %)" in decision.reason
@@ -185,7 +185,7 @@ def test_every_objection_is_named():
     assert decision.reason.count(" and ") == 2
 
 
-def test_no_fair_comparison_is_no_promotion():
+def test_unfair_comparison_blocks_promotion():
     decision = gate("accuracy").refuse({"accuracy": 0.99}, "version 2 has other labels", "2")
     assert not decision.promoted
     assert decision.reason == "not promoted: accuracy 0.99, but version 2 has other labels"
@@ -193,6 +193,6 @@ def test_no_fair_comparison_is_no_promotion():
     assert decision.champion is None
 
 
-def test_a_floor_of_an_unknown_metric_is_refused_with_the_configuration():
+def test_floor_of_an_unknown_metric_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"bleu in steadytrain\.metrics: use one of accuracy"):
         GateConfig(floors={"bleu": 0.3})

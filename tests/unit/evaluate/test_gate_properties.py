@@ -53,7 +53,7 @@ def shifted(champion, by):
 
 @pytest.mark.parametrize("metric", sorted(DIRECTIONS))
 @pytest.mark.parametrize("around", [-3.0, 3.0])
-def test_the_better_one_is_promoted_and_the_worse_one_never_whatever_the_sign(metric, around):
+def test_better_is_promoted_and_worse_never_whatever_the_sign(metric, around):
     sign = 1 if DIRECTIONS[metric] else -1
     champion = around + np.linspace(-0.1, 0.1, COUNT)
     better = decide(metric, pair_of(shifted(champion, 0.1 * sign), champion))
@@ -79,7 +79,7 @@ def test_no_worse_model_is_ever_promoted(metric, candidate, champion, margin, sh
 
 @settings(max_examples=60, deadline=None)
 @given(metric=METRICS, champion=SCORES, weights=arrays(np.float64, COUNT, elements=ANY))
-def test_a_model_is_no_better_than_itself_whatever_the_weights(metric, champion, weights):
+def test_model_is_no_better_than_itself_whatever_the_weights(metric, champion, weights):
     assert not decide(metric, pair_of(champion, champion, weights)).promoted
 
 
@@ -91,9 +91,7 @@ def test_a_model_is_no_better_than_itself_whatever_the_weights(metric, champion,
     value=BROKEN,
     champion=SCORES,
 )
-def test_one_number_that_is_not_finite_anywhere_promotes_nothing(
-    metric, place, row, value, champion
-):
+def test_any_non_finite_number_blocks_promotion(metric, place, row, value, champion):
     sign = 1 if DIRECTIONS[metric] else -1
     parts = {
         "candidate": champion + sign * 1e7,
@@ -113,9 +111,7 @@ def test_one_number_that_is_not_finite_anywhere_promotes_nothing(
     champion=arrays(np.float64, COUNT, elements=ANY),
     weights=arrays(np.float64, COUNT, elements=ANY),
 )
-def test_any_scores_at_all_give_a_decision_that_can_be_read_back(
-    metric, candidate, champion, weights
-):
+def test_decision_on_any_scores_round_trips(metric, candidate, champion, weights):
     decision = decide(
         metric, pair_of(candidate, champion, weights, {"few": np.arange(3)}), max_slice_regression=0
     )
@@ -129,7 +125,7 @@ def test_any_scores_at_all_give_a_decision_that_can_be_read_back(
 
 @settings(max_examples=60, deadline=None)
 @given(metric=METRICS, value=ANY, floor=st.floats(allow_nan=False, allow_infinity=False))
-def test_a_floor_holds_for_any_number(metric, value, floor):
+def test_floor_holds_for_any_number(metric, value, floor):
     gate = Gate(SUBJECT, GateConfig(floors={metric: floor}), metric, HOW, DIRECTIONS)
     promoted = gate.decide({metric: value}, None).promoted
     held = value >= floor if DIRECTIONS[metric] else value <= floor
@@ -138,7 +134,7 @@ def test_a_floor_holds_for_any_number(metric, value, floor):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("field", ["margin", "max_slice_regression", "floors"])
-def test_a_limit_that_is_not_finite_promotes_nothing(field, value):
+def test_non_finite_limit_blocks_promotion(field, value):
     given_limit = {"accuracy": value} if field == "floors" else value
     with pytest.raises(ValidationError, match="finite"):
         GateConfig(**{field: given_limit})
@@ -153,7 +149,7 @@ def test_a_limit_that_is_not_finite_promotes_nothing(field, value):
         assert not found.promoted
 
 
-def test_an_overflow_promotes_nothing():
+def test_overflow_blocks_promotion():
     champion = np.full(COUNT, 1e308)
     decision = decide("loss", pair_of(champion / 2, champion))
     assert not decision.promoted
@@ -186,7 +182,7 @@ GOOD = {
         {"slices": {"few": math.nan}},
     ],
 )
-def test_a_record_that_promotes_against_its_own_numbers_cannot_be_made(change):
+def test_inconsistent_promotion_record_is_rejected(change):
     assert GateRecord(**GOOD).promoted
     assert not GateRecord(**GOOD | change | {"promoted": False}).promoted
     with pytest.raises(ValidationError, match="promoted"):

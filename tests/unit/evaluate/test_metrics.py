@@ -78,7 +78,7 @@ def test_metrics_under_weights_equal_scikit_learn_with_sample_weights(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_point_values_are_what_weights_of_one_give(classes):
+def test_unit_weights_give_the_point_values(classes):
     scores = Scores.of(class_table(*random_classes(classes)))
     weighted = weighted_values(scores, np.ones((1, len(scores.id))), point_values(scores))
     assert {name: value[0] for name, value in weighted.items()} == pytest.approx(
@@ -86,14 +86,14 @@ def test_point_values_are_what_weights_of_one_give(classes):
     )
 
 
-def test_language_values_under_weights():
+def test_weighted_language_metrics():
     scores = Scores.of(language_table([10.0, 2.0], [5, 1], [20, 4]))
     found = weighted_values(scores, np.array([[1.0, 0.0], [1.0, 1.0]]), point_values(scores))
     assert found["loss"] == pytest.approx([2.0, 2.0])
     assert found["bits_per_byte"][1] == pytest.approx(point_values(scores)["bits_per_byte"])
 
 
-def test_a_class_that_never_occurs_has_no_part_in_the_means():
+def test_absent_class_is_left_out_of_means():
     label, probabilities = random_classes(2)
     wider = np.hstack([probabilities * 0.999, np.full((len(label), 1), 0.001)])
     narrow = point_values(Scores.of(class_table(label, probabilities)))
@@ -101,7 +101,7 @@ def test_a_class_that_never_occurs_has_no_part_in_the_means():
     assert wide["macro_f1"] == pytest.approx(narrow["macro_f1"])
 
 
-def test_auroc_is_left_out_where_there_is_one_class_only():
+def test_auroc_is_left_out_with_one_class():
     values = point_values(Scores.of(class_table([1, 1], [[0.2, 0.8], [0.6, 0.4]])))
     assert "auroc" not in values
     assert values["accuracy"] == 0.5
@@ -124,7 +124,7 @@ def test_every_metric_comes_with_an_interval_around_it():
         assert interval.low < interval.value < interval.high
 
 
-def test_slices_are_measured_apart():
+def test_slices_are_measured_separately():
     table = language_table([2.0, 8.0, 1.0], [1, 2, 1], [4, 8, 2], slices=["b", "a", None])
     slices = measure_slices(Scores.of(table))
     assert list(slices) == ["a", "b"]
@@ -140,7 +140,7 @@ def test_slices_are_measured_apart():
         (class_table([0], [[0.9, 0.1]]), "accuracy"),
     ],
 )
-def test_what_models_are_compared_by(table, metric):
+def test_comparison_metric_of_each_task(table, metric):
     scores = Scores.of(table)
     assert scores.metric == metric
     assert metric in point_values(scores)

@@ -47,7 +47,7 @@ def scores():
     return Scores.of(language_table([10.0, 2.0, 3.0], [5, 1, 2], [20, 4, 8]))
 
 
-def test_an_installed_package_adds_its_metrics(example, monkeypatch, scores):
+def test_installed_package_adds_its_metrics(example, monkeypatch, scores):
     monkeypatch.syspath_prepend(example)
     metrics.cache_clear()
     try:
@@ -69,12 +69,12 @@ def test_an_installed_package_adds_its_metrics(example, monkeypatch, scores):
     assert found["bits_per_token"].value == pytest.approx(15 / 8 / np.log(2))
 
 
-def test_the_products_own_metrics_are_no_additions():
+def test_built_in_metrics_are_not_listed_as_additions():
     assert plugins.added(plugins.METRICS) == []
     assert "accuracy" in plugins.names(plugins.METRICS)
 
 
-def test_a_metric_that_cannot_be_imported_names_its_package(add, scores):
+def test_metric_that_cannot_be_imported_names_its_package(add, scores):
     add("broken", "import nothing_of_that_name")
     with pytest.raises(BadInput, match=r"'broken' .* other 2\.0: .*No module named"):
         point_values(scores)
@@ -86,7 +86,7 @@ def test_two_packages_with_one_name_are_named(add, scores):
         point_values(scores)
 
 
-def test_a_metric_that_raises_is_named(add, scores):
+def test_metric_that_raises_is_named(add, scores):
     add(
         "odd",
         "from steadytrain.components.evaluate.metric import SampleMetric\n"

@@ -54,20 +54,20 @@ def test_events_read_back_equal():
     assert from_json(to_json(STEP, job_id="run")) == STEP
 
 
-def test_a_field_under_its_older_name_reads_back():
+def test_field_under_its_older_name_reads_back():
     made = DecisionMade(
         attempt=1, failure_class="gpu_oom", action="retry_changed", reason="why", fallback="FSDP"
     )
     assert from_json(to_json(made, job_id="run").replace('"fallback"', '"rung"')) == made
 
 
-def test_a_line_has_the_fields_that_log_readers_expect():
+def test_line_has_the_fields_that_log_readers_expect():
     line = json.loads(to_json(STEP, job_id="run-1"))
     assert {"job_id", "epoch", "step", "loss", "gpu_memory_used", "level"} <= line.keys()
     assert (line["event"], line["job_id"]) == ("training_step", "run-1")
 
 
-def test_a_loss_that_is_not_a_number_survives():
+def test_nan_loss_round_trips():
     event = from_json(to_json(TrainingDiverged(attempt=1, step=2, loss=math.nan), job_id="r"))
     assert math.isnan(event.loss)
     assert event.level == "fatal"
@@ -84,7 +84,7 @@ def test_line_that_is_not_an_event_is_rejected(line):
         from_json(line)
 
 
-def test_a_follower_sees_each_event_once_and_waits_for_whole_lines(tmp_path):
+def test_follower_sees_each_event_once_and_waits_for_whole_lines(tmp_path):
     stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
     follower = Follower(tmp_path)
     stream.emit(STEP)
@@ -100,7 +100,7 @@ def test_a_follower_sees_each_event_once_and_waits_for_whole_lines(tmp_path):
     stream.close()
 
 
-def test_events_of_all_writers_come_in_the_order_of_their_times(tmp_path):
+def test_events_of_all_writers_are_ordered_by_time(tmp_path):
     late = StepFailed(stage="b", error="E", message="m", time=20.0)
     early = StepStarted(stage="a", time=10.0)
     streams = [EventStream(JsonLines(tmp_path / f"{name}.jsonl", job_id="r")) for name in (1, 2)]
@@ -112,7 +112,7 @@ def test_events_of_all_writers_come_in_the_order_of_their_times(tmp_path):
 
 
 @pytest.mark.parametrize("back", [0.0, 5.0, 3600.0])
-def test_a_clock_that_is_set_back_changes_no_order(tmp_path, monkeypatch, back):
+def test_clock_set_back_keeps_the_order(tmp_path, monkeypatch, back):
     clock, told = 1.8e9, []
     monkeypatch.setattr(stream_module.time, "time", lambda: clock)
     for number, stage in enumerate(["preprocess", "train", "train"]):
@@ -138,7 +138,7 @@ def test_event_about_an_earlier_time_keeps_that_time(tmp_path):
     assert [event.time for event in read_events(tmp_path)][:2] == [earlier, earlier]
 
 
-def test_a_time_in_the_far_future_is_no_measure_for_what_follows(tmp_path):
+def test_far_future_timestamp_does_not_shift_later_events(tmp_path):
     for when in (1e12, 1e9):
         stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
         stream.emit(StepStarted(stage="train", time=when))
@@ -146,7 +146,7 @@ def test_a_time_in_the_far_future_is_no_measure_for_what_follows(tmp_path):
     assert [event.time for event in read_events(tmp_path)] == [1e9, LATEST]
 
 
-def test_a_follower_can_leave_out_the_past(tmp_path):
+def test_follower_can_skip_the_past(tmp_path):
     stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
     stream.emit(STEP)
     follower = Follower(tmp_path)
@@ -157,7 +157,7 @@ def test_a_follower_can_leave_out_the_past(tmp_path):
     stream.close()
 
 
-def test_a_line_that_a_kill_has_torn_takes_no_other_along(tmp_path):
+def test_torn_line_loses_only_itself(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(to_json(STEP, job_id="r")[:30])
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_line_that_a_kill_has_torn_takes_no_other_along(tmp_path):
     assert path.read_text().count("\n") == 3
 
 
-def test_a_file_may_be_larger_than_two_gigabytes(tmp_path):
+def test_file_may_be_larger_than_two_gigabytes(tmp_path):
     path = tmp_path / "a.jsonl"
     path.touch()
     os.truncate(path, 5 << 30)
@@ -189,7 +189,7 @@ def small_disk(tmp_path):
         yield place
 
 
-def test_a_full_disk_stops_no_writer_and_loses_no_event(small_disk):
+def test_full_disk_stops_no_writer_and_loses_no_event(small_disk):
     stream = EventStream(JsonLines(small_disk / "a.jsonl", job_id="r"))
     stream.emit(STEP)
     filler = small_disk / "filler"
@@ -208,7 +208,7 @@ def test_a_full_disk_stops_no_writer_and_loses_no_event(small_disk):
     assert warning.message.endswith("No space left on device")
 
 
-def test_what_waits_for_a_disk_is_bounded(small_disk, monkeypatch):
+def test_events_waiting_for_disk_space_are_bounded(small_disk, monkeypatch):
     monkeypatch.setattr(stream_module, "MAX_WAITING", 5)
     stream = EventStream(JsonLines(small_disk / "a.jsonl", job_id="r"))
     filler = small_disk / "filler"

@@ -48,7 +48,7 @@ def child(lifeline, code=WORK):
 
 
 @pytest.mark.parametrize("end", ["cut", "close"])
-def test_a_process_at_work_ends_with_its_lifeline(end):
+def test_process_ends_with_its_lifeline(end):
     lifeline = Lifeline()
     process = child(lifeline)
     assert process.stdout.readline() == "at work\n"
@@ -56,7 +56,7 @@ def test_a_process_at_work_ends_with_its_lifeline(end):
     assert process.wait(30) == 143
 
 
-def test_one_that_is_only_starting_does_not_begin():
+def test_starting_process_does_not_begin_without_its_lifeline():
     lifeline = Lifeline()
     lifeline.cut()
     out, _ = (process := child(lifeline)).communicate(timeout=60)
@@ -109,7 +109,7 @@ def test_exit_status_distinguishes_the_keyboard_from_other_signals(number):
     assert caught.value.code == (130 if number in (signal.SIGINT, signal.SIGQUIT) else 143)
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_signals_ignored_by_nohup_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stoppable():
@@ -119,7 +119,7 @@ def test_what_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_handlers_are_as_before_afterwards():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with stop_signals(lambda *_: None):
         assert before != [signal.getsignal(number) for number in STOP_SIGNALS]
@@ -127,7 +127,7 @@ def test_handlers_are_as_before_afterwards():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_request_that_a_destructor_swallows_still_stops_the_step(config):
+def test_request_that_a_destructor_swallows_still_stops_the_step(config):
     class Careless:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGTERM)

@@ -73,14 +73,14 @@ def test_every_task_is_scored_with_its_error_and_stays_with_the_run(judge):
         ("reading/bits_per_byte", 0.1, "reading/bits per byte .* is above its limit 0.1"),
     ],
 )
-def test_a_floor_of_a_task_keeps_a_model_from_promotion(judge, floor, value, reason):
+def test_task_floor_blocks_promotion(judge, floor, value, reason):
     _, _, gate = judge(floors={floor: value})
     assert not gate.promoted
     assert re.search(reason, gate.reason)
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_done_again_where_a_tasks_data_changed(judge, tasks):
+def test_changed_task_data_repeat_the_evaluation(judge, tasks):
     config, first, _ = judge()
     again, _ = evaluate(config)
     assert again == first
@@ -91,7 +91,7 @@ def test_an_evaluation_is_done_again_where_a_tasks_data_changed(judge, tasks):
 
 
 @pytest.mark.slow
-def test_models_are_compared_by_a_tasks_metric_where_the_gate_says_so(tmp_path, tasks):
+def test_gate_can_compare_by_a_task_metric(tmp_path, tasks):
     def start_run(run, **how):
         return judged_run(
             tmp_path / "output",
@@ -138,7 +138,7 @@ def coded(folder, code):
         ("raise KeyError('lost')", "choosing cannot be run by lm-eval: KeyError: 'lost'"),
     ],
 )
-def test_a_tasks_own_code_that_fails_is_named(tmp_path, code, said):
+def test_failing_task_code_is_reported(tmp_path, code, said):
     section = {"bootstrap_samples": 200, "tasks": [coded(tmp_path / "tasks", code)]}
     gate = {"metric": "choosing/acc"}
     config = judged_run(tmp_path / "output", "run", evaluation=section, gate=gate)
@@ -146,14 +146,14 @@ def test_a_tasks_own_code_that_fails_is_named(tmp_path, code, said):
         evaluate(config)
 
 
-def test_metrics_that_a_tasks_code_adds_are_means(tmp_path):
+def test_custom_task_metrics_are_means(tmp_path):
     code = "return {'acc': 1.0, 'added': 0.5}"
     section = {"bootstrap_samples": 200, "tasks": [coded(tmp_path / "tasks", code)]}
     evaluation, _ = evaluate(judged_run(tmp_path / "output", "run", evaluation=section))
     assert evaluation.tasks["choosing/added"].value == 0.5
 
 
-def test_an_answer_to_nothing_begins_as_a_text_does(tmp_path):
+def test_empty_context_begins_like_a_text(tmp_path):
     path = write_tasks(tmp_path / "tasks", answering={"doc_to_text": ""})["answering"]
     section = {"bootstrap_samples": 200, "tasks": [path]}
     evaluation, _ = evaluate(judged_run(tmp_path / "output", "run", evaluation=section))
@@ -182,7 +182,7 @@ def test_scores_and_errors_are_metrics_of_the_mlflow_run(judge):
         ({"gate": {"floors": {"acc": 0.5}}}, "acc in steadytrain.metrics"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(change, said):
+def test_incompatible_settings_are_rejected(change, said):
     content = {"name": "a", "data": {"source": ["x"]}, "model": {"base": "y"}}
     with pytest.raises(Exception, match=said):
         from_mapping(content | change)

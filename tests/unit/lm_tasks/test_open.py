@@ -36,14 +36,14 @@ def write(folder, **content):
     return str(path)
 
 
-def test_local_tasks_are_opened_with_what_they_include(tasks):
+def test_local_tasks_are_opened_with_their_includes(tasks):
     opened = open_lm_tasks(asking(*tasks.values()))
     assert list(opened.loaded["tasks"]) == ["choosing", "reading", "answering"]
     assert len(opened.loaded["tasks"]["choosing"].eval_docs) == len(DOCUMENTS)
     assert opened.loaded["tasks"]["choosing"].get_config("num_fewshot") == 0
 
 
-def test_a_group_opens_its_tasks(tasks, tmp_path):
+def test_group_opens_its_tasks(tasks, tmp_path):
     path = tmp_path / "both.yaml"
     path.write_text(
         yaml.safe_dump(
@@ -83,7 +83,7 @@ def test_equal_tasks_have_equal_digests(tasks):
         ({"output_type": "guessing"}, "guessing"),
     ],
 )
-def test_tasks_without_their_data_here_are_refused(tmp_path, monkeypatch, content, said):
+def test_tasks_without_local_data_are_rejected(tmp_path, monkeypatch, content, said):
     # Downloads must be blocked by the code under test, not by the environment of the tests.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
@@ -102,13 +102,13 @@ def test_tasks_without_their_data_here_are_refused(tmp_path, monkeypatch, conten
         ("hellaswg", "did you mean hellaswag"),
     ],
 )
-def test_names_of_nothing_are_refused(name, said):
+def test_unknown_task_names_are_rejected(name, said):
     with pytest.raises(BadInput, match=f"evaluation.tasks = '{name}'") as caught:
         open_lm_tasks(asking(name))
     assert said in str(caught.value)
 
 
-def test_tasks_that_run_a_models_code_are_refused(tmp_path):
+def test_tasks_that_run_model_code_are_rejected(tmp_path):
     name = write_tasks(tmp_path, answering={"unsafe_code": True})["answering"]
     with pytest.raises(BadInput, match="runs code that the model writes"):
         open_lm_tasks(asking(name))
@@ -123,13 +123,13 @@ def test_tasks_that_run_a_models_code_are_refused(tmp_path):
         ({"metric": "choosing/nothing"}, "gate.metric = 'choosing/nothing'"),
     ],
 )
-def test_metrics_that_the_gate_cannot_have_are_refused(tasks, gate, said):
+def test_metrics_that_the_gate_cannot_use_are_rejected(tasks, gate, said):
     with pytest.raises(BadInput) as caught:
         open_lm_tasks(asking(tasks["choosing"], tasks["reading"], **gate))
     assert said in str(caught.value)
 
 
-def test_metrics_of_tasks_can_be_limits_and_the_gates_own(tasks):
+def test_task_metrics_can_be_floors_and_the_gate_metric(tasks):
     floors = {"choosing/acc": 0.5, "reading/word_perplexity": 50.0}
     for metric in ("choosing/acc_norm", "reading/bits_per_byte"):
         open_lm_tasks(asking(*tasks.values(), metric=metric, **floors))
@@ -144,15 +144,13 @@ def test_metrics_of_tasks_can_be_limits_and_the_gates_own(tasks):
         ("reading", {"doc_to_target": ""}, "reading cannot be run by lm-eval: ZeroDivisionError"),
     ],
 )
-def test_what_only_shows_when_a_task_runs_is_found_before_the_training(
-    tmp_path, name, content, said
-):
+def test_task_runtime_errors_are_found_before_training(tmp_path, name, content, said):
     path = write_tasks(tmp_path, **{name: content})[name]
     with pytest.raises(BadInput, match=said):
         check_lm_tasks(asking(path))
 
 
-def test_metrics_without_a_known_aggregation_are_refused(tmp_path):
+def test_metrics_without_a_known_aggregation_are_rejected(tmp_path):
     metrics = [{"metric": "acc", "aggregation": "nothing", "higher_is_better": True}]
     path = write_tasks(tmp_path, choosing={"metric_list": metrics})["choosing"]
     with pytest.raises(BadInput, match="'acc' whose aggregation lm-eval does not know"):
@@ -160,7 +158,7 @@ def test_metrics_without_a_known_aggregation_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["custom_generate", "trust_remote_code", "assistant_model"])
-def test_answers_are_written_by_the_model_alone(tmp_path, setting):
+def test_answers_come_only_from_the_model(tmp_path, setting):
     content = {"generation_kwargs": {"until": ["."], setting: "somebody/something"}}
     path = write_tasks(tmp_path, answering=content)["answering"]
     with pytest.raises(BadInput, match=f"generation_kwargs.{setting}"):
@@ -174,7 +172,7 @@ def lacking(monkeypatch, *modules):
     )
 
 
-def test_where_models_are_trained_lm_eval_must_be_there(tasks, monkeypatch):
+def test_training_needs_lm_eval_installed(tasks, monkeypatch):
     lacking(monkeypatch, "lm_eval")
     with pytest.raises(BadInput, match="lm-eval is not installed") as caught:
         check_lm_tasks(asking(tasks["choosing"]))
@@ -187,7 +185,7 @@ def test_lm_eval_is_optional_for_preprocessing_only(monkeypatch):
     check_lm_tasks(asking("missing.yaml"))
 
 
-def test_a_run_with_such_a_task_does_not_begin(tmp_path):
+def test_run_with_an_unusable_task_does_not_start(tmp_path):
     config = make_config(tmp_path, "run", evaluation={"tasks": ["missing.yaml"]})
     with pytest.raises(BadInput, match=r"missing.yaml.*no such file"):
         start_run(config)

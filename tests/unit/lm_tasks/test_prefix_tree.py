@@ -28,14 +28,14 @@ def test_each_sequence_is_the_path_to_its_last_token(sequences, size):
 
 
 @given(SEQUENCES)
-def test_no_beginning_is_there_twice(sequences):
+def test_no_prefix_is_stored_twice(sequences):
     (row,) = tree_rows(sequences, 10**6)
     beginnings = {tuple(item[:end]) for item in sequences for end in range(1, len(item) + 1)}
     assert len(row.tokens) == len(beginnings)
 
 
 @given(SEQUENCES, st.integers(1, 40))
-def test_calls_cover_each_token_once_and_give_it_all_above(sequences, apart):
+def test_calls_cover_each_token_once_with_its_prefix(sequences, apart):
     for row in tree_rows(sequences, 40):
         found = calls(row.ends, apart)
         own = [place for call in found for place in range(call.start, call.stop)]
@@ -50,7 +50,7 @@ def test_calls_cover_each_token_once_and_give_it_all_above(sequences, apart):
 
 
 @pytest.mark.parametrize("size", [20, 50])
-def test_rows_keep_near_their_size_and_what_shares_much_together(size):
+def test_rows_stay_near_their_size_and_group_shared_prefixes(size):
     generator = np.random.default_rng(0)
     sequences = []
     for question in range(30):

@@ -67,7 +67,7 @@ def questions():
     return [asked("loglikelihood", *pair) for pair in pairs]
 
 
-def test_log_likelihoods(pair):
+def test_log_likelihoods_equal_those_of_lm_eval(pair):
     ours, theirs = (model.loglikelihood(questions()) for model in pair)
     assert np.allclose([nats for nats, _ in ours], [nats for nats, _ in theirs], rtol=0, atol=1e-4)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
@@ -82,7 +82,7 @@ def test_greedy_continuations_are_reported_as_greedy(pair, tokenizer):
     assert found == [[True, False]] * 2
 
 
-def test_rolling_log_likelihoods(pair):
+def test_rolling_log_likelihoods_equal_those_of_lm_eval(pair):
     texts = [*TEXTS, TEXTS[1] * 5]
     requests = [asked("loglikelihood_rolling", text) for text in texts]
     ours, theirs = (model.loglikelihood_rolling(requests) for model in pair)
@@ -90,7 +90,7 @@ def test_rolling_log_likelihoods(pair):
     assert np.allclose(ours, theirs, rtol=1e-6, atol=1e-4)
 
 
-def test_generated_answers(pair):
+def test_generated_answers_equal_those_of_lm_eval(pair):
     settings = {"until": ["\n", "self"], "max_gen_toks": 12}
     requests = [asked("generate_until", item["question"], settings) for item in DOCUMENTS]
     requests.append(asked("generate_until", TEXTS[1] * 4, {"until": [], "max_gen_toks": 20}))
@@ -99,7 +99,7 @@ def test_generated_answers(pair):
     assert any(ours)
 
 
-def test_models_whose_attention_is_their_own_read_padded_batches(tokenizer):
+def test_models_with_custom_attention_read_padded_batches(tokenizer):
     model = make_language_model("llama", len(tokenizer))
     model.set_attn_implementation("eager")
     ours = Harness(model, tokenizer, batch_size=4, progress=lambda *_: None)
@@ -109,7 +109,7 @@ def test_models_whose_attention_is_their_own_read_padded_batches(tokenizer):
     assert np.allclose([nats for nats, _ in ours.loglikelihood(questions())], expected, atol=1e-4)
 
 
-def test_a_model_that_mixes_tokens_otherwise_keeps_its_attention(tokenizer):
+def test_model_with_other_token_mixing_keeps_its_attention(tokenizer):
     model = make_language_model("llama", len(tokenizer))
     layer = model.model.layers[0].mlp.down_proj
     layer.register_forward_hook(lambda _, __, given: given + given.mean(1, keepdim=True))
@@ -120,7 +120,7 @@ def test_a_model_that_mixes_tokens_otherwise_keeps_its_attention(tokenizer):
     assert model.config._attn_implementation == _REPLACED
 
 
-def test_what_no_model_can_answer_is_refused(tokenizer):
+def test_unanswerable_requests_are_rejected(tokenizer):
     ours = Harness(
         make_language_model("gpt2", len(tokenizer)),
         tokenizer,
@@ -131,7 +131,7 @@ def test_what_no_model_can_answer_is_refused(tokenizer):
         ours.loglikelihood([asked("loglikelihood", "def", "")])
 
 
-def test_shared_beginnings_are_read_once(tokenizer):
+def test_shared_prefixes_are_read_once(tokenizer):
     model = make_language_model("llama", len(tokenizer))
     read = []
     model.model.embed_tokens.register_forward_hook(

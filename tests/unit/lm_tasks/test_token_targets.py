@@ -24,7 +24,7 @@ def by_parts(wanted, logits):
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_all_blocks_add_up(scale):
+def test_blocks_sum_to_the_whole(scale):
     logits = scale * torch.randn(PLACES, WORDS, generator=torch.Generator().manual_seed(0))
     wanted = targets(logits)
     nats, greedy = by_parts(wanted, logits)
@@ -34,7 +34,7 @@ def test_all_blocks_add_up(scale):
     assert greedy[-PLACES:].all()
 
 
-def test_of_equally_likely_words_the_first_is_the_likeliest():
+def test_ties_go_to_the_first_token():
     logits = torch.zeros(PLACES, WORDS)
     # Twice within one block, and once in another.
     logits[:, [7, 9, 2999]] = 1.0
@@ -44,7 +44,7 @@ def test_of_equally_likely_words_the_first_is_the_likeliest():
     assert greedy.view(PLACES, 3).tolist() == [[True, False, False]] * PLACES
 
 
-def test_words_that_cannot_come_have_no_part():
+def test_impossible_tokens_are_ignored():
     logits = torch.full((PLACES, WORDS), -torch.inf)
     logits[:, [1500, 2000]] = 3.0
     wanted = TokenTargets(torch.tensor([0]), torch.tensor([0, 0]), torch.tensor([1500, 4]))

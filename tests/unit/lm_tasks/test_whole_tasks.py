@@ -56,7 +56,7 @@ def test_scores_and_standard_errors_are_the_same(tasks, kind):
     assert not ours.remarks
 
 
-def test_the_error_of_a_ratio_is_that_of_resampled_documents(tasks):
+def test_error_of_a_ratio_is_that_of_resampled_documents(tasks):
     tokenizer = make_tokenizer(100)
     config = from_mapping(
         {

@@ -88,7 +88,7 @@ def test_every_line_starts_with_the_same_fields():
     assert (line["gpu_memory_used"], line["tokens_per_second"]) == (4096, 50.0)
 
 
-def test_a_line_has_what_was_last_known_of_the_attempt():
+def test_line_has_what_was_last_known_of_the_attempt():
     _, _, _, saved, again, _ = lines(STARTED, READY, STEP, SAVED, STARTED, READY)
     assert (saved["loss"], saved["epoch"], saved["gpu_memory_used"]) == (1.5, 0.5, 4096)
     assert (again["loss"], again["step"], again["micro_batch_size"]) == (None, None, 4)
@@ -115,7 +115,7 @@ def test_a_line_has_what_was_last_known_of_the_attempt():
         ),
     ],
 )
-def test_the_names_and_levels_that_alerts_rely_on(event, name, level):
+def test_names_and_levels_that_alerts_rely_on(event, name, level):
     line = lines(STARTED, event)[-1]
     assert (line["event"], line["level"], line["attempt"]) == (name, level, 2)
 
@@ -196,7 +196,7 @@ def test_secrets_are_in_no_line(monkeypatch, form):
     assert "[redacted]" in text
 
 
-def test_a_step_in_a_pod_writes_json_lines(tmp_path, monkeypatch, capsys):
+def test_step_in_a_pod_writes_json_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cluster, "in_pod", lambda: True)
     monkeypatch.setenv(cluster.POD_VARIABLE, "pod-1")
     with stage(config_of(tmp_path), "preprocess") as current:
@@ -206,7 +206,7 @@ def test_a_step_in_a_pod_writes_json_lines(tmp_path, monkeypatch, capsys):
     assert found[-1]["summary"] == "done"
 
 
-def test_a_step_that_fails_writes_why(tmp_path, capsys):
+def test_step_that_fails_writes_why(tmp_path, capsys):
     config = config_of(tmp_path, observability={"logs": "json"})
     with pytest.raises(RuntimeError), stage(config, "preprocess"):
         raise RuntimeError("boom")
@@ -214,13 +214,13 @@ def test_a_step_that_fails_writes_why(tmp_path, capsys):
     assert (last["event"], last["level"], last["message"]) == ("step_failed", "error", "boom")
 
 
-def test_a_step_on_a_machine_of_your_own_writes_nothing(tmp_path, capsys):
+def test_step_on_a_machine_of_your_own_writes_nothing(tmp_path, capsys):
     with stage(config_of(tmp_path), "preprocess"):
         pass
     assert capsys.readouterr().out == ""
 
 
-def test_a_reader_that_hangs_does_not_hold_up_a_step(tmp_path, monkeypatch):
+def test_reader_that_hangs_does_not_hold_up_a_step(tmp_path, monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setattr("steadytrain.components.shared.logs.follow.CLOSE_SECONDS", 0.3)
     config = config_of(tmp_path, observability={"logs": "json"})

@@ -76,7 +76,7 @@ def check(item, kubernetes):
     kubernetes_validate.validate(item, kubernetes, strict=True)
 
 
-def test_a_mistake_is_seen():
+def test_invalid_manifest_is_detected():
     """Make sure that the validation can fail."""
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a"}}
     check(account, "1.34")
@@ -84,7 +84,7 @@ def test_a_mistake_is_seen():
         check({**account, "automount": False}, "1.34")
 
 
-def test_all_is_in_one_namespace(objects):
+def test_all_objects_are_in_one_namespace(objects):
     placed = {
         item["metadata"].get("namespace") for item in objects if item["kind"] not in OF_THE_CLUSTER
     }
@@ -104,7 +104,7 @@ def test_every_image_has_a_version(objects):
             assert re.fullmatch(r".+:v?\d+\.\d+\.\d+[-\w]*", container["image"])
 
 
-def test_our_image_is_that_of_this_version(standalone):
+def test_product_images_have_this_version(standalone):
     images = {one["image"] for pod in pods(standalone) for one in pod["containers"]}
     assert images == {f"steadytrain/train:{version('steadytrain')}"}
 
@@ -132,7 +132,7 @@ def test_pods_have_requests_limits_and_probes(objects):
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
 
 
-def test_secrets_are_named_and_never_held(objects):
+def test_secrets_are_referenced_and_never_embedded(objects):
     assert "Secret" not in {item["kind"] for item in objects}
     # A mapping of this name only refers to a token that the kubelet creates.
     found = [one for one in find_secrets(objects) if not one.field.endswith(".serviceAccountToken")]
@@ -144,7 +144,7 @@ def test_secrets_are_named_and_never_held(objects):
                 assert not (secret and "value" in variable)
 
 
-def test_a_database_is_known_by_its_secret_alone(tmp_path, standalone):
+def test_database_address_comes_only_from_a_secret(tmp_path, standalone):
     built = build("standalone", ("mlflow-database",), tmp_path)
     (container,) = (one for pod in pods(built) for one in pod["containers"])
     stores = [one for one in container["env"] if one["name"] == "MLFLOW_BACKEND_STORE_URI"]
@@ -154,7 +154,7 @@ def test_a_database_is_known_by_its_secret_alone(tmp_path, standalone):
     ]
 
 
-def test_rights_are_named_one_by_one(objects):
+def test_rights_are_listed_explicitly(objects):
     roles = [item for item in objects if item["kind"] == "Role"]
     assert len(roles) == 1
     assert not [item for item in objects if item["kind"].startswith("ClusterRole")]
@@ -166,7 +166,7 @@ def test_rights_are_named_one_by_one(objects):
 @pytest.mark.parametrize(
     ("components", "rights"), [((), RIGHTS), (("pytorchjob",), PYTORCHJOB_RIGHTS)]
 )
-def test_whatever_the_role_lets_be_created_the_admission_policy_looks_at(
+def test_admission_policy_covers_whatever_the_role_may_create(
     tmp_path, standalone, components, rights
 ):
     built = build("standalone", components, tmp_path)
@@ -186,7 +186,7 @@ def test_whatever_the_role_lets_be_created_the_admission_policy_looks_at(
 @pytest.mark.parametrize(
     ("components", "rights"), [((), RIGHTS), (("pytorchjob",), PYTORCHJOB_RIGHTS)]
 )
-def test_the_role_is_what_the_doctor_asks_for(tmp_path, standalone, components, rights):
+def test_role_matches_the_doctors_checks(tmp_path, standalone, components, rights):
     built = build("standalone", components, tmp_path)
     (role,) = (item for item in built if item["kind"] == "Role")
     stated = [
@@ -198,7 +198,7 @@ def test_the_role_is_what_the_doctor_asks_for(tmp_path, standalone, components, 
     assert tuple(stated) == rights
 
 
-def test_the_volume_is_the_one_that_the_pipeline_mounts(objects):
+def test_volume_matches_the_pipelines_mount(objects):
     claims = {
         item["metadata"]["name"]: item["spec"]["accessModes"]
         for item in objects
@@ -207,7 +207,7 @@ def test_the_volume_is_the_one_that_the_pipeline_mounts(objects):
     assert claims[NAME] in (["ReadWriteMany"], ["ReadWriteOnce"])
 
 
-def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone):
+def test_binding_names_the_account_that_steps_run_under(tmp_path, standalone):
     expected = {
         "standalone": ("pipeline-runner", "kubeflow"),
         "kubeflow-profile": ("default-editor", "my-profile"),
@@ -220,7 +220,7 @@ def test_the_binding_names_the_account_that_steps_run_under(tmp_path, standalone
         assert binding["subjects"] == [subject]
 
 
-def test_every_pod_of_ours_is_under_a_policy_that_denies_both_ways(objects):
+def test_every_product_pod_has_a_default_deny_policy(objects):
     """Once a policy selects a pod, the pod has only the traffic that policies allow.
 
     This applies in the directions that the policy names.

@@ -53,20 +53,20 @@ def login(secret):
         ("GET", ""),
     ],
 )
-def test_without_a_password_everything_is_refused(server, method, path):
+def test_requests_without_a_password_are_rejected(server, method, path):
     assert requests.request(method, f"{server}/{path}", timeout=60).status_code == 401
 
 
 @pytest.mark.parametrize(
     "known", [("admin", "password"), ("admin", "password1234"), ("steadytrain", "")], ids=":".join
 )
-def test_passwords_that_others_know_are_refused(server, known):
+def test_well_known_passwords_are_rejected(server, known):
     """The first two are former default passwords of MLflow itself."""
     query = f"{server}/{API}/experiments/search?max_results=1"
     assert requests.get(query, auth=known, timeout=60).status_code == 401
 
 
-def test_another_name_for_the_server_is_refused(server, login):
+def test_another_name_for_the_server_is_rejected(server, login):
     """A web page in someone's browser can point its own name at this server (DNS rebinding)."""
     query = f"{server}/{API}/experiments/search?max_results=1"
     known = {"timeout": 60, "auth": login}
@@ -96,7 +96,7 @@ def test_our_client_logs_and_reads_with_the_credentials_of_the_secret(server, se
 
 
 @pytest.mark.parametrize("place", ["file:///etc", "/etc", "file:///"])
-def test_a_place_of_the_clients_choice_gives_no_file_of_the_server(server, login, place):
+def test_client_cannot_read_server_files_through_artifact_paths(server, login, place):
     """MLflow accepts such a location, but reads only folders in it that are named after runs."""
     made = _post(server, login, "experiments/create", name=place, artifact_location=place)
     run = _post(server, login, "runs/create", **made)["run"]["info"]["run_id"]
@@ -107,7 +107,7 @@ def test_a_place_of_the_clients_choice_gives_no_file_of_the_server(server, login
         assert "root:" not in answer.text
 
 
-def test_a_place_on_another_host_is_refused(server, login):
+def test_artifact_path_on_another_host_is_rejected(server, login):
     """The server would connect to that host with its own credentials."""
     for place in ("http://attacker.test/x", "ftp://attacker.test/x", "hdfs://attacker.test/x"):
         with pytest.raises(requests.HTTPError, match="400"):
@@ -123,9 +123,7 @@ def test_a_place_on_another_host_is_refused(server, login):
     ],
     ids=lambda change: "+".join(change),
 )
-def test_it_does_not_start_without_credentials_or_with_known_ones(
-    tmp_path, secret, change, empty_store
-):
+def test_server_needs_credentials_that_are_not_well_known(tmp_path, secret, change, empty_store):
     """On a cluster, the pod does not even start if a key is missing."""
     told = {key: value for key, value in {**secret, **change}.items() if value is not None}
     command, environment = server_process(tmp_path, told, free_port())
@@ -137,7 +135,7 @@ def test_it_does_not_start_without_credentials_or_with_known_ones(
     assert "password" in done.stderr or "secret key" in done.stderr
 
 
-def test_each_secret_is_a_new_one_and_has_what_the_user_adds(tmp_path, secret):
+def test_generated_secrets_are_new_and_keep_user_additions(tmp_path, secret):
     other = generated_secret(tmp_path, "HF_TOKEN=abc", "AWS_DEFAULT_REGION=eu-central-1")
     assert other["HF_TOKEN"] == "abc"
     for key in ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_FLASK_SERVER_SECRET_KEY"):

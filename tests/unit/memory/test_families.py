@@ -97,7 +97,7 @@ def test_formula_and_dry_run_are_near_to_real_steps(cases):
 
 @pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.model["model_type"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_layer_keeps_what_a_trace_shows(case, precision):
+def test_activations_per_layer_match_a_trace(case, precision):
     setting = replace(case.setting, precision=precision)
     formula, traced = (of(case.model, labels=case.labels) for of in (shape_of, traced_shape))
     expected = layer_memory(traced, setting).kept
@@ -105,7 +105,7 @@ def test_a_layer_keeps_what_a_trace_shows(case, precision):
 
 
 @pytest.mark.parametrize("name", families())
-def test_fields_that_are_left_out_are_those_of_transformers(name):
+def test_omitted_fields_have_transformers_defaults(name):
     config, family = AutoConfig.for_model(name), families()[name]
     theirs = {ours: theirs for theirs, ours in family.aliases.items()}
     for field, value in family.defaults.items():
@@ -113,7 +113,7 @@ def test_fields_that_are_left_out_are_those_of_transformers(name):
         assert found == value or getattr(config, theirs[field]) == value, field
 
 
-def test_a_token_costs_the_experts_that_it_goes_through():
+def test_token_costs_only_its_active_experts():
     shape = shape_of(EXPERTS_OF_8X7B)
     assert shape.parameters == 46_702_792_704
     setting = Setting(length=1)

@@ -113,7 +113,7 @@ def within_what_is_stated(cases, truths):
 
 
 @LAYERS
-def test_formula_and_dry_run_hold_on_configurations_that_they_have_not_seen(layers):
+def test_formula_and_dry_run_hold_on_held_out_configurations(layers):
     cases = cut(HELD_OUT, layers)
     within_what_is_stated(cases, [measured_peak(case) for case in cases])
 
@@ -140,7 +140,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize("cases", [SHARED[1:4:2], pytest.param(SHARED, marks=pytest.mark.long)])
-def test_they_hold_for_ranks_that_share(cases, tmp_path):
+def test_formula_and_dry_run_hold_for_sharded_ranks(cases, tmp_path):
     within_what_is_stated(cases, measured_on_ranks(cases, 2, tmp_path))
 
 
@@ -171,7 +171,7 @@ def test_weights_gradients_and_moments_take_sixteen_bytes_a_parameter():
     ("strategy", "shared"),
     [("ddp", 0), ("zero1", 12), ("zero2", 14), ("zero3", 16)],
 )
-def test_ranks_share_what_the_stages_of_zero_say(strategy, shared):
+def test_zero_stages_shard_what_the_paper_says(strategy, shared):
     """See Rajbhandari et al. 2020, figure 1: ranks share 12, 14, or all of the 16 bytes."""
     held = states(LLAMA_8B, replace(PLAIN, precision="bf16", strategy=strategy, ranks=8))
     expected = (16 - shared + shared / 8) * LLAMA_8B.parameters
@@ -180,7 +180,7 @@ def test_ranks_share_what_the_stages_of_zero_say(strategy, shared):
     assert held.weights + held.gradients + held.optimizer == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_is_offloaded_is_on_the_host():
+def test_offloaded_state_is_on_the_host():
     setting = replace(PLAIN, precision="bf16", strategy="zero3", ranks=4, recompute=True)
     kept = peak_memory(LLAMA_8B, setting)
     half = peak_memory(LLAMA_8B, replace(setting, offload="optimizer"))
@@ -203,7 +203,7 @@ def test_four_bits_per_weight_and_sixteen_outside_linear_layers():
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
-def test_what_is_frozen_outside_the_layers_leaves_the_device(tied, bits):
+def test_frozen_parts_outside_the_layers_leave_the_device(tied, bits):
     shape, table = replace(LLAMA_8B, tied=tied), 128_256 * 4096
     if tied:
         shape = replace(shape, head=4096)
@@ -224,7 +224,7 @@ def test_what_is_frozen_outside_the_layers_leaves_the_device(tied, bits):
 
 
 @pytest.mark.parametrize("field", ["recompute", "smaller"])
-def test_less_is_kept(field):
+def test_memory_saving_settings_keep_less(field):
     large = replace(PLAIN, micro_batch=8)
     small = replace(large, recompute=True) if field == "recompute" else PLAIN
     assert peak_memory(LLAMA_8B, small).total < peak_memory(LLAMA_8B, large).total

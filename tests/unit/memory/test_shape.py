@@ -47,7 +47,7 @@ def real_model(config, labels):
 
 @pytest.mark.parametrize("labels", [0, 3])
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=json.dumps)
-def test_parameters_are_those_of_transformers(config, labels):
+def test_parameter_count_matches_transformers(config, labels):
     if config["model_type"] in ENCODERS and not labels:
         with pytest.raises(BadInput, match="no causal language model"):
             shape_of(config)
@@ -64,7 +64,7 @@ def test_parameters_are_those_of_transformers(config, labels):
 
 
 @pytest.mark.parametrize("name", known_models())
-def test_the_models_that_come_along_are_built_by_transformers_as_they_are(name):
+def test_bundled_models_are_built_unchanged_by_transformers(name):
     config = known_models()[name]
     labels = 2 if config["model_type"] in ENCODERS else 0
     model = real_model(config, labels)
@@ -89,18 +89,18 @@ def test_the_models_that_come_along_are_built_by_transformers_as_they_are(name):
         ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
     ],
 )
-def test_a_name_of_a_hub_stands_for_the_published_model(name, parameters):
+def test_hub_name_stands_for_the_published_model(name, parameters):
     """The expected counts are from the models' own pages."""
     config = architecture_of(ModelConfig(base=f"hub:{name}"))
     assert shape_of(config).parameters == parameters
 
 
-def test_a_folder_has_its_own_configuration(tmp_path):
+def test_folder_has_its_own_configuration(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(VARIANTS[0]))
     assert architecture_of(ModelConfig(base=str(tmp_path))) == VARIANTS[0]
 
 
-def test_from_scratch_the_vocabulary_is_the_tokenizers():
+def test_vocabulary_from_scratch_is_the_tokenizers():
     model = ModelConfig(config={"model_type": "gpt2"}, vocab_size=4096)
     assert shape_of(architecture_of(model)).vocabulary == 4096
 
@@ -130,21 +130,21 @@ def test_unknown_architecture_is_an_error_with_a_remedy(base, message):
         {"model_type": "modernbert", "norm_bias": True},
     ],
 )
-def test_where_a_formula_does_not_hold_it_is_not_used(fields):
+def test_formula_is_not_used_where_it_does_not_hold(fields):
     assert not has_formula(fields)
     assert has_formula({"model_type": fields["model_type"]})
 
 
-def test_roberta_begins_to_count_behind_the_padding():
+def test_roberta_positions_start_after_the_padding_index():
     config = {"model_type": "roberta", "max_position_embeddings": 514}
     assert shape_of(config).positions == 512
 
 
-def test_an_unknown_architecture_is_named():
+def test_unknown_architecture_is_named():
     with pytest.raises(BadInput, match="model_type = 'mamba'"):
         shape_of({"model_type": "mamba"})
 
 
-def test_a_target_that_the_model_lacks_is_named():
+def test_missing_target_module_is_reported():
     with pytest.raises(BadInput, match="'q_proj' is not a linear layer of a gpt2"):
         shape_of({"model_type": "gpt2"}).adapted(["q_proj"])

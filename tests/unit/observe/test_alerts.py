@@ -142,7 +142,7 @@ def test_every_alert_fires_when_it_should_and_only_then(promtool, rules):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_wrong_expectation_fails(promtool, rules):
+def test_wrong_expectation_fails(promtool, rules):
     """Make sure that the tests of the alerts can fail."""
     fires, minutes, values = CASES["SteadytrainOverBudget"][0]
     wrong = case("SteadytrainOverBudget", not fires, minutes, values)
@@ -155,7 +155,7 @@ def test_promtool_accepts_the_rules(promtool, rules):
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_an_alert_uses_metrics_of_the_registry_alone(alert):
+def test_alert_uses_metrics_of_the_registry_alone(alert):
     found = names(alert.expression)
     assert found.series
     assert found.series <= SERIES.keys()
@@ -164,7 +164,7 @@ def test_an_alert_uses_metrics_of_the_registry_alone(alert):
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_an_alert_says_what_it_means_and_what_to_do_in_terms_that_exist(alert):
+def test_alert_says_what_it_means_and_what_to_do_in_terms_that_exist(alert):
     assert "{{ $labels.run }}" in alert.meaning
     fields = {field.name for field in leaves(RunConfig)}
     sections = {name.partition(".")[0] for name in fields}

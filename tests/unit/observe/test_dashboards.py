@@ -26,7 +26,7 @@ QUERIES = [
 
 
 @pytest.mark.parametrize(("query", "legend"), QUERIES)
-def test_a_panel_uses_metrics_and_labels_of_the_registry_alone(query, legend):
+def test_panel_uses_metrics_and_labels_of_the_registry_alone(query, legend):
     found = names(query)
     assert found.series
     assert found.series <= SERIES.keys()
@@ -52,7 +52,7 @@ def test_prometheus_accepts_every_query(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_page_shows_every_metric():
+def test_page_shows_every_metric():
     shown = {
         SERIES[name].name
         for page in DASHBOARDS
@@ -77,14 +77,14 @@ def test_panels_have_their_own_place(page):
         taken |= cells
 
 
-def test_the_page_of_a_run_shows_that_run_alone():
+def test_page_of_a_run_shows_that_run_alone():
     for panel in RUN.panels:
         for query in panel.queries:
             used = [word for word in re.findall(r"\w+", query) if word in SERIES]
             assert query.count('{run="$run"}') == len(used)
 
 
-def test_the_committed_files_are_those_that_the_registry_makes():
+def test_committed_files_are_those_that_the_registry_makes():
     made = files()
     for name, text in made.items():
         assert (MONITORING / name).read_text() == text, "run `make monitoring`"

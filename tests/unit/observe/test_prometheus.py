@@ -76,7 +76,7 @@ def warnings(workspace):
     return [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
 
 
-def test_a_scrape_has_what_the_events_say(written, serving, port):
+def test_scrape_has_what_the_events_say(written, serving, port):
     serving(budget_usd=12.5)
     found = scrape(port)
     expected = RunMetrics.of(read_events(written.workspace.events)).current()
@@ -95,7 +95,7 @@ def test_a_scrape_has_what_the_events_say(written, serving, port):
     assert found["sink_lag_seconds",] > 1e6
 
 
-def test_an_address_of_either_family_reaches_it(written, serving, port):
+def test_address_of_either_family_reaches_it(written, serving, port):
     serving()
     scrape(port)
     if not socket.has_dualstack_ipv6():
@@ -119,7 +119,7 @@ def test_events_that_arrive_are_in_the_next_scrape(make_config, serving, port):
     assert scrape(port)["attempts_total",] == 1
 
 
-def test_the_next_supervisor_serves_the_same_counters(written, serving, port):
+def test_next_supervisor_serves_the_same_counters(written, serving, port):
     first = serving()
     before = scrape(port)
     first.close()
@@ -140,7 +140,7 @@ def test_what_only_the_ledger_has_is_served(written, serving, port):
     assert scrape(port)["training_duration_seconds_count",] == 1
 
 
-def test_a_port_in_use_is_a_warning_until_it_is_free(written, serving, port):
+def test_port_in_use_is_a_warning_until_it_is_free(written, serving, port):
     with socket.create_server(("", port)):
         serving()
         wait_for(lambda: warnings(written.workspace))
@@ -179,7 +179,7 @@ def test_it_waits_at_the_end_for_one_scrape_of_the_final_values(written, serving
     assert not closing.is_alive()
 
 
-def test_a_client_that_gave_up_does_not_have_the_final_values(written, serving, port):
+def test_client_that_gave_up_does_not_have_the_final_values(written, serving, port):
     sink = serving(prometheus_linger_seconds=60)
     scrape(port)
     closing = threading.Thread(target=sink.close)
@@ -204,7 +204,7 @@ def test_it_waits_no_longer_than_it_may(written, serving, port):
 
 
 @pytest.mark.parametrize("outcome", ["preempted", "stopped"])
-def test_a_run_that_others_continue_does_not_wait(make_config, serving, port, outcome):
+def test_run_that_others_continue_does_not_wait(make_config, serving, port, outcome):
     Writer(make_config()).attempt(1, last=100, max_steps=500, outcome=outcome)
     sink = serving(prometheus_linger_seconds=60)
     scrape(port)
@@ -213,7 +213,7 @@ def test_a_run_that_others_continue_does_not_wait(make_config, serving, port, ou
     assert time.monotonic() - started < 5
 
 
-def test_a_ledger_of_a_newer_version_is_a_warning(written, serving):
+def test_ledger_of_a_newer_version_is_a_warning(written, serving):
     first = min(written.workspace.ledger.glob("*.json"))
     content = json.loads(first.read_text()) | {"schema_version": 99}
     del content["digest"]
@@ -238,7 +238,7 @@ def test_secrets_of_the_environment_are_in_no_warning_and_no_scrape(
     assert scrape(port)["failures_total", ("class", "unknown")] == 1
 
 
-def test_a_port_adds_the_sink_and_keeps_the_run(make_config):
+def test_port_adds_the_sink_and_keeps_the_run(make_config):
     without, with_port = make_config(), make_config(observability={"prometheus_port": 9464})
     assert without.sinks == ("mlflow",)
     assert with_port.sinks == ("mlflow", "prometheus")
@@ -246,7 +246,7 @@ def test_a_port_adds_the_sink_and_keeps_the_run(make_config):
     assert plugins.load(plugins.SINKS, "prometheus") is PrometheusSink
 
 
-def test_the_sink_by_name_is_refused_since_it_needs_a_port(make_config):
+def test_sink_by_name_is_rejected_since_it_needs_a_port(make_config):
     with pytest.raises(BadInput, match=r"set observability.prometheus_port") as raised:
         make_config(tracking={"sinks": ["prometheus"]})
     assert "tracking.sinks" in raised.value.message

@@ -21,7 +21,7 @@ REQUIRED = {
 }
 
 
-def test_the_names_that_dashboards_of_others_rely_on():
+def test_names_that_dashboards_of_others_rely_on():
     assert {name: METRICS[name].kind for name in REQUIRED} == REQUIRED
     assert tuple(METRICS["training_duration_seconds"].buckets) == (600, 3600, 14400, 86400)
     assert METRICS["cost_usd"].series == ("cost_usd_total",)
@@ -48,7 +48,7 @@ def test_only_metrics_of_the_registry_have_values(act):
         getattr(samples, act)("unheard_of", 1.0)
 
 
-def test_a_metric_takes_only_its_own_kind_and_label():
+def test_metric_takes_only_its_own_kind_and_label():
     samples = Samples()
     for act, arguments in [
         ("set", ("cost_usd", 1.0)),
@@ -60,14 +60,14 @@ def test_a_metric_takes_only_its_own_kind_and_label():
             getattr(samples, act)(*arguments)
 
 
-def test_a_counter_never_decreases():
+def test_counter_never_decreases():
     samples = Samples()
     samples.add("tokens", 5)
     samples.add("tokens", -3)
     assert samples.values["tokens", ""] == 5
 
 
-def test_a_value_on_a_bound_belongs_to_that_bucket():
+def test_value_on_a_bound_belongs_to_that_bucket():
     samples = Samples()
     for seconds in (1, 600, 601, 90_000):
         samples.observe("training_duration_seconds", seconds)
@@ -75,6 +75,6 @@ def test_a_value_on_a_bound_belongs_to_that_bucket():
 
 
 @pytest.mark.parametrize("task", [CausalLanguageModel, SequenceClassification])
-def test_the_validation_metrics_of_our_tasks_are_exposed(task):
+def test_validation_metrics_of_our_tasks_are_exposed(task):
     scores = task.validation_metrics(None, {"loss": 1.0, "weight": 1.0, "correct": 1.0})
     assert {f"{VALIDATION_PREFIX}{name}" for name in scores} <= METRICS.keys()

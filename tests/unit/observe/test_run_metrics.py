@@ -72,7 +72,7 @@ def started(attempt=1, *, resumed=None, time=0.0):
     )
 
 
-def test_the_metrics_agree_with_the_ledger(written):
+def test_metrics_agree_with_the_ledger(written):
     history = written.ledger.history()
     times = Times.of(spans(history))
     metrics = RunMetrics.of(read_events(written.workspace.events))
@@ -102,7 +102,7 @@ def test_counters_are_the_same_for_whoever_counts_from_the_start_and_never_decre
         before = rebuilt
 
 
-def test_an_event_that_is_known_changes_nothing(written):
+def test_event_that_is_known_changes_nothing(written):
     events = read_events(written.workspace.events)
     metrics = RunMetrics.of(events)
     before = dict(metrics.current().values), counters(metrics)
@@ -111,7 +111,7 @@ def test_an_event_that_is_known_changes_nothing(written):
     assert (metrics.current().values, counters(metrics)) == before
 
 
-def test_a_supervisor_that_dies_between_the_ledger_and_the_stream_loses_nothing(written):
+def test_supervisor_that_dies_between_the_ledger_and_the_stream_loses_nothing(written):
     """The next one reads the ledger first, and each event of the stream once."""
     events = read_events(written.workspace.events)
     expected = counters(RunMetrics.of(events))
@@ -126,7 +126,7 @@ def test_a_supervisor_that_dies_between_the_ledger_and_the_stream_loses_nothing(
             assert counters(rebuilt) == pytest.approx(expected), lost
 
 
-def test_a_price_that_changes_applies_to_later_attempts():
+def test_price_that_changes_applies_to_later_attempts():
     def supervised(generation, price):
         settings = {"compute": {"price_per_hour": price}}
         return SupervisorStarted(
@@ -147,7 +147,7 @@ def test_without_a_price_there_is_no_cost():
     assert ("cost_usd", "") not in RunMetrics.of([started(), STEP]).current().values
 
 
-def test_the_time_of_steps_is_split_by_what_they_waited_for():
+def test_time_of_steps_is_split_by_what_they_waited_for():
     saved = CheckpointSaved(time=21, attempt=1, step=10, checkpoint="c", bytes=1, seconds=4.0)
     scores = {"loss": 1.25, "of_a_plugin": 3.0}
     checked = Validated(
@@ -188,7 +188,7 @@ def test_utilization_is_relative_to_the_data_sheet_of_the_gpu():
     assert ("mfu", "") not in unknown.current().values
 
 
-def test_a_run_is_active_while_it_will_try_again():
+def test_run_is_active_while_it_will_try_again():
     def ended(**fields):
         return AttemptEnded(time=9, attempt=1, step=0, **fields)
 

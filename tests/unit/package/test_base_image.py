@@ -20,7 +20,7 @@ def make_images(*settings):
     return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True)
 
 
-def test_every_stage_begins_with_the_pinned_base_or_with_another_stage():
+def test_every_stage_starts_from_the_pinned_base_or_another_stage():
     text = (ROOT / "docker" / "Dockerfile").read_text()
     (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     assert PINNED.fullmatch(base)
@@ -35,7 +35,7 @@ def test_every_stage_begins_with_the_pinned_base_or_with_another_stage():
 @pytest.mark.parametrize(
     "setting", ["BASE=python:3.11-slim", "DOCKER_FLAGS=--build-arg BASE=python:3.11-slim"]
 )
-def test_a_base_without_a_digest_is_refused(setting):
+def test_base_without_a_digest_is_rejected(setting):
     done = make_images(setting)
     assert done.returncode != 0
     assert "names no digest" in done.stderr
@@ -46,7 +46,7 @@ def test_a_base_without_a_digest_is_refused(setting):
 
 
 @pytest.mark.parametrize("base", ["", f"registry.test/python@sha256:{'0' * 64}"])
-def test_a_pinned_one_is_taken(base):
+def test_pinned_base_is_accepted(base):
     done = make_images(f"BASE={base}")
     assert done.returncode == 0, done.stderr
     assert (f"--build-arg BASE={base}" in done.stdout) == bool(base)

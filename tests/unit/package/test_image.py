@@ -24,13 +24,13 @@ def test_registry_precedes_the_name(monkeypatch, registry):
 @pytest.mark.parametrize(
     "registry", ["https://ghcr.io", "ghcr.io/", "a b", "ghcr.io/x:tag", "UPPER/x", "a\n- b", "../x"]
 )
-def test_anything_else_is_refused(monkeypatch, registry):
+def test_invalid_registry_is_rejected(monkeypatch, registry):
     monkeypatch.setenv(REGISTRY_VARIABLE, registry)
     with pytest.raises(BadInput, match="STEADYTRAIN_REGISTRY"):
         image("step")
 
 
-def test_without_one_the_nodes_decide(monkeypatch):
+def test_nodes_resolve_the_name_without_a_registry(monkeypatch):
     monkeypatch.delenv(REGISTRY_VARIABLE, raising=False)
     assert image("train").startswith("steadytrain/train:")
 
@@ -38,7 +38,7 @@ def test_without_one_the_nodes_decide(monkeypatch):
 @pytest.mark.parametrize(
     ("registry", "code"), [("registry.example.com/team", 0), ("https://registry.example.com", 2)]
 )
-def test_a_compiled_pipeline_pulls_from_there(tmp_path, registry, code):
+def test_compiled_pipeline_pulls_from_there(tmp_path, registry, code):
     path = tmp_path / "pipeline.yaml"
     done = subprocess.run(
         [sys.executable, "-m", "steadytrain.pipelines.cli", "compile", "--output", path],

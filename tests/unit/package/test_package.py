@@ -63,7 +63,7 @@ def test_help_loads_nothing_slow():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_dag_is_the_same_without_the_clients_of_kfp(tmp_path):
+def test_dag_is_the_same_without_the_clients_of_kfp(tmp_path):
     compile_ours = (
         "import os, sys\n"
         "from pathlib import Path\n"

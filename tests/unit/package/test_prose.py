@@ -29,7 +29,7 @@ def lint(tmp_path):
     return run
 
 
-def test_the_checkout_has_none_of_the_phrases():
+def test_checkout_has_no_rejected_phrase():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -75,7 +75,7 @@ def test_compile_writes_the_file(tmp_path):
     assert (tmp_path / "sub" / "p.yaml").is_file()
 
 
-def test_a_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
+def test_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
     done = steadytrain(
         "run",
         "causal-lm",
@@ -93,7 +93,7 @@ def test_a_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_run_names_those_that_are_there(tmp_path):
+def test_unknown_run_lists_existing_runs(tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     for command in ("stop", "report", "resume", "explain"):
         done = steadytrain(command, "other", "--output", tmp_path)
@@ -101,13 +101,13 @@ def test_an_unknown_run_names_those_that_are_there(tmp_path):
         assert "mine" in done.stderr
 
 
-def test_an_unknown_step_names_the_known():
+def test_unknown_step_lists_known_steps():
     done = steadytrain("step", "trian", "causal-lm")
     assert done.returncode == 2
     assert "preprocess, train, evaluate" in done.stderr
 
 
-def test_a_step_before_its_time_says_so(tmp_path):
+def test_step_without_its_inputs_says_so(tmp_path):
     done = steadytrain("step", "train", "causal-lm", "--set", f"output={tmp_path}")
     assert done.returncode == 2
     assert "the step before this one has not finished" in done.stderr
@@ -131,7 +131,7 @@ def test_doctor_never_prints_a_credential(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["../../other/runs/tiny", "{tmp}/other/runs/tiny", "..", "", "a\nb"]
 )
-def test_the_name_of_a_run_is_never_a_path(make_run, tmp_path, command, name):
+def test_run_name_is_never_a_path(make_run, tmp_path, command, name):
     run = make_run(output=tmp_path / "other")
     make_run(output=tmp_path / "output")
     before = {path: path.stat().st_mtime_ns for path in run.workspace.output.rglob("*")}
@@ -144,7 +144,7 @@ def test_the_name_of_a_run_is_never_a_path(make_run, tmp_path, command, name):
     assert before == {path: path.stat().st_mtime_ns for path in run.workspace.output.rglob("*")}
 
 
-def test_folders_that_no_run_made_are_left_out_of_the_list(make_run, tmp_path):
+def test_unrelated_folders_are_not_listed(make_run, tmp_path):
     make_run()
     for name in (".git", "A B", "tiny.old"):
         (tmp_path / "output" / "runs" / name).mkdir()

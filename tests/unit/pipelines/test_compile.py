@@ -54,7 +54,7 @@ def tasks(spec):
     return {name: task for dag in dags for name, task in dag["dag"]["tasks"].items()}
 
 
-def test_it_is_the_same_from_run_to_run(path, tmp_path):
+def test_compilation_is_deterministic(path, tmp_path):
     again = tmp_path / "again.yaml"
     code = (
         "import sys; from pathlib import Path; "
@@ -65,7 +65,7 @@ def test_it_is_the_same_from_run_to_run(path, tmp_path):
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_every_step_is_there_with_a_name_to_show(spec):
+def test_every_step_has_a_display_name(spec):
     found = tasks(spec)
     assert set(found) >= STEPS
     assert {found[step]["taskInfo"]["name"] for step in STEPS}.isdisjoint(STEPS)
@@ -88,19 +88,19 @@ def test_only_the_promotion_is_conditional(spec):
     assert [set(names) for names in conditional.values()] == [{"promote"}]
 
 
-def test_the_report_runs_whatever_happened(spec):
+def test_report_runs_whatever_happened(spec):
     report = tasks(spec)["report"]
     assert report["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
-def test_the_form_has_a_handful_of_parameters_each_described(spec):
+def test_form_has_a_handful_of_parameters_each_described(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert list(parameters) == sorted(item.name for item in PARAMETERS)
     assert all(parameter.get("description") for parameter in parameters.values())
     assert all(parameter.get("isOptional") for parameter in parameters.values())
 
 
-def test_the_form_shows_each_parameter_as_it_is_declared(spec):
+def test_form_shows_each_parameter_as_it_is_declared(spec):
     shown = spec["root"]["inputDefinitions"]["parameters"]
     for item in PARAMETERS:
         assert shown[item.name]["description"] == item.description
@@ -108,7 +108,7 @@ def test_the_form_shows_each_parameter_as_it_is_declared(spec):
 
 
 @pytest.mark.parametrize("component", [preprocess, report, detect_change])
-def test_the_steps_that_resolve_the_configuration_take_every_parameter(component):
+def test_steps_that_resolve_the_configuration_take_every_parameter(component):
     """KFP sends these functions as source, so they repeat the names and types."""
     taken = inspect.signature(component.python_func).parameters.values()
     inputs = {item.name: item.annotation for item in taken if isinstance(item.annotation, type)}
@@ -120,7 +120,7 @@ def test_the_steps_that_resolve_the_configuration_take_every_parameter(component
     assert [value.id for value in passed.values] == list(inputs)
 
 
-def test_fused_it_has_four_executors(tmp_path, spec):
+def test_fused_pipeline_has_four_executors(tmp_path, spec):
     path = compile_pipeline(tmp_path / "fused.yaml", fuse=True)
     fused = next(yaml.safe_load_all(path.read_text()))
     assert fused["deploymentSpec"]["executors"].keys() == {
@@ -153,7 +153,7 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
 
 
 @pytest.mark.parametrize(("pipeline", "fuse"), [("finetune", False), ("retrain", True)])
-def test_each_step_gets_its_keys_of_the_secret_and_no_other(tmp_path, pipeline, fuse):
+def test_each_step_gets_only_its_own_secret_keys(tmp_path, pipeline, fuse):
     """Keys are passed by reference, and each key may be missing."""
     path = compile_pipeline(tmp_path / "pipeline.yaml", pipeline=pipeline, fuse=fuse)
     _, platform = yaml.safe_load_all(path.read_text())
@@ -181,14 +181,14 @@ def test_credentials_stay_with_the_steps_that_use_them():
     assert "MLFLOW_FLASK_SERVER_SECRET_KEY" not in SECRETS
 
 
-def test_no_image_is_latest_and_none_installs_at_run_time(spec):
+def test_images_are_versioned_and_install_nothing_at_run_time(spec):
     for executor in spec["deploymentSpec"]["executors"].values():
         image, command = executor["container"]["image"], " ".join(executor["container"]["command"])
         assert image.partition(":")[2] not in ("", "latest")
         assert "pip install" not in command
 
 
-def test_an_autoscaler_leaves_the_pod_that_supervises_alone(attached):
+def test_autoscaler_does_not_evict_the_supervising_pod(attached):
     annotations = attached["exec-train"]["podMetadata"]["annotations"]
     assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
 

@@ -204,20 +204,20 @@ def cases(run):
     return [(name, harm) for name in files(run) for harm in HARMS]
 
 
-def test_a_sample_of_all_damages(runs):
+def test_sampled_damage_is_survived(runs):
     hurt, other = runs
     go_through(hurt, other, random.Random(SEED).sample(cases(hurt), SAMPLE))
 
 
 @pytest.mark.soak
-def test_all_damages(runs):
+def test_every_damage_is_survived(runs):
     hurt, other = runs
     go_through(hurt, other, cases(hurt))
 
 
 @pytest.mark.parametrize("folder", ["events", "ledger", "lease", "records", "checkpoints"])
 @pytest.mark.parametrize("harm", [make_folder, make_pipe, link_nowhere, empty, Path.unlink])
-def test_folders_that_are_something_else(runs, folder, harm):
+def test_other_folders_are_survived(runs, folder, harm):
     hurt, other = runs
     place = hurt.workspace.folder / folder
     shutil.rmtree(place)
@@ -234,9 +234,7 @@ def test_folders_that_are_something_else(runs, folder, harm):
         ("lease/generation-00000001", make_folder, ""),
     ],
 )
-def test_a_damaged_run_is_listed_as_such_with_the_reason_and_the_rest_as_ever(
-    runs, name, harm, said
-):
+def test_damaged_run_is_listed_with_its_reason_beside_healthy_runs(runs, name, harm, said):
     hurt, _other = runs
     before = told(["list"], hurt)
     harm(hurt.workspace.folder / name)
@@ -247,7 +245,7 @@ def test_a_damaged_run_is_listed_as_such_with_the_reason_and_the_rest_as_ever(
     assert line.split() in [item.split() for item in after.splitlines()]
 
 
-def test_of_a_damaged_run_gc_removes_nothing(runs):
+def test_gc_removes_nothing_of_a_damaged_run(runs):
     """The damaged part may be what says which batch to skip or which checkpoint is the best."""
     hurt, _other = runs
     truncate(hurt.workspace.record("preprocess"))
@@ -255,7 +253,7 @@ def test_of_a_damaged_run_gc_removes_nothing(runs):
     assert len(list(hurt.workspace.checkpoints.iterdir())) == 3
 
 
-def test_a_lost_ledger_entry_is_restored_and_no_damage(runs):
+def test_lost_ledger_entry_is_restored_and_is_not_damage(runs):
     hurt, _other = runs
     before = told(["explain", "hurt"], hurt)
     for path in sorted(hurt.workspace.ledger.iterdir()):
@@ -265,7 +263,7 @@ def test_a_lost_ledger_entry_is_restored_and_no_damage(runs):
             assert told(["explain", "hurt"], hurt) == before
 
 
-def test_as_programs_of_their_own(runs):
+def test_commands_survive_damage_as_processes(runs):
     """These use the entry point's own error handling, exit statuses, and output."""
     hurt, _other = runs
     make_pipe(hurt.workspace.config)

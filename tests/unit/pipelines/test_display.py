@@ -67,10 +67,10 @@ def test_run_continues_and_standard_error_shows_how_it_ended(tmp_path, broken):
     assert done.returncode == 143
 
 
-def test_a_reader_that_leaves_at_the_end(tmp_path, left):
+def test_closed_pipe_at_the_end_is_ignored(tmp_path, left):
     done = shown(tmp_path, [], stdout=left, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (143, ENDING)
 
 
-def test_the_status_is_the_same_where_nothing_can_be_written(tmp_path, left):
+def test_exit_status_is_kept_without_writable_output(tmp_path, left):
     assert shown(tmp_path, ["train"], stdout=left, stderr=left).returncode == 143

@@ -48,7 +48,7 @@ def finish(run):
     run.finish("register", 1.0)
 
 
-def test_of_a_run_that_can_be_resumed_the_newest_and_the_best_stay(make_run, age):
+def test_resumable_run_keeps_its_newest_and_best_checkpoints(make_run, age):
     run = make_run(saved=(10, 20, 30, 40), best=20)
     run.fail("train", "TrainingFailed", "broken")
     age(run)
@@ -57,7 +57,7 @@ def test_of_a_run_that_can_be_resumed_the_newest_and_the_best_stay(make_run, age
     assert "nothing to remove" in gc(run)
 
 
-def test_incomplete_checkpoints_after_the_newest_complete_one_stay_too(make_run, age):
+def test_incomplete_checkpoints_after_the_newest_complete_one_stay(make_run, age):
     run = make_run(saved=(10, 20, 30))
     (damaged,) = run.workspace.checkpoints.glob("step-00000030/*.model.safetensors")
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -76,7 +76,7 @@ def test_nothing_is_removed_without_a_complete_checkpoint(make_run, age):
     assert "nothing to remove" in gc(run)
 
 
-def test_of_a_finished_run_all_go_and_the_model_stays(make_run, age):
+def test_finished_run_keeps_only_its_model(make_run, age):
     run = make_run(saved=(10, 20, 30))
     finish(run)
     (run.workspace.checkpoints / "step-00000020" / "COMMIT").rename(
@@ -88,7 +88,7 @@ def test_of_a_finished_run_all_go_and_the_model_stays(make_run, age):
     assert run.workspace.model.is_dir()
 
 
-def test_a_finished_run_whose_model_is_gone_can_be_resumed(make_run, age):
+def test_finished_run_whose_model_is_gone_can_be_resumed(make_run, age):
     run = make_run(saved=(10, 20))
     finish(run)
     run.workspace.model.rmdir()
@@ -97,7 +97,7 @@ def test_a_finished_run_whose_model_is_gone_can_be_resumed(make_run, age):
     assert steps(run) == ["step-00000020"]
 
 
-def test_a_dry_run_lists_what_and_how_much_and_removes_nothing(make_run, age):
+def test_dry_run_lists_what_and_how_much_and_removes_nothing(make_run, age):
     run, other = make_run(saved=(10, 20, 30)), make_run("other", saved=(10, 20))
     age(run)
     age(other)
@@ -120,7 +120,7 @@ def trains(workspace):
 
 
 @pytest.mark.parametrize("at_work", [run_lock, trains])
-def test_a_run_at_work_is_left_alone(make_run, age, at_work):
+def test_running_run_is_left_alone(make_run, age, at_work):
     run = make_run(saved=(10, 20))
     age(run)
     with at_work(run.workspace):
@@ -128,7 +128,7 @@ def test_a_run_at_work_is_left_alone(make_run, age, at_work):
     assert len(steps(run)) == 2
 
 
-def test_a_run_that_is_taken_up_while_gc_looks_is_left_alone(make_run, age):
+def test_run_resumed_during_gc_is_left_alone(make_run, age):
     run = make_run(saved=(10, 20))
     age(run)
     found = list(garbage(run.workspace.output, idle_seconds=HOUR))
@@ -145,7 +145,7 @@ def test_recently_active_run_is_kept_unless_requested(make_run):
     assert "removed checkpoint step-00000010" in gc(run, "--idle-hours", "0")
 
 
-def test_folders_that_are_no_runs_are_passed_over(make_run, tmp_path):
+def test_other_folders_are_skipped(make_run, tmp_path):
     run = make_run()
     (tmp_path / "output" / "runs" / "empty").mkdir()
     assert "nothing to remove" in gc(run, "--idle-hours", "0")
@@ -169,7 +169,7 @@ def stored(run):
     return list(open_storage(checkpoints_of(run.config)).folders())
 
 
-def test_on_s3_the_newest_and_the_best_stay_and_all_else_goes(make_run, bucket):
+def test_newest_and_best_checkpoints_stay_on_s3(make_run, bucket):
     """It also removes torn checkpoints and the remains of a killed upload."""
     run = make_run(saved=(10, 20, 30, 40), best=20, **ON_S3)
     place = "some/tiny/step-000000"
@@ -191,7 +191,7 @@ def test_on_s3_the_newest_and_the_best_stay_and_all_else_goes(make_run, bucket):
     assert "nothing to remove" in gc(run, "--idle-hours", "0")
 
 
-def test_on_s3_all_of_a_finished_run_go(make_run, bucket):
+def test_finished_run_keeps_no_checkpoints_on_s3(make_run, bucket):
     run = make_run(saved=(10, 20), **ON_S3)
     finish(run)
     assert gc(run, "--idle-hours", "0").count("removed checkpoint") == 2
@@ -211,7 +211,7 @@ def test_recent_writes_elsewhere_are_kept(make_run, age, bucket, monkeypatch):
     assert len(stored(run)) == 2
 
 
-def test_a_run_whose_place_cannot_be_reached_holds_up_no_other(make_run, age, bucket, caplog):
+def test_unreachable_run_does_not_block_others(make_run, age, bucket, caplog):
     run = make_run("lost", saved=(10,), recovery={"checkpoints": "s3://bucket/some"})
     other = make_run("other", saved=(10, 20))
     for one in (run, other):
@@ -224,7 +224,7 @@ def test_a_run_whose_place_cannot_be_reached_holds_up_no_other(make_run, age, bu
     assert "NoSuchBucket" in caplog.text
 
 
-def test_a_commit_that_came_too_late_is_no_reason_to_remove_good_ones(make_run, age):
+def test_late_commit_does_not_evict_good_checkpoints(make_run, age):
     run = make_run(saved=(10, 20))
     found = survey(checkpoints_of(run.config), Lineage())
     run.ledger.record(SupervisorStarted(generation=2, pid=1, host="here", checkpoints=found))

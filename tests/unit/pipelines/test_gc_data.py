@@ -61,7 +61,7 @@ def data(run):
     return folder
 
 
-def test_data_of_finished_runs_go(using, tmp_path):
+def test_data_of_finished_runs_are_removed(using, tmp_path):
     run = using(done=True)
     assert "would remove prepared data 5f3a9c1be2d44a70" in gc(tmp_path / "output", "--dry-run")
     assert data(run).is_dir()
@@ -69,14 +69,14 @@ def test_data_of_finished_runs_go(using, tmp_path):
     assert not list(run.workspace.prepared.iterdir())
 
 
-def test_data_that_no_run_names_go(tmp_path):
+def test_unreferenced_data_are_removed(tmp_path):
     left = tmp_path / "output" / "data" / "unnamed"
     left.mkdir(parents=True)
     make_old(left)
     assert "removed prepared data unnamed" in gc(tmp_path / "output")
 
 
-def test_data_of_a_run_that_can_be_resumed_stay(using, tmp_path):
+def test_data_of_a_resumable_run_stay(using, tmp_path):
     using("done", done=True)
     run = using("broken")
     assert "prepared data" not in gc(tmp_path / "output", "--idle-hours", "0")
@@ -89,7 +89,7 @@ def test_data_of_a_finished_run_whose_model_is_gone_stay(using, tmp_path):
     assert "prepared data" not in gc(tmp_path / "output", "--idle-hours", "0")
 
 
-def test_data_of_a_finished_run_at_work_stay(using, tmp_path):
+def test_data_of_a_finished_run_in_use_stay(using, tmp_path):
     run = using(done=True)
     with run_lock(run.workspace):
         assert "prepared data" not in gc(tmp_path / "output", "--idle-hours", "0")
@@ -108,7 +108,7 @@ def test_data_seen_at_another_path_by_a_pod_stay(using, tmp_path):
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_a_damaged_record_of_a_run_at_work_keeps_all(using, tmp_path, at_work):
+def test_damaged_record_of_a_running_run_keeps_all_data(using, tmp_path, at_work):
     using("done", done=True)
     run = using("damaged")
     run.workspace.record("preprocess").write_text("{")
@@ -117,7 +117,7 @@ def test_a_damaged_record_of_a_run_at_work_keeps_all(using, tmp_path, at_work):
     assert kept
 
 
-def test_data_that_a_run_takes_up_while_gc_removes_them_come_back(using, tmp_path):
+def test_data_claimed_during_removal_are_restored(using, tmp_path):
     using("done", done=True)
     (item,) = garbage(tmp_path / "output", idle_seconds=HOUR)
     late = using("late")
@@ -125,7 +125,7 @@ def test_data_that_a_run_takes_up_while_gc_removes_them_come_back(using, tmp_pat
     assert (data(late) / "card.json").is_file()
 
 
-def test_what_a_killed_gc_had_set_aside_is_decided_by_the_next(using, tmp_path):
+def test_next_gc_decides_on_data_set_aside_by_a_killed_one(using, tmp_path):
     run = using()
     folder = data(run)
     folder.rename(folder.with_name(f".removed-{folder.name}"))
@@ -135,7 +135,7 @@ def test_what_a_killed_gc_had_set_aside_is_decided_by_the_next(using, tmp_path):
     assert [item.name for item in folder.parent.iterdir()] == [folder.name]
 
 
-def test_what_a_killed_step_left_goes_and_what_one_at_work_has_stays(tmp_path):
+def test_scratch_data_of_killed_steps_are_removed_and_of_running_steps_kept(tmp_path):
     root = tmp_path / "output" / "data"
     code = (
         "import os, signal, sys; from pathlib import Path\n"

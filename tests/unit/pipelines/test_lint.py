@@ -132,7 +132,7 @@ def unlimited():
         (sets_a_token, "executor exec-work", "WHERE contains a secret", True),
     ],
 )
-def test_each_trap_is_found_where_it_is(findings, body, place, words, unsafe):
+def test_each_trap_is_reported_at_its_place(findings, body, place, words, unsafe):
     (found,) = findings(body)
     assert (found.place, found.unsafe) == (place, unsafe)
     assert words in found.message
@@ -152,26 +152,26 @@ def test_each_trap_is_found_where_it_is(findings, body, place, words, unsafe):
         cached(work, on=True),
     ],
 )
-def test_what_is_right_is_left_alone(findings, body):
+def test_correct_pipelines_pass(findings, body):
     assert findings(body) == []
 
 
 @pytest.mark.parametrize("pipeline", ["finetune", "retrain"])
-def test_our_own_pipelines_are_clean(tmp_path, pipeline):
+def test_bundled_pipelines_pass(tmp_path, pipeline):
     told = []
     path = compile_pipeline(tmp_path / "pipeline.yaml", told.append, pipeline=pipeline)
     assert told == []
     assert checked(path) == []
 
 
-def test_the_suggested_window_is_accepted(findings):
+def test_suggested_window_is_accepted(findings):
     (found,) = findings(retried(num_retries=2, timeout=3 * HOUR))
     window = found.remedy.partition("'")[2].partition("'")[0]
     again = retried(num_retries=2, timeout=3 * HOUR, backoff_max_duration=window)
     assert findings(again, "again.yaml") == []
 
 
-def test_what_is_unsafe_is_not_compiled(tmp_path, monkeypatch):
+def test_unsafe_pipeline_is_not_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr("steadytrain.pipelines.finetune.finetune", gives_a_token)
     with pytest.raises(UnsafePipeline, match="its input text contains a secret") as raised:
         compile_pipeline(tmp_path / "pipeline.yaml")

@@ -82,7 +82,7 @@ def test_name_that_cannot_be_written_is_reported(workspace):
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_one_in_another_container_is_given_time_to_go(workspace, other, leaves):
+def test_holder_in_another_container_gets_time_to_exit(workspace, other, leaves):
     (path,) = workspace.locks.iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     if leaves:
@@ -97,7 +97,7 @@ def test_one_in_another_container_is_given_time_to_go(workspace, other, leaves):
             pass
 
 
-def test_a_crash_lets_go(workspace, other):
+def test_crash_releases_the_lock(workspace, other):
     other.kill()
     other.wait()
     assert holder(workspace) is None
@@ -106,13 +106,13 @@ def test_a_crash_lets_go(workspace, other):
     assert holder(workspace) is None
 
 
-def test_an_error_lets_go(workspace):
+def test_error_releases_the_lock(workspace):
     with pytest.raises(ValueError, match="inside"), run_lock(workspace):
         raise ValueError("inside")
     assert holder(workspace) is None
 
 
-def test_a_child_that_is_given_the_lock_keeps_it(workspace):
+def test_child_keeps_a_lock_it_was_given(workspace):
     with run_lock(workspace) as descriptor:
         line = [sys.executable, "-c", "input()"]
         child = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=[descriptor])
@@ -124,7 +124,7 @@ def test_a_child_that_is_given_the_lock_keeps_it(workspace):
     assert holder(workspace) is None
 
 
-def test_a_child_does_not_keep_the_lock(workspace):
+def test_child_does_not_inherit_the_lock(workspace):
     with run_lock(workspace):
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -133,13 +133,13 @@ def test_a_child_does_not_keep_the_lock(workspace):
         child.communicate(b"\n")
 
 
-def test_runs_are_held_apart(workspace):
+def test_runs_have_separate_locks(workspace):
     with run_lock(workspace):
         assert holder(Workspace(workspace.output, "other")) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "\ufffd" * 9, '{"pid": 1}'])
-def test_a_holder_whose_name_cannot_be_read_is_still_one(workspace, other, content):
+def test_holder_with_an_unreadable_name_still_holds_the_lock(workspace, other, content):
     (workspace.locks / "tiny.run").write_text(content)
     assert holder(workspace).alive() is None
     with pytest.raises(RunBusy, match="an unknown host"), run_lock(workspace):

@@ -34,30 +34,30 @@ def ended(make_run, monkeypatch):
     return end
 
 
-def test_where_a_server_tracks_its_page_is_named(ended):
+def test_tracking_page_of_a_server_is_shown(ended):
     line, _ = ended(tracking={"uri": "http://tracking:5000/"})
     assert line == "mlflow  http://tracking:5000/#/models/tiny/versions/7"
 
 
-def test_a_server_of_the_environment_is_named_without_its_password(ended, monkeypatch):
+def test_server_from_the_environment_is_shown_without_password(ended, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@tracking/mlflow")
     line, _ = ended()
     assert line == "mlflow  https://tracking/mlflow/#/models/tiny/versions/7"
 
 
-def test_a_database_elsewhere_is_named_without_its_password(ended, monkeypatch):
+def test_database_address_is_shown_without_password(ended, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@database/mlflow")
     line, _ = ended()
     assert line == "mlflow  mlflow ui --backend-store-uri postgresql://database/mlflow"
 
 
-def test_the_store_in_the_output_is_served_by_a_command(ended, tmp_path):
+def test_local_store_comes_with_the_command_that_serves_it(ended, tmp_path):
     line, _ = ended(output=tmp_path / "a b?c")
     address = f"sqlite+pysqlite:///{tmp_path}/a b%3Fc/mlflow.db"
     assert line == f"mlflow  mlflow ui --backend-store-uri {shlex.quote(address)}"
 
 
-def test_a_stopped_run_says_what_is_saved_and_how_to_continue(make_run, tmp_path):
+def test_stopped_run_says_what_is_saved_and_how_to_continue(make_run, tmp_path):
     run = make_run(output=tmp_path / "a b")
     run.finish("preprocess", 1.0)
     run.workspace.config.write_text(run.config.to_yaml())
@@ -74,7 +74,7 @@ def test_a_stopped_run_says_what_is_saved_and_how_to_continue(make_run, tmp_path
     ]
 
 
-def test_a_run_that_was_stopped_at_once_can_only_be_started_again(make_run):
+def test_run_stopped_before_a_checkpoint_can_only_start_again(make_run):
     run = make_run()
     run.workspace.config.unlink(missing_ok=True)
     (line,) = stopping(run.workspace)

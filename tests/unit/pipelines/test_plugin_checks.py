@@ -47,7 +47,7 @@ def test_it_is_named(tmp_path, monkeypatch, group, kind):
     assert problem.remedy
 
 
-def test_the_missing_method_of_a_metric_is_named(tmp_path, monkeypatch):
+def test_missing_method_of_a_metric_is_named(tmp_path, monkeypatch):
     text = "class Plugin:\n    greater_is_better = True\n    value = resampled = lambda *_: None\n"
     half = text.replace(" = resampled", "")
     monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.METRICS, "whole", text))
@@ -66,7 +66,7 @@ def test_every_broken_plugin_is_reported_at_once(tmp_path, monkeypatch):
     assert [item.field for item in caught.value.problems] == ["training.order", "tracking.sinks"]
 
 
-def test_a_task_file_that_exits_is_named(tmp_path, monkeypatch):
+def test_task_file_that_exits_is_named(tmp_path, monkeypatch):
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)
     config = load("causal-lm", ["data.task=leaves:TASK"])
@@ -74,7 +74,7 @@ def test_a_task_file_that_exits_is_named(tmp_path, monkeypatch):
         check_plugins(config)
 
 
-def test_a_machine_without_torch_leaves_plugins_to_the_images(tmp_path, monkeypatch):
+def test_machine_without_torch_leaves_plugins_to_the_images(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, "heavy", "import torchless"))
     monkeypatch.setattr(plugin_checks.importlib.util, "find_spec", lambda name: None)
     check_plugins(load("causal-lm", ["training.order=heavy"]))

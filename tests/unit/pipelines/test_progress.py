@@ -118,16 +118,16 @@ STARTED = TrainingStarted(
         (Warned(stage="train", message="MLflow is gone"), "train: MLflow is gone"),
     ],
 )
-def test_a_line_for_each_thing_that_happens(event, said, terminal):
+def test_each_event_prints_a_line(event, said, terminal):
     assert said in shown(event, terminal=terminal)
 
 
-def test_what_another_event_says_already_gets_no_line():
+def test_redundant_events_print_nothing():
     event = TrainingFinished(attempt=1, step=1, outcome="finished", best_step=1, best_score=1)
     assert shown(event) == ""
 
 
-def test_without_a_terminal_the_level_is_said_in_words():
+def test_level_is_spelled_out_without_a_terminal():
     assert shown(Warned(stage="train", message="slow")).startswith("warn: train: slow")
 
 
@@ -170,14 +170,14 @@ def test_work_without_a_known_end():
     )
 
 
-def test_without_a_terminal_lines_are_few_and_the_last_is_there():
+def test_output_without_a_terminal_is_sparse_and_complete():
     ticks = [work(done, 100.0 + done / 10) for done in range(101)]
     lines = shown(*ticks).splitlines()
     assert len(lines) == 2
     assert "100/100" in lines[-1]
 
 
-def test_on_a_terminal_the_bar_moves_and_goes():
+def test_terminal_bar_moves_and_disappears():
     text = shown(
         work(0, 100.0),
         work(20, 140.0),
@@ -204,7 +204,7 @@ def test_on_a_terminal_the_bar_moves_and_goes():
         (1.2e9, "1.2G"),
     ],
 )
-def test_amounts(number, text):
+def test_amounts_have_units(number, text):
     assert amount(number) == text
 
 
@@ -223,7 +223,7 @@ FAILED = AttemptEnded(
 )
 
 
-def test_a_recovery_is_one_line_what_why_and_what_changed():
+def test_recovery_prints_what_why_and_what_changed_in_one_line():
     decided = DecisionMade(
         attempt=1, failure_class="host_oom", action="retry_changed", reason="4 x 8 becomes 2 x 16"
     )
@@ -239,7 +239,7 @@ def test_a_recovery_is_one_line_what_why_and_what_changed():
     assert "checkpoint saved" in again.splitlines()[-1]
 
 
-def test_a_run_that_is_given_up_says_why():
+def test_abandoned_run_says_why():
     decided = DecisionMade(attempt=1, failure_class="data", action="stop", reason="it would again")
     assert "; stop: it would again" in shown(FAILED, decided)
 

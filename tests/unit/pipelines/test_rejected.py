@@ -48,7 +48,7 @@ def files(run):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_beside_a_command_at_work(make_run, name):
+def test_step_beside_a_running_command_is_rejected(make_run, name):
     run = make_run()
     before = files(run)
     with run_lock(run.workspace), pytest.raises(RunBusy):
@@ -56,7 +56,7 @@ def test_a_step_beside_a_command_at_work(make_run, name):
     assert files(run) == before
 
 
-def test_a_train_step_beside_another(trained):
+def test_second_train_step_is_rejected(trained):
     before = files(trained)
     with pytest.raises(RunBusy):
         step.run_stage(trained.config)
@@ -64,7 +64,7 @@ def test_a_train_step_beside_another(trained):
     assert runs.state_of(trained.workspace).state == "running"
 
 
-def test_a_pipeline_that_is_submitted_beside_another(trained):
+def test_second_submitted_pipeline_is_rejected(trained):
     before = files(trained)
     parameters = to_parameters(trained.config, run=trained.config.run_id)
     with pytest.raises(RunBusy):
@@ -76,7 +76,7 @@ def test_a_pipeline_that_is_submitted_beside_another(trained):
 
 
 @pytest.mark.parametrize("locked", [True, False])
-def test_a_report_of_a_run_at_work_is_only_a_page(trained, make_run, locked):
+def test_report_of_a_running_run_only_writes_a_page(trained, make_run, locked):
     run = make_run("local") if locked else trained
     before = files(run)
     arguments = ["report", run.config.run_id, "--output", str(run.workspace.output)]

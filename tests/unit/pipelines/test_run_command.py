@@ -11,7 +11,7 @@ from steadytrain.pipelines import light_kfp, local
 from steadytrain.pipelines.cli import app
 
 
-def test_after_the_third_signal_too(make_run, monkeypatch, capfd):
+def test_third_signal_leaves_nothing_behind(make_run, monkeypatch, capfd):
     run = make_run()
     run.attempt(1, last=170, max_steps=400, outcome="stopped")
     run.workspace.config.write_text(run.config.to_yaml())

@@ -65,7 +65,7 @@ def runs(pid):
     return psutil.pid_exists(pid) and alive(psutil.Process(pid))
 
 
-def test_a_step_is_forked_with_its_own_session_variables_and_output(processes, tmp_path, capfd):
+def test_forked_step_has_its_own_session_variables_and_output(processes, tmp_path, capfd):
     told = tmp_path / "told"
     assert processes.run(command(PROBE), {"OWN": "for it", "TOLD": str(told)}) == 0
     found = json.loads(told.read_text())
@@ -77,7 +77,7 @@ def test_a_step_is_forked_with_its_own_session_variables_and_output(processes, t
     assert "said aloud" in capfd.readouterr().out
 
 
-def test_a_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
+def test_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
     """The kernel may kill it when memory is low."""
     (tmp_path / "killed_at_once.py").write_text(
         "import socket, sys\n"
@@ -97,7 +97,7 @@ def test_a_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path
         template.kill()
 
 
-def test_its_exit_status_is_that_of_a_program(processes, capfd):
+def test_exit_status_is_that_of_a_program(processes, capfd):
     assert processes.run(command("def probe():\n    raise KeyError('this one')")) == 1
     assert "KeyError: 'this one'" in capfd.readouterr().out
     assert processes.run(command("import sys\ndef probe():\n    sys.exit(7)")) == 7
@@ -106,7 +106,7 @@ def test_its_exit_status_is_that_of_a_program(processes, capfd):
     assert "killed by SIGKILL" in failures(processes)[-1]
 
 
-def test_what_it_does_at_its_exit_is_done(processes, tmp_path):
+def test_exit_handlers_run(processes, tmp_path):
     source = (
         "import atexit, pathlib\n"
         f"def probe():\n    atexit.register(pathlib.Path({str(tmp_path / 'left')!r}).touch)"
@@ -115,13 +115,13 @@ def test_what_it_does_at_its_exit_is_done(processes, tmp_path):
     assert (tmp_path / "left").exists()
 
 
-def test_another_command_is_executed_as_it_is(processes, capfd):
+def test_other_commands_are_executed_unchanged(processes, capfd):
     line = ["sh", "-c", "echo in a shell; exit 3", "--function_to_execute", "probe"]
     assert processes.run(line) == 3
     assert "in a shell" in capfd.readouterr().out
 
 
-def test_what_a_step_leaves_ends_with_it_and_the_template_does_not(processes, tmp_path):
+def test_leftover_processes_end_with_their_step(processes, tmp_path):
     source = (
         "import os, pathlib, time\n"
         "def probe():\n"
@@ -138,7 +138,7 @@ def test_what_a_step_leaves_ends_with_it_and_the_template_does_not(processes, tm
     assert processes._template.pid == template
 
 
-def test_a_template_that_is_killed_ends_its_step_and_is_replaced(processes):
+def test_template_that_is_killed_ends_its_step_and_is_replaced(processes):
     source = "import os, time\ndef probe():\n    os.kill(os.getppid(), 9)\n    time.sleep(600)"
     template = processes._template.pid
     assert processes.run(command(source)) == -signal.SIGKILL
@@ -147,7 +147,7 @@ def test_a_template_that_is_killed_ends_its_step_and_is_replaced(processes):
     assert processes._template.pid != template
 
 
-def test_nothing_is_left_at_the_end(processes):
+def test_no_process_is_left_at_the_end(processes):
     template = processes._template.pid
     assert processes.run(command("def probe(): pass")) == 0
     processes.close()

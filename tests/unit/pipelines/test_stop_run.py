@@ -69,7 +69,7 @@ def held_by(command):
     return process
 
 
-def test_the_holder_is_stopped(workspace):
+def test_holder_is_stopped(workspace):
     process = held_by([sys.executable, "-c", HOLD, str(workspace.output)])
     assert stop_run(workspace, grace_seconds=30)
     assert process.wait() == -signal.SIGTERM
@@ -97,7 +97,7 @@ def test_run_of_another_user_is_not_stopped_and_its_owner_is_reported():
 
 
 @needs_namespaces
-def test_a_process_of_another_pid_namespace_is_not_mistaken_for_the_holder(workspace, bystander):
+def test_process_in_another_pid_namespace_is_not_mistaken_for_the_holder(workspace, bystander):
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
     process = held_by([*unshare, IN_NAMESPACE, str(workspace.output), str(bystander.pid), HOLD])
     try:
@@ -111,7 +111,7 @@ def test_a_process_of_another_pid_namespace_is_not_mistaken_for_the_holder(works
 
 
 @pytest.mark.parametrize("change", [{"machine": "another"}, {"born": 1.0}])
-def test_a_process_of_another_host_or_another_time_is_not_stopped(workspace, bystander, change):
+def test_process_of_another_host_or_boot_is_not_stopped(workspace, bystander, change):
     """The lock names a process on another host, or one whose process ID has been reused since."""
     with run_lock(workspace):
         (path,) = workspace.locks.iterdir()

@@ -74,7 +74,7 @@ def plan_here():
     torch.set_num_threads(threads)
 
 
-def test_hours_and_cost_are_those_of_the_measured_speed(plan_here, tiny):
+def test_hours_and_cost_follow_the_measured_speed(plan_here, tiny):
     plan, told = plan_here(tiny())
     offer, speed = plan.offer, plan.offer.tokens_per_second
     assert 0 < speed.low <= speed.high
@@ -91,7 +91,7 @@ def test_hours_and_cost_are_those_of_the_measured_speed(plan_here, tiny):
     assert [line for line in told if " of 4, " in line] == told[-STEPS:]
 
 
-def test_a_plan_for_a_cpu_is_one_for_this_machine_without_a_gpu(plan_here, tiny):
+def test_cpu_plan_is_for_this_machine_without_a_gpu(plan_here, tiny):
     plan, _ = plan_here(tiny(training__bf16=False))
     assert plan.works
     assert str(plan.job.machine).startswith("1 x CPU (")
@@ -137,7 +137,7 @@ def test_cpu_plan_uses_bfloat16_if_the_cpu_has_instructions_for_it(
         (LLAMA, {"compute__nproc_per_node": 2, "compute__strategy": "fsdp"}),
     ],
 )
-def test_other_ways_are_timed_too(plan_here, tiny, architecture, fields):
+def test_other_training_options_are_timed(plan_here, tiny, architecture, fields):
     plan, _ = plan_here(tiny(architecture, **fields))
     assert plan.offer.tokens_per_second.low > 0
     ranks = plan.job.machine.ranks
@@ -146,7 +146,7 @@ def test_other_ways_are_timed_too(plan_here, tiny, architecture, fields):
     ) is (ranks > 1)
 
 
-def test_when_its_time_is_up_one_step_has_been_timed(plan_here, tiny, monkeypatch):
+def test_at_least_one_step_is_timed(plan_here, tiny, monkeypatch):
     monkeypatch.setattr(calibration, "SECONDS", 0.0)
     plan, told = plan_here(tiny())
     assert plan.offer.timed_by == "1 step on this machine (1 of 4 sequences each)"
@@ -155,7 +155,7 @@ def test_when_its_time_is_up_one_step_has_been_timed(plan_here, tiny, monkeypatc
     assert speed.low == speed.high
 
 
-def test_several_ranks_are_as_many_times_as_fast_and_wait_for_each_other_at_the_low_end():
+def test_speed_scales_with_ranks_minus_waiting_at_the_low_end():
     gpu = find_gpu("h100")
     assert together(Span(10, 20), Machine(gpu)) == Span(10, 20)
     assert together(Span(10, 20), Machine(gpu, 1, 2)) == Span(18, 40)
@@ -163,7 +163,7 @@ def test_several_ranks_are_as_many_times_as_fast_and_wait_for_each_other_at_the_
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
-def test_rows_are_as_long_as_the_prepared_ones_in_their_order(tiny, tmp_path, task):
+def test_timed_rows_have_the_lengths_of_the_prepared_ones(tiny, tmp_path, task):
     config = tiny(data__task=task)
     assert row_lengths(config, 3) == [32, 32, 32]
     make = language_rows if task == "causal_lm" else class_rows
@@ -195,14 +195,14 @@ def test_rows_are_as_long_as_the_prepared_ones_in_their_order(tiny, tmp_path, ta
         ),
     ],
 )
-def test_what_one_device_cannot_show_is_refused(configure, gpu, fields, message):
+def test_settings_that_one_device_cannot_time_are_rejected(configure, gpu, fields, message):
     timed = partial(calibrate, tell=print)
     with pytest.raises(BadInput, match=message) as error:
         plan_training(configure(**fields), all_gpus(), find_gpu(gpu), timed=timed)
     assert "leave --calibrate out" in error.value.remedy
 
 
-def test_more_than_the_free_memory_is_refused_before_anything_is_built(plan_here, configure):
+def test_model_larger_than_free_memory_is_rejected_before_building(plan_here, configure):
     config = configure(
         model__base="hub:meta-llama/Llama-3.1-70B",
         model__adapter__kind="none",
@@ -251,7 +251,7 @@ def test_command_times_this_machine_and_shows_it_next_to_the_plan(no_gpu, plan_h
     assert "calibrating: step 4 of 4" in done.stderr
 
 
-def test_a_gpu_that_is_not_here_cannot_be_timed(no_gpu):
+def test_absent_gpu_cannot_be_timed(no_gpu):
     done = CliRunner().invoke(app, ["plan", "causal-lm", "--gpu", "h100", "--calibrate"])
     assert isinstance(done.exception, BadInput)
     assert "--gpu H100: the GPU that --calibrate can time here is a CPU" in str(done.exception)

@@ -37,7 +37,7 @@ def plan(*arguments, source="causal-lm", sets=()):
     return json.loads(told.stdout), told.stderr
 
 
-def test_only_what_the_cluster_has_is_offered(answers):
+def test_plan_offers_only_the_clusters_gpus(answers):
     answers.listing(NODES, node("8", "900Gi", **A100), node("4", "180Gi", **T4), node())
     found, remarks = plan("--cluster")
     assert found["works"]
@@ -48,7 +48,7 @@ def test_only_what_the_cluster_has_is_offered(answers):
     assert not remarks
 
 
-def test_one_of_its_kinds_can_be_picked_and_no_other(answers):
+def test_only_gpus_of_the_cluster_can_be_picked(answers):
     answers.listing(NODES, node("8", "900Gi", **A100), node("4", "180Gi", **T4))
     found, _ = plan("--cluster", "--gpu", "a100")
     assert (found["hardware"]["gpu"], found["hardware"]["chosen_by"]) == ("A100-80", "given")
@@ -58,14 +58,14 @@ def test_one_of_its_kinds_can_be_picked_and_no_other(answers):
     assert error.value.remedy.startswith("one of T4, A100-80")
 
 
-def test_more_nodes_than_there_are_is_a_problem(answers):
+def test_more_nodes_than_the_cluster_has_is_a_problem(answers):
     answers.listing(NODES, node("8", "900Gi", **A100), node("8", "900Gi", **A100))
     found, _ = plan("--cluster", "--nodes", "4", "--gpus-per-node", "4")
     assert "the nearest setting that works is compute.nodes=2" in found["problems"][0]
     assert plan("--cluster", "--nodes", "2", "--gpus-per-node", "4")[0]["works"]
 
 
-def test_nodes_that_take_no_pods_do_not_count(answers):
+def test_cordoned_nodes_do_not_count(answers):
     away = node("8", "900Gi", unschedulable=True, **A100), node("8", "9Gi", ready="False", **A100)
     answers.listing(NODES, node("1", "900Gi", **A100), *away)
     assert plan("--cluster")[0]["works"]
@@ -73,7 +73,7 @@ def test_nodes_that_take_no_pods_do_not_count(answers):
     assert "the cluster has 1 with 1 x A100-80" in found["problems"][0]
 
 
-def test_the_nodes_memory_bounds_what_is_offloaded(answers):
+def test_node_memory_bounds_offloading(answers):
     sizes = ("--cluster", "--gpus-per-node", "8")
     sets = (LARGE, "model.adapter.kind=none")
     answers.listing(NODES, node("8", "2000Gi", **A100))
@@ -90,7 +90,7 @@ def test_the_nodes_memory_bounds_what_is_offloaded(answers):
     assert told["hardware"]["host_memory"] == 2200 * 10**9
 
 
-def test_only_nodes_count_that_the_pods_may_go_to(answers):
+def test_only_schedulable_nodes_count(answers):
     answers.listing(NODES, node("8", "900Gi", **A100), node("4", "180Gi", **T4))
     selector = 'compute.pods.node_selector={"nvidia.com/gpu.product": "Tesla-T4"}'
     found, _ = plan("--cluster", sets=(selector,))
@@ -101,7 +101,7 @@ def test_only_nodes_count_that_the_pods_may_go_to(answers):
         plan("--cluster", sets=("compute.pods.gpu_resource=amd.com/gpu",))
 
 
-def test_without_gpus_it_says_what_would_help(answers):
+def test_cluster_without_gpus_gets_a_remedy(answers):
     answers.listing(NODES, node(), node())
     with pytest.raises(BadInput, match=r"offers nvidia\.com/gpu \(2 checked\)") as error:
         plan("--cluster")
@@ -120,7 +120,7 @@ def test_gpu_missing_from_the_table_is_skipped_and_reported(answers):
         plan("--cluster")
 
 
-def test_gpus_that_pods_share_are_counted_whole(answers):
+def test_shared_gpus_are_counted_whole(answers):
     shared = {**T4, "product": "Tesla-T4-SHARED", "replicas": "4"}
     answers.listing(NODES, node("8", "180Gi", **shared))
     found, remarks = plan("--cluster", "--gpus-per-node", "2")
@@ -144,7 +144,7 @@ def test_api_server_error_is_reported(answers):
     assert error.value.remedy
 
 
-def test_on_this_machines_own_gpu_its_memory_counts(monkeypatch, tmp_path):
+def test_local_gpu_memory_counts(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
     tool.chmod(0o755)

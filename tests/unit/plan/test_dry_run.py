@@ -21,7 +21,7 @@ LLAMA_1B = known_models()["meta-llama/Llama-3.2-1B"]
 CPU = Setting(length=512, micro_batch=2, cuda=False)
 
 
-def test_a_large_model_takes_no_memory_here_and_its_state_is_as_the_formula_says():
+def test_dry_run_of_a_large_model_allocates_nothing_and_matches_the_formula():
     setting = replace(CPU, precision="bf16", accumulates=True)
     found, formula = dry_run(LLAMA_1B, setting), peak_memory(shape_of(LLAMA_1B), setting)
     for part in ("weights", "optimizer"):
@@ -38,7 +38,7 @@ def test_a_large_model_takes_no_memory_here_and_its_state_is_as_the_formula_says
         {"strategy": "zero3", "ranks": 4, "offload": "optimizer"},
     ],
 )
-def test_what_fakes_cannot_run_is_added_by_formula(monkeypatch, other):
+def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
     setting, shape, ran = replace(CPU, **other), shape_of(LLAMA_1B), []
 
     def formula(architecture, nearest, labels):
@@ -53,7 +53,7 @@ def test_what_fakes_cannot_run_is_added_by_formula(monkeypatch, other):
     assert min(found.parts.values()) >= 0
 
 
-def test_of_many_layers_some_are_run(monkeypatch):
+def test_dry_run_samples_layers_of_a_deep_model(monkeypatch):
     deep = {**LLAMA_1B, "num_hidden_layers": 9}
     setting = replace(CPU, precision="bf16", recompute=True)
     all_of_them = dry_run(deep, setting)

@@ -27,20 +27,20 @@ SMALL = {
 }
 
 
-def test_no_weights_change_form_if_all_fits(make_plan):
+def test_weights_stay_as_they_are_if_all_fits(make_plan):
     plan = make_plan("rtx3060")
     assert not plan.choice.option.lightened
     assert not [item for item in plan.decisions if "frozen" in item.field]
 
 
-def test_it_is_not_chosen_for_speed(make_plan):
+def test_compact_frozen_parts_are_not_chosen_for_speed(make_plan):
     """With a quantized head, a larger micro-batch would keep the GPU busy."""
     plan = make_plan("rtx3060", data__sequence_length=1500, training__global_batch_size=4)
     assert plan.works
     assert not plan.choice.option.lightened
 
 
-def test_the_exact_ways_come_first():
+def test_exact_options_come_first():
     untied = shape_of(SMALL)
     options = [("host", "as_loaded"), ("host", "8bit"), ("host", "4bit")]
     assert list(lighter(untied)) == options
@@ -50,7 +50,7 @@ def test_the_exact_ways_come_first():
     assert list(lighter(narrow)) == options[:1]
 
 
-def test_what_the_user_has_set_is_planned_so(make_plan):
+def test_user_settings_are_planned_as_given(make_plan):
     plan = make_plan("l4", **BOTH)
     assert plan.works
     assert (plan.choice.option.frozen_embeddings, plan.choice.option.frozen_head) == (
@@ -61,20 +61,20 @@ def test_what_the_user_has_set_is_planned_so(make_plan):
     assert told == ["set by you", "set by you"]
 
 
-def test_a_tied_table_on_the_host_needs_a_head_of_its_own(make_plan):
+def test_tied_embeddings_on_the_host_need_a_separate_head(make_plan):
     plan = make_plan("l4", model__base=TIED, **HOST)
     (problem,) = plan.problems
     assert "frozen_head=8bit as well" in problem
 
 
-def test_ranks_that_share_weights_cannot_have_it(make_plan):
+def test_sharded_ranks_cannot_compact_frozen_parts(make_plan):
     job = make_plan("h100", 8).job
     option = TrainingOption("lora", "fsdp", True, "adamw_torch", frozen_head="8bit")
     assert not option.is_possible(job)
     assert replace(option, strategy="ddp").is_possible(job)
 
 
-def test_a_run_begins_with_what_its_configuration_says(configure):
+def test_run_starts_with_the_configured_frozen_parts(configure):
     config = configure(**BOTH, training__bf16=True, training__optim="paged_adamw_8bit")
     start = planned_start(config, "NVIDIA GeForce RTX 4050 Laptop GPU", 1, 512)
     assert start is not None
@@ -86,7 +86,7 @@ def test_a_run_begins_with_what_its_configuration_says(configure):
 
 
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
-def test_the_dry_run_runs_the_quantized_head_and_leaves_the_table_to_the_host(make_plan, bits):
+def test_dry_run_covers_the_quantized_head_and_host_embeddings(make_plan, bits):
     job = make_plan("l4").job
     shape = shape_of(SMALL)
     option = TrainingOption("qlora", "single", True, "paged_adamw_8bit", "none", "host", bits)

@@ -31,7 +31,7 @@ def test_text_equals_the_golden_file(make_plan, name, gpu, per_node, nodes, base
     assert render(plan) + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_6_gb_card_gets_the_settings_it_needs(make_plan):
+def test_small_card_gets_the_settings_it_needs(make_plan):
     plan = make_plan("rtx4050")
     chosen = {decision.field: decision.value for decision in plan.decisions}
     assert chosen["model.adapter.kind"] == "qlora"
@@ -46,7 +46,7 @@ def test_6_gb_card_gets_the_settings_it_needs(make_plan):
     assert "compute.offload=all" in text
 
 
-def test_8b_fits_there_with_512_tokens_and_room_to_spare(make_plan):
+def test_8b_fits_on_6_gb_with_512_tokens_and_room_to_spare(make_plan):
     plan = make_plan("rtx4050", data__sequence_length=512)
     assert plan.works
     assert plan.choice.capacity - plan.choice.memory.total >= 0.2e9
@@ -60,7 +60,7 @@ def test_8b_fits_there_with_512_tokens_and_room_to_spare(make_plan):
     assert (filled_in.frozen_embeddings, filled_in.frozen_head) == ("host", "4bit")
 
 
-def test_what_the_user_keeps_as_loaded_stays_and_the_way_out_is_named(make_plan):
+def test_user_settings_stay_and_the_remedy_is_named(make_plan):
     adapter = {"model__adapter__kind": "qlora", "model__adapter__frozen_head": "as_loaded"}
     plan = make_plan("rtx4050", data__sequence_length=512, **adapter)
     assert not plan.works
@@ -69,5 +69,5 @@ def test_what_the_user_keeps_as_loaded_stays_and_the_way_out_is_named(make_plan)
     assert "model.adapter.frozen_head=4bit" in plan.remedies[0]
 
 
-def test_a_smaller_model_fits_there(make_plan):
+def test_smaller_model_fits_on_6_gb(make_plan):
     assert make_plan("rtx4050", model__base=f"{LLAMA}.2-3B").works

@@ -31,7 +31,7 @@ def whole(make_plan, hosts, nodes=1, **fields):
     return make_plan("h100", 8, nodes, hosts=hosts, **fields)
 
 
-def test_what_offloading_takes_is_compared_with_what_a_node_has(make_plan):
+def test_offloaded_memory_is_compared_with_node_memory(make_plan):
     need = whole(make_plan, None).choice.memory.host * 8
     assert need > 0
     assert whole(make_plan, hosts_with(int(need / 0.9) + 1)).works
@@ -55,7 +55,7 @@ def test_known_host_memory_is_also_reported_per_node(make_plan):
     assert told in render(plan)
 
 
-def test_a_way_that_the_host_has_no_room_for_is_passed_over(make_plan):
+def test_option_that_exceeds_host_memory_is_skipped(make_plan):
     """Full training would need that memory. Training with adapters does not."""
     fields = {"model__base": LARGE}
     free = make_plan("h100", 8, **fields)
@@ -66,7 +66,7 @@ def test_a_way_that_the_host_has_no_room_for_is_passed_over(make_plan):
     assert tight.choice == choose(tight.job, options(tight.job))
 
 
-def test_more_nodes_are_named_where_each_then_needs_less(make_plan):
+def test_more_nodes_are_suggested_if_each_then_needs_less(make_plan):
     need = whole(make_plan, None).choice.memory.host * 8
     short = whole(make_plan, hosts_with(need // 2))
     remedies = "\n".join(short.remedies)
@@ -75,7 +75,7 @@ def test_more_nodes_are_named_where_each_then_needs_less(make_plan):
     assert whole(make_plan, hosts_with(need // 2), int(found[1])).works
 
 
-def test_no_remedy_takes_memory_that_the_host_does_not_have(make_plan):
+def test_remedies_stay_within_host_memory(make_plan):
     base = "hub:meta-llama/Llama-3.1-8B"
     free = "\n".join(make_plan("rtx4050", model__base=base).remedies)
     assert "compute.offload=all" in free
@@ -83,14 +83,14 @@ def test_no_remedy_takes_memory_that_the_host_does_not_have(make_plan):
     assert "offload" not in "\n".join(laptop.remedies)
 
 
-def test_another_gpus_host_is_another_host(make_plan):
+def test_hosts_differ_by_gpu(make_plan):
     """This machine's memory says nothing about machines with H100s."""
     plan = make_plan("rtx4050", 8, hosts=hosts_with(GB, "RTX4050"), model__base=LARGE)
     assert not plan.works
     assert "H100" in [offer.gpu for offer in plan.cheapest]
 
 
-def test_of_a_cluster_the_nodes_count_that_have_enough_gpus(make_plan):
+def test_only_nodes_with_enough_gpus_count(make_plan):
     hosts = cluster(("H100", 8, 999 * GB), ("H100", 8, 500 * GB), ("H100", 4, 4000 * GB))
     assert hosts.memory_of("H100", 1, 8) == 999 * GB
     assert hosts.memory_of("H100", 2, 8) == 500 * GB
@@ -129,7 +129,7 @@ def test_of_a_cluster_the_nodes_count_that_have_enough_gpus(make_plan):
         (4, 1, [("H100", 1)] * 3, "compute.nodes = 4: the cluster has 3", "compute.nodes=2"),
     ],
 )
-def test_more_than_the_cluster_has_is_a_problem_with_its_nearest(
+def test_requesting_more_than_the_cluster_has_names_the_nearest_fit(
     make_plan, nodes, per_node, there, told, nearest
 ):
     hosts = cluster(*((*node, 900 * GB) for node in there))
@@ -155,7 +155,7 @@ def test_plan_says_if_no_smaller_number_works(make_plan):
     assert "no smaller number works" in plan.problems[0]
 
 
-def test_remedies_take_no_gpu_that_the_cluster_lacks(make_plan):
+def test_remedies_use_only_gpus_of_the_cluster(make_plan):
     hosts = cluster(("RTX4090", 2, 900 * GB), ("A100-40", 1, 900 * GB))
     fields = {"model__adapter__kind": "none", "compute__strategy": "auto"}
     plan = make_plan("rtx4090", hosts=hosts, **fields)
@@ -168,7 +168,7 @@ def test_remedies_take_no_gpu_that_the_cluster_lacks(make_plan):
         assert make_plan(gpu, per_node, hosts=hosts, **fields).works, option
 
 
-def test_on_a_cluster_pods_ask_for_the_memory_that_offloading_takes(make_plan):
+def test_pods_request_the_memory_that_offloading_takes(make_plan):
     plan = whole(make_plan, cluster(("H100", 8, 2000 * GB)))
     assert plan.works
     chosen = {decision.field: decision.value for decision in plan.decisions}
@@ -180,6 +180,6 @@ def test_on_a_cluster_pods_ask_for_the_memory_that_offloading_takes(make_plan):
     assert "compute.pods.memory" not in [decision.field for decision in elsewhere.decisions]
 
 
-def test_what_stays_on_the_gpus_leaves_the_pods_memory_as_it_is(make_plan):
+def test_pod_memory_is_unchanged_without_offloading(make_plan):
     plan = make_plan("h100", 1, hosts=cluster(("H100", 8, 2000 * GB)), model__base=SMALL)
     assert "compute.pods.memory" not in [decision.field for decision in plan.decisions]

@@ -31,7 +31,7 @@ def written(request, make_plan, tmp_path):
     return plan, tmp_path / "plan"
 
 
-def test_the_filled_in_configuration_is_the_same_plan(written):
+def test_written_configuration_gives_the_same_plan(written):
     plan, folder = written
     config = load(folder / "steadytrain.yaml")
     again = plan_training(config, all_gpus(), find_gpu(plan.job.machine.gpu.name))
@@ -42,7 +42,7 @@ def test_the_filled_in_configuration_is_the_same_plan(written):
     assert config.compute.device == "cuda"
 
 
-def test_accelerate_reads_its_own(written):
+def test_accelerate_reads_its_file(written):
     from accelerate.commands.config.config_args import load_config_from_file
 
     plan, folder = written
@@ -53,7 +53,7 @@ def test_accelerate_reads_its_own(written):
     assert found.distributed_type == kinds[plan.choice.option.strategy]
 
 
-def test_deepspeed_reads_its_own(written, monkeypatch):
+def test_deepspeed_reads_its_file(written, monkeypatch):
     plan, folder = written
     path = folder / "deepspeed.json"
     assert path.exists() == (plan.choice.option.strategy == "zero3")
@@ -76,9 +76,7 @@ Plugin = replace({}, title="foreign")
 
 
 @pytest.mark.parametrize("name", ["DDP", "FSDP", "ZERO_2", "ZERO_3"])
-def test_a_strategy_of_another_package_is_planned_by_its_spec(
-    make_plan, tmp_path, monkeypatch, name
-):
+def test_strategy_of_another_package_is_planned_by_its_spec(make_plan, tmp_path, monkeypatch, name):
     own, foreign = name.lower().replace("_", ""), f"foreign_{name.lower()}"
     site = write_plugin(tmp_path / "site", plugins.STRATEGIES, foreign, FOREIGN.format(name, name))
     monkeypatch.syspath_prepend(site)
@@ -109,7 +107,7 @@ def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path
     assert written == {"steadytrain.yaml", "trainjob.yaml"}
 
 
-def test_the_trainjob_asks_for_the_plans_gpus(written):
+def test_trainjob_asks_for_the_plans_gpus(written):
     plan, folder = written
     runtime, job = yaml.safe_load_all((folder / "trainjob.yaml").read_text())
     assert (runtime["kind"], job["kind"]) == ("TrainingRuntime", "TrainJob")

@@ -56,7 +56,7 @@ def smaller(micro_batch_size, **changes):
     )
 
 
-def test_what_a_run_learned_is_planned_as_the_next_run_begins(make_plan, learn):
+def test_learned_settings_are_planned_for_the_next_run(make_plan, learn):
     before = make_plan("h100", **FIELDS)
     sizing = learn(2)
     plan = make_plan("h100", **FIELDS)
@@ -72,7 +72,7 @@ def test_what_a_run_learned_is_planned_as_the_next_run_begins(make_plan, learn):
     assert changed <= {"training.micro_batch_size", "training.save_steps"}
 
 
-def test_what_it_took_beside_a_smaller_batch_is_planned_too(make_plan, configure):
+def test_learned_fallbacks_are_planned_too(make_plan, configure):
     config = configure(**FIELDS, compute__nproc_per_node=2)
     lowered = smaller(1, gradient_checkpointing=True, strategy="fsdp", offload="all")
     sizing_of(config).remember(History(decisions=[lowered]))
@@ -88,7 +88,7 @@ def test_what_it_took_beside_a_smaller_batch_is_planned_too(make_plan, configure
     assert plan.choice.memory.host > 0
 
 
-def test_the_users_own_batch_stays_and_is_called_a_bound(make_plan, learn):
+def test_user_batch_stays_as_an_upper_bound(make_plan, learn):
     learn(2, training__micro_batch_size=8)
     plan = make_plan("h100", **FIELDS, training__micro_batch_size=8)
     decision = decisions_of(plan)["training.micro_batch_size"]
@@ -97,7 +97,7 @@ def test_the_users_own_batch_stays_and_is_called_a_bound(make_plan, learn):
     assert plan.choice.batch.micro_batch_size == 2
 
 
-def test_it_says_nothing_about_other_runs(make_plan, learn, configure):
+def test_learned_settings_apply_to_no_other_run(make_plan, learn, configure):
     plain = make_plan("h100", **FIELDS).choice
     learn(2, data__sequence_length=512)
     learn(2, model__adapter__kind="lora")
@@ -120,7 +120,7 @@ def test_learned_limit_of_the_configuration_as_written_is_reported(make_plan, co
     assert not make_plan("h100", **FIELDS).remarks
 
 
-def test_what_fits_anyhow_is_not_changed(make_plan, learn):
+def test_settings_that_fit_are_unchanged(make_plan, learn):
     learn(2)
     plan = make_plan("h100", **FIELDS, training__global_batch_size=2)
     assert not plan.choice.learned

@@ -47,20 +47,20 @@ def test_strategy_by_size(make_plan, base, gpus, strategy):
         assert "rule: strategy by size" in reasons(plan)["compute.strategy"]
 
 
-def test_a_tenth_to_a_hundred_billion_are_recomputed_and_offloaded(make_plan):
+def test_models_of_10b_to_100b_are_recomputed_and_offloaded(make_plan):
     plan = make_plan("h100", 8, model__base=f"{LLAMA}.1-70B")
     assert chosen(plan)["training.gradient_checkpointing"] is True
     assert chosen(plan)["compute.offload"] != "none"
 
 
-def test_above_a_hundred_billion_it_refuses_and_says_what_it_takes(make_plan):
+def test_models_above_100b_are_rejected_with_what_they_need(make_plan):
     with pytest.raises(BadInput, match=r"405\.9 billion parameters") as error:
         make_plan("h100", 8, model__base=f"{LLAMA}.1-405B")
     for word in ("tensor and pipeline parallelism", "6.5 TB", "Llama-3.1-70B"):
         assert word in error.value.remedy
 
 
-def test_the_global_batch_is_cut_for_the_ranks(make_plan):
+def test_global_batch_is_split_among_ranks(make_plan):
     for gpus in (1, 2, 4, 8):
         plan = make_plan("a100", gpus, training__global_batch_size=48)
         assert plan.choice.batch.global_batch_size == 48
@@ -80,7 +80,7 @@ def test_the_global_batch_is_cut_for_the_ranks(make_plan):
         ("training.save_steps", 7),
     ],
 )
-def test_what_the_user_has_set_stays(make_plan, field, value):
+def test_user_settings_stay(make_plan, field, value):
     plan = make_plan("h100", 8, **{field.replace(".", "__"): value})
     decision = next(item for item in plan.decisions if item.field == field)
     assert (decision.value, decision.yours) == (value, True)
@@ -95,7 +95,7 @@ def test_what_the_user_has_set_stays(make_plan, field, value):
     assert held.get(field, value) == value
 
 
-def test_a_rate_outside_the_rule_stays_and_is_remarked(make_plan):
+def test_learning_rate_outside_the_rule_stays_with_a_remark(make_plan):
     plan = make_plan("h100", 8, training__learning_rate=3e-3, training__warmup_steps=0.3)
     told = "\n".join(plan.remarks)
     assert "3e-3 is outside the rule's 5e-6 to 1e-5" in told
@@ -116,12 +116,12 @@ def test_cpu_run_sees_that_the_plan_is_for_a_gpu(make_plan):
         (f"{LLAMA}.1-8B", "lora", 2e-4),
     ],
 )
-def test_the_learning_rate_goes_by_size(make_plan, base, kind, rate):
+def test_learning_rate_follows_model_size(make_plan, base, kind, rate):
     plan = make_plan("h100", 8, model__base=base, model__adapter__kind=kind)
     assert chosen(plan)["training.learning_rate"] == rate
 
 
-def test_adapters_have_the_rules_defaults(make_plan):
+def test_adapters_get_the_rules_defaults(make_plan):
     found = chosen(make_plan("h100"))
     assert found["model.adapter.kind"] == "lora"
     assert found["model.adapter.alpha"] == 2 * found["model.adapter.rank"] == 32
@@ -137,7 +137,7 @@ def test_gpus_that_cannot_run_it_are_skipped_if_nothing_fits(make_plan):
         make_plan("t4", 2, compute__strategy="zero2")
 
 
-def test_a_model_from_scratch_is_never_adapted(make_plan):
+def test_model_from_scratch_is_never_adapted(make_plan):
     config = {"model_type": "llama"}
     plan = make_plan("l4", model={"config": config})
     assert chosen(plan)["model.adapter.kind"] == "none"
@@ -146,11 +146,11 @@ def test_a_model_from_scratch_is_never_adapted(make_plan):
 
 
 @pytest.mark.parametrize(("gpu", "field"), [("t4", "fp16"), ("v100", "fp16"), ("l4", "bf16")])
-def test_sixteen_bits_are_those_that_the_gpu_has(make_plan, gpu, field):
+def test_half_precision_follows_the_gpu(make_plan, gpu, field):
     assert chosen(make_plan(gpu, model__base=SMALL))[f"training.{field}"] is True
 
 
-def test_bfloat16_that_the_gpu_lacks_is_a_problem_with_its_nearest(make_plan):
+def test_unsupported_bfloat16_is_a_problem_with_a_remedy(make_plan):
     plan = make_plan("t4", model__base=SMALL, training__bf16=True)
     assert not plan.works
     assert (
@@ -159,7 +159,7 @@ def test_bfloat16_that_the_gpu_lacks_is_a_problem_with_its_nearest(make_plan):
     )
 
 
-def test_full_precision_is_left_where_the_user_wants_it(make_plan):
+def test_requested_full_precision_stays(make_plan):
     plan = make_plan("h100", model__base=SMALL, training__bf16=False)
     assert plan.choice.setting.precision == "fp32"
     faster = make_plan("h100", model__base=SMALL)
@@ -180,7 +180,7 @@ def test_strategy_that_does_not_fit_is_reported_with_one_that_does(make_plan):
     assert plan.remedies[0].startswith("compute.strategy=fsdp")
 
 
-def test_sequences_longer_than_the_model_takes_are_a_problem(make_plan):
+def test_sequences_beyond_the_models_limit_are_a_problem(make_plan):
     plan = make_plan("h100", model__base="hub:gpt2", data__sequence_length=2048)
     assert "the nearest setting that works is data.sequence_length=1024" in plan.problems[0]
 
@@ -198,7 +198,7 @@ def test_every_remedy_that_is_a_setting_works(make_plan):
         assert make_plan("rtx4050", **fields).works, remedy
 
 
-def test_without_a_gpu_the_cheapest_that_fits_is_taken(make_plan):
+def test_cheapest_fitting_gpu_is_chosen_by_default(make_plan):
     plan = make_plan(model__base=SMALL)
     prices = [offer.usd_per_million_tokens for offer in plan.cheapest]
     known = [price for price in prices if price is not None]
@@ -210,7 +210,7 @@ def test_without_a_gpu_the_cheapest_that_fits_is_taken(make_plan):
     assert {offer.gpu for offer in plan.offers} == {gpu.name for gpu in all_gpus()}
 
 
-def test_spot_is_priced_where_it_is_known(configure, tmp_path):
+def test_known_spot_prices_are_used(configure, tmp_path):
     path = tmp_path / "prices.yaml"
     path.write_text("h100: {usd_per_hour: 4, spot_usd_per_hour: 2}\nt4: {usd_per_hour: 1}\n")
     gpus = priced(path)
@@ -226,7 +226,7 @@ def test_spot_is_priced_where_it_is_known(configure, tmp_path):
     assert unknown.offer.spot_usd is None
 
 
-def test_a_price_of_the_whole_is_the_users(make_plan):
+def test_user_price_covers_the_whole_cluster(make_plan):
     plan = make_plan("l4", 2, compute__price_per_hour=3.0, model__base=SMALL)
     assert plan.offer.usd is not None
     assert plan.offer.hours is not None
@@ -250,7 +250,7 @@ def test_steps_come_from_the_prepared_data(configure):
     assert chosen(plan)["training.save_steps"] is None, "Young's interval, like in a run"
 
 
-def test_without_data_and_steps_time_is_not_known(make_plan):
+def test_time_is_unknown_without_data_and_steps(make_plan):
     plan = make_plan("h100", training__max_steps=-1)
     assert plan.length.steps is None
     assert plan.offer.hours is None
@@ -258,7 +258,7 @@ def test_without_data_and_steps_time_is_not_known(make_plan):
     assert "steadytrain step preprocess" in plan.length.source
 
 
-def test_more_gpus_of_the_same_kind_are_faster_and_less_than_in_proportion(make_plan):
+def test_more_gpus_scale_sublinearly(make_plan):
     base = {"model__base": SMALL, "training__global_batch_size": 64}
     one, eight = make_plan("h100", 1, **base), make_plan("h100", 8, **base)
     assert one.offer.hours is not None
@@ -266,7 +266,7 @@ def test_more_gpus_of_the_same_kind_are_faster_and_less_than_in_proportion(make_
     assert one.offer.hours.high / 8 < eight.offer.hours.high < one.offer.hours.high
 
 
-def test_no_way_is_chosen_that_its_own_memory_forbids(make_plan):
+def test_options_that_exceed_memory_are_never_chosen(make_plan):
     for gpu in all_gpus():
         plan = make_plan(gpu.name)
         assert plan.works == (plan.choice.memory.total <= 0.95 * gpu.memory)
@@ -283,7 +283,7 @@ def test_policy_names_the_fewest_nodes_a_run_can_continue_with(make_plan):
     assert "none of these sizes works" in render(none)
 
 
-def test_programs_get_json(make_plan):
+def test_json_output(make_plan):
     data = json.loads(json.dumps(make_plan("h100").as_data()))
     assert data["memory"]["total"] == sum(data["memory"]["parts"].values())
     assert data["batch"]["micro_batch_size"] * data["batch"]["gradient_accumulation_steps"] == 32
@@ -302,14 +302,14 @@ def command(*arguments):
     return subprocess.run(line, capture_output=True, text=True)
 
 
-def test_the_command_needs_no_torch():
+def test_command_needs_no_torch():
     done = command("causal-lm", "--gpu", "t4", "--formula")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("[]")
     assert "verdict   fits" in done.stdout
 
 
-def test_where_torch_is_installed_the_command_runs_dry():
+def test_command_makes_a_dry_run_if_torch_is_installed():
     smaller = "model.config.num_hidden_layers=1"
     done = command("causal-lm", "--gpu", "t4", "--json", "--set", smaller)
     assert done.returncode == 0, done.stderr

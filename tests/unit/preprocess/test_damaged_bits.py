@@ -44,7 +44,7 @@ def evaluated(config: Any, data: DataRecord) -> list[Any]:
         (evaluated, "test-records.arrow"),
     ],
 )
-def test_no_step_uses_a_bit_that_has_changed(
+def test_flipped_bit_is_never_used(
     tmp_path: Path, configure: Any, use: Callable[..., list[Any]], file: str
 ) -> None:
     config = configure(write_jsonl(tmp_path / "x.jsonl", texts(150)))
@@ -69,7 +69,7 @@ def test_no_step_uses_a_bit_that_has_changed(
     assert use(config, run(config)) == whole
 
 
-def test_batches_are_checked_whatever_they_were_cut_from(tmp_path: Path) -> None:
+def test_sliced_batches_are_checked(tmp_path: Path) -> None:
     """Test slices, nulls, and a null bitmap without nulls."""
     whole = pa.RecordBatch.from_pydict(
         {

@@ -66,7 +66,7 @@ def near(seed: int, change: str) -> str:
     return f"{sentence(seed, words=300)} {change}"
 
 
-def test_records_that_differ_stay(tmp_path: Path) -> None:
+def test_distinct_records_stay(tmp_path: Path) -> None:
     records = [(sentence(seed), TRAIN, 0) for seed in range(300)]
     assert set(verdicts(tmp_path / "s", records).values()) == {""}
 
@@ -79,7 +79,7 @@ def test_one_of_equal_records_stays(tmp_path: Path) -> None:
     assert {int(findings.partners[one]) for one in range(3) if one != kept} == {kept}
 
 
-def test_a_training_copy_of_a_held_out_record_is_a_leak(tmp_path: Path) -> None:
+def test_training_copy_of_a_held_out_record_is_a_leak(tmp_path: Path) -> None:
     records = [
         ("one and the same text of a few words", TRAIN, 1),
         ("one and the same text of a few words", TEST, 2),
@@ -90,7 +90,7 @@ def test_a_training_copy_of_a_held_out_record_is_a_leak(tmp_path: Path) -> None:
     assert [found[record] for record in records] == ["leakage", "", "", "leakage"]
 
 
-def test_near_duplicates_do_not_depend_on_the_order(tmp_path: Path) -> None:
+def test_near_duplicates_are_independent_of_order(tmp_path: Path) -> None:
     records = [(near(seed, word), TRAIN, 0) for seed in range(4) for word in ("a", "b", "c")]
     records += [(near(0, "held"), TEST, 0), (near(3, "held"), VALIDATION, 0)]
     orders = [records, records[::-1], records[5:] + records[:5]]
@@ -101,7 +101,7 @@ def test_near_duplicates_do_not_depend_on_the_order(tmp_path: Path) -> None:
     assert by_seed[1] == by_seed[2] == ["", "near_duplicate", "near_duplicate"]
 
 
-def test_no_two_that_stay_are_nearly_equal(tmp_path: Path) -> None:
+def test_remaining_records_are_not_near_duplicates(tmp_path: Path) -> None:
     words = sentence(5, words=120).split()
     # A chain: each text is close to its neighbors and far from those at the other end.
     chain = [" ".join(words[start : start + 100]) for start in range(20)]
@@ -116,12 +116,12 @@ def test_no_two_that_stay_are_nearly_equal(tmp_path: Path) -> None:
         assert not (similar and (hashes[one] == hashes[two]).any())
 
 
-def test_near_duplicates_are_not_looked_for_without_a_threshold(tmp_path: Path) -> None:
+def test_near_duplicates_need_a_threshold(tmp_path: Path) -> None:
     records = [(near(1, "alpha"), TRAIN, 0), (near(1, "beta"), TRAIN, 0)]
     assert find(spool_of(tmp_path / "s", records), threshold=None).codes.tolist() == [0, 0]
 
 
-def test_equal_content_with_other_labels_is_set_aside_whole(tmp_path: Path) -> None:
+def test_equal_content_with_conflicting_labels_is_set_aside(tmp_path: Path) -> None:
     records = [("same words", TRAIN, label) for label in (1, 2, 3)] + [("other words", TRAIN, 1)]
     found = verdicts(tmp_path / "s", records, conflicts=True)
     assert list(found.values()) == [*["conflicting_label"] * 3, ""]
@@ -174,6 +174,6 @@ def peak_bytes(folder: Path, count: int) -> int:
         tracemalloc.stop()
 
 
-def test_at_most_64_bytes_a_record_are_in_memory(tmp_path: Path) -> None:
+def test_memory_stays_below_64_bytes_per_record(tmp_path: Path) -> None:
     small, large = peak_bytes(tmp_path / "small", 20_000), peak_bytes(tmp_path / "large", 60_000)
     assert (large - small) / 40_000 <= 64

@@ -72,7 +72,7 @@ def test_each_format_plain_and_compressed(tmp_path: Path, name: str, compression
     assert [row for _, row in read(path)] == ROWS
 
 
-def test_an_arrow_stream(tmp_path: Path) -> None:
+def test_arrow_stream_is_read(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS)
     with pa.ipc.new_stream(str(tmp_path / "x.arrow"), table.schema) as out:
         out.write_table(table)
@@ -80,7 +80,7 @@ def test_an_arrow_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [5, 64, 1 << 20])
-def test_chunks_end_where_records_do(
+def test_chunks_end_at_record_boundaries(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "CHUNK_BYTES", chunk)
@@ -93,7 +93,7 @@ def test_chunks_end_where_records_do(
             assert [line for line, _ in found] == list(range(1, 51))
 
 
-def test_text_is_a_record_a_line(tmp_path: Path) -> None:
+def test_text_has_one_record_per_line(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes("\ufeffone é\r\n\n  \ntwo\n\xff".encode() + b"\n\xff\nend")
     assert read(tmp_path / "x.txt") == [
         (1, {"text": "one é"}),
@@ -104,18 +104,18 @@ def test_text_is_a_record_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_json_values_one_after_the_other(tmp_path: Path) -> None:
+def test_concatenated_json_values_are_read(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"text": "a"}\n{"text": "b"} 5')
     assert read(tmp_path / "x.json") == [(1, {"text": "a"}), (2, {"text": "b"}), (3, "wrong_type")]
 
 
-def test_json_that_breaks_off_names_the_record(tmp_path: Path) -> None:
+def test_truncated_json_names_the_record(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('[{"text": "a"}, {"text": ')
     with pytest.raises(DataError, match="not JSON after record 1"):
         read(tmp_path / "x.json")
 
 
-def test_csv_rows_that_do_not_fit_the_header(tmp_path: Path) -> None:
+def test_csv_rows_with_extra_fields_are_defects(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b'text,label\na,1\n\nb\n"c"x,2\n\xff,3\n')
     found = read(tmp_path / "x.csv")
     assert [(line, row) for line, row in found if not isinstance(row, Mapping)] == [
@@ -127,7 +127,7 @@ def test_csv_rows_that_do_not_fit_the_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [16, 1 << 20])
-def test_a_line_too_long_to_hold_is_skipped(
+def test_too_long_line_is_skipped(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "LINE_LIMIT", 100)
@@ -145,7 +145,7 @@ def test_a_line_too_long_to_hold_is_skipped(
         ]
 
 
-def test_a_source_tree(tmp_path: Path) -> None:
+def test_source_tree_is_read(tmp_path: Path) -> None:
     for name, content in (
         ("top.py", b"top"),
         ("pack/mod.py", b"mod"),
@@ -166,14 +166,14 @@ def test_a_source_tree(tmp_path: Path) -> None:
     assert markdown == [(1, {"text": "no", "path": "notes.md", "package": "notes"})]
 
 
-def test_a_format_that_is_named_goes_before_the_suffix(tmp_path: Path) -> None:
+def test_stated_format_overrides_the_suffix(tmp_path: Path) -> None:
     (tmp_path / "data.log").write_text('{"text": "a"}\n')
     assert read(tmp_path / "data.log", format="jsonl") == [(1, {"text": "a"})]
     with pytest.raises(BadInput, match=r"data\.format"):
         read(tmp_path / "data.log")
 
 
-def test_a_folder_gives_the_files_of_its_format(tmp_path: Path) -> None:
+def test_folder_gives_the_files_of_its_format(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "b.csv").write_text("text\nb\n")
     (tmp_path / "c.py").write_text("c")

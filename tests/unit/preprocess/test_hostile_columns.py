@@ -44,13 +44,13 @@ def write_offset_outside(path: Path, make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
-def test_an_offset_outside_its_buffer_is_refused(tmp_path: Path, make: Any) -> None:
+def test_offset_outside_its_buffer_is_rejected(tmp_path: Path, make: Any) -> None:
     write_offset_outside(tmp_path / "x.arrow", make)
     with pytest.raises(DataError, match=r"x\.arrow: the file cannot be read"):
         read(tmp_path / "x.arrow")
 
 
-def test_a_saved_data_set_with_an_offset_outside_its_buffer_is_refused(tmp_path: Path) -> None:
+def test_saved_data_set_with_an_offset_outside_its_buffer_is_rejected(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(saved)
     write_offset_outside(saved / "data-00000-of-00001.arrow", pa.ipc.new_stream)
@@ -58,7 +58,7 @@ def test_a_saved_data_set_with_an_offset_outside_its_buffer_is_refused(tmp_path:
         list(read_dataset(str(saved)))
 
 
-def test_a_trainer_refuses_a_damaged_shard(tmp_path: Path) -> None:
+def test_trainer_refuses_a_damaged_shard(tmp_path: Path) -> None:
     write_offset_outside(tmp_path / "shard.arrow", pa.ipc.new_file)
     rows = Rows([tmp_path / "shard.arrow"])
     with pytest.raises(DataError, match=r"shard\.arrow is not a complete Arrow file"):
@@ -113,7 +113,7 @@ def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
     assert min(outcomes.values()) > 10, outcomes
 
 
-def test_a_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> None:
+def test_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> None:
     """The file has 469 bytes and holds a gigabyte of text."""
     table = pa.table({"text": ["a" * 1_000_000] * 1024})
     pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
@@ -128,7 +128,7 @@ def test_a_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> N
     assert rows == 1024
 
 
-def test_one_value_that_takes_more_than_may_be_taken_is_refused(tmp_path: Path) -> None:
+def test_oversized_value_is_rejected(tmp_path: Path) -> None:
     table = pa.table({"text": ["a" * (200 << 20)]})
     pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
     with Apart(100 << 20) as apart, pytest.raises(DataError, match="takes more than 105 MB"):
@@ -137,7 +137,7 @@ def test_one_value_that_takes_more_than_may_be_taken_is_refused(tmp_path: Path) 
     assert isinstance(row, Defect)
 
 
-def test_a_reader_that_crashes_is_an_error_and_the_next_file_is_read(
+def test_reader_that_crashes_is_an_error_and_the_next_file_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -147,7 +147,7 @@ def test_a_reader_that_crashes_is_an_error_and_the_next_file_is_read(
         assert list(apart.iterate("x", counting, 3)) == [0, 1, 2]
 
 
-def test_values_that_python_does_not_have_are_defects_of_their_rows() -> None:
+def test_values_without_a_python_type_are_row_defects() -> None:
     when = pa.array([0, 2**62], pa.timestamp("s"))
     batch = pa.record_batch({"text": ["a", "b"], "when": when})
     (chunk,) = tables("x", [batch])
@@ -156,7 +156,7 @@ def test_values_that_python_does_not_have_are_defects_of_their_rows() -> None:
     assert isinstance(second, Defect)
 
 
-def test_a_dictionary_is_not_taken_along_with_every_row() -> None:
+def test_dictionary_is_not_copied_for_every_row() -> None:
     names = pa.array([f"{number} " * 2000 for number in range(300)]).dictionary_encode()
     found = list(tables("x", [pa.record_batch({"text": names})]))
     assert sum(chunk.batch.nbytes for chunk in found if isinstance(chunk, Table)) < 4 << 20

@@ -82,7 +82,7 @@ def test_files_that_are_not_data_are_skipped(
     assert found(folder / "**" / "*.txt") == (["a.txt"], {what: 1})
 
 
-def test_a_link_to_a_folder_outside_is_left_out(folder: Path) -> None:
+def test_link_to_a_folder_outside_is_left_out(folder: Path) -> None:
     (folder / "etc").symlink_to("/etc")
     assert found(folder) == (["a.txt"], {LINKS: 1})
     (folder / "sub" / "b.txt").write_text("b\n")
@@ -114,7 +114,7 @@ def test_links_that_stay_inside_are_read_and_so_is_a_linked_source(folder: Path)
     assert found(linked / "b.txt") == (["b.txt"], {})
 
 
-def test_links_in_a_circle_are_no_files(folder: Path) -> None:
+def test_circular_links_are_skipped(folder: Path) -> None:
     (folder / "x.txt").symlink_to("y.txt")
     (folder / "y.txt").symlink_to("x.txt")
     (folder / "sub" / "up").symlink_to("..")
@@ -137,7 +137,7 @@ def test_links_in_a_circle_are_no_files(folder: Path) -> None:
         "{folder}/to-null",
     ],
 )
-def test_the_kernels_files_are_refused_by_name(folder: Path, address: str) -> None:
+def test_kernel_files_are_rejected(folder: Path, address: str) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "to-environ").symlink_to("/proc/self/environ")
     (folder / "to-proc").symlink_to("/proc/self")
@@ -146,13 +146,13 @@ def test_the_kernels_files_are_refused_by_name(folder: Path, address: str) -> No
         found(address.format(folder=folder))
 
 
-def test_a_package_is_not_left_by_dots(tmp_path: Path) -> None:
+def test_dots_cannot_leave_a_package(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is not the name of a file below a folder"):
         find_files("package:json/../../../../../etc/passwd", [])
 
 
 @pytest.mark.parametrize("swap", ["link", "pipe", "folder above"])
-def test_what_takes_a_files_place_after_it_was_found_is_not_read(folder: Path, swap: str) -> None:
+def test_replaced_file_is_not_read(folder: Path, swap: str) -> None:
     path = folder / "sub" / "b.txt"
     path.write_text("b\n")
     (file,) = find_files(str(path), [])
@@ -168,7 +168,7 @@ def test_what_takes_a_files_place_after_it_was_found_is_not_read(folder: Path, s
         file.digest()
 
 
-def test_a_descriptor_is_not_leaked(folder: Path) -> None:
+def test_descriptor_is_not_leaked(folder: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     os.mkfifo(folder / "pipe")
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_data_card_shows_the_count_and_the_key_contains_it(
     assert len(find_inputs(data).files) == 1
 
 
-def test_a_data_set_of_the_library_with_a_link_that_leaves_it_is_refused(tmp_path: Path) -> None:
+def test_data_set_of_the_library_with_a_link_that_leaves_it_is_rejected(tmp_path: Path) -> None:
     """The datasets library would follow the link."""
     saved = tmp_path / "saved"
     datasets.Dataset.from_list(texts(3)).save_to_disk(saved)

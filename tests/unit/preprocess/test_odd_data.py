@@ -39,7 +39,7 @@ def rows(path: Path, scratch: Path, **data: Any) -> list[Any]:
     ]
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+def test_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     content = bytearray(gzip.compress(json.dumps(texts(200)).encode()))
     for place in range(60, 90):
         content[place] ^= 0xFF
@@ -59,7 +59,7 @@ def test_file_whose_name_is_not_valid_utf8_is_read(tmp_path: Path, configure: An
     BadInput(os.fsdecode(b"\xff")).message.encode()
 
 
-def test_messages_nested_without_end_are_a_defect() -> None:
+def test_deeply_nested_messages_are_a_defect() -> None:
     data = DataConfig(source=["x"], task="supervised_finetuning")
     with pytest.raises(Defect, match="bad_messages"):
         check({"messages": "[" * 100_000}, data, open_encoder(data))
@@ -74,7 +74,7 @@ def test_invalid_pattern_is_an_error_that_names_the_field(tmp_path: Path, patter
 
 
 @pytest.mark.parametrize("pattern", ["[", "a[b", "**" * 30 + "y", "**/" * 30 + "y", "*" * 9 + "y"])
-def test_odd_patterns_cost_no_more_than_others(tmp_path: Path, pattern: str) -> None:
+def test_pathological_patterns_run_in_linear_time(tmp_path: Path, pattern: str) -> None:
     folders = tmp_path.joinpath(*"abcdefgh" * 3)
     write_jsonl(folders / f"{'a' * 60}.jsonl", texts(1))
     assert len(find_files(str(tmp_path), [pattern])) == 1
@@ -94,7 +94,7 @@ def test_duplicate_json_field_is_a_defect(tmp_path: Path, field: str) -> None:
         )
 
 
-def test_a_message_with_two_contents_is_a_defect(tmp_path: Path) -> None:
+def test_message_with_two_contents_is_a_defect(tmp_path: Path) -> None:
     data = DataConfig(source=["x"], task="supervised_finetuning")
     messages = '[{"role": "assistant", "content": "a", "content": "b"}]'
     (tmp_path / "a.jsonl").write_text(f'{{"messages": {messages}}}')
@@ -136,7 +136,7 @@ def test_labels_that_look_alike_are_reported(tmp_path: Path, configure: Any) -> 
     assert alike_labels(["a", "b", "ab c"]) == []
 
 
-def test_unicode_forms_of_a_text_are_one_record_and_its_own_form_is_learned(
+def test_unicode_forms_are_one_record_kept_in_its_original_form(
     tmp_path: Path, configure: Any
 ) -> None:
     pairs = [
@@ -154,7 +154,7 @@ def test_unicode_forms_of_a_text_are_one_record_and_its_own_form_is_learned(
     assert {text.startswith(NFD) for text in tested} == {True, False}
 
 
-def test_unicode_forms_have_one_side_and_one_signature() -> None:
+def test_unicode_forms_share_a_split_and_a_signature() -> None:
     data = DataConfig(source=["x"])
     assert content_id(NFC) == content_id(NFD)
     for seed in range(20):

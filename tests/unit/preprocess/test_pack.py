@@ -14,13 +14,13 @@ def test_every_window_is_packed_once_and_none_overflows(sizes: list[int], capaci
     assert all(sum(map(len, one)) <= capacity for one in sequences)
 
 
-def test_windows_go_where_the_least_room_is_left() -> None:
+def test_windows_go_to_the_fullest_row_that_fits() -> None:
     windows = [[0] * size for size in (60, 80, 15, 35)]
     packed = [[len(window) for window in one] for one in best_fit(windows, 100)]
     assert sorted(packed) == [[60, 35], [80, 15]]
 
 
-def test_a_bounded_number_is_open() -> None:
+def test_number_of_open_rows_is_bounded() -> None:
     taken = 0
 
     def windows() -> object:

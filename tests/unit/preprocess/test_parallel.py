@@ -13,7 +13,7 @@ from steadytrain.components.preprocess.parallel import workers
 from steadytrain.components.shared.errors import SteadytrainError
 
 
-def test_results_come_in_order_and_jobs_are_taken_as_needed() -> None:
+def test_results_are_ordered_and_jobs_taken_lazily() -> None:
     taken = 0
 
     def jobs() -> Iterator[int]:
@@ -29,12 +29,12 @@ def test_results_come_in_order_and_jobs_are_taken_as_needed() -> None:
         assert list(results) == list(range(99, 0, -1))
 
 
-def test_a_worker_that_is_killed_is_an_error() -> None:
+def test_worker_that_is_killed_is_an_error() -> None:
     with workers(2) as pool, pytest.raises(SteadytrainError, match="worker"):
         list(pool.map(os._exit, [1]))
 
 
-def test_workers_go_when_their_parent_is_killed() -> None:
+def test_workers_exit_when_their_parent_is_killed() -> None:
     code = (
         "import sys, time\n"
         "from steadytrain.components.preprocess.parallel import workers\n"

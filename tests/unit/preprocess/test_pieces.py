@@ -78,14 +78,14 @@ def encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
 @given(parts=st.lists(st.sampled_from(ODD) | st.text(max_size=6), max_size=30))
-def test_tokens_are_those_of_the_library(name: str, parts: list[str]) -> None:
+def test_tokens_match_the_library(name: str, parts: list[str]) -> None:
     tokenizer = (KNOWN | UNKNOWN)[name]
     texts = ["".join(parts), "".join(part for part in parts if part.isascii())]
     assert encoded(tokenizer, texts) == expected(tokenizer, texts)
 
 
 @pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
-def test_which_tokenizers_are_known(name: str) -> None:
+def test_supported_tokenizers_are_recognized(name: str) -> None:
     asked: list[str] = []
 
     class Watched(PieceEncoder):
@@ -115,7 +115,7 @@ def test_dropout_stays_random() -> None:
 
 
 @pytest.mark.parametrize(("repeated", "asked"), [(True, 0), (False, 4)])
-def test_texts_that_do_not_repeat_go_to_the_library(
+def test_non_repeating_texts_go_to_the_library(
     monkeypatch: pytest.MonkeyPatch, repeated: bool, asked: int
 ) -> None:
     monkeypatch.setattr(pieces, "_TRIAL", 90)
@@ -129,7 +129,7 @@ def test_texts_that_do_not_repeat_go_to_the_library(
     assert sum(encoder._by_pieces(text) is None for text in texts[10:]) == asked
 
 
-def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MOST", 8)
     encoder = PieceEncoder(copy(GPT2))
     texts = [f"word{'x' * number} {'y' * 100}" for number in range(40)]

@@ -37,7 +37,7 @@ def names(config: RunConfig) -> list[str]:
     return sorted(item.name for item in Workspace.of(config).prepared.iterdir())
 
 
-def test_two_steps_of_one_run_at_once(path: Path, configure: Any) -> None:
+def test_concurrent_steps_of_one_run_agree(path: Path, configure: Any) -> None:
     config = configure(path, run_name="one", recovery=EXPIRED)
     steps = [start(config) for _ in range(2)]
     for step in steps:
@@ -49,7 +49,7 @@ def test_two_steps_of_one_run_at_once(path: Path, configure: Any) -> None:
     assert digests(Path(record.folder)) == digests(Path(alone.folder))
 
 
-def test_a_second_run_leaves_alone_what_the_first_has_open(path: Path, configure: Any) -> None:
+def test_second_run_leaves_open_data_alone(path: Path, configure: Any) -> None:
     first = run(configure(path, run_name="one", recovery=EXPIRED))
     shards = [first.path(name) for name in first.sides["train"].shards]
     rows, inodes = Rows(shards), [file.stat().st_ino for file in shards]
@@ -61,7 +61,7 @@ def test_a_second_run_leaves_alone_what_the_first_has_open(path: Path, configure
     assert rows[0]["input_ids"].tolist() == Rows(shards)[0]["input_ids"].tolist()
 
 
-def test_damaged_data_stay_where_they_are(path: Path, configure: Any) -> None:
+def test_damaged_data_stay_in_place(path: Path, configure: Any) -> None:
     """A process that has them open may still read the parts that are intact."""
     config = configure(path)
     first = run(config)
@@ -73,7 +73,7 @@ def test_damaged_data_stay_where_they_are(path: Path, configure: Any) -> None:
     assert names(config) == [first.fingerprint, f"{first.fingerprint}-2"]
 
 
-def test_killed_at_any_moment_the_next_step_clears_up(path: Path, configure: Any) -> None:
+def test_next_step_cleans_up_after_a_kill(path: Path, configure: Any) -> None:
     expected = digests(Path(run(configure(path, run_name="undisturbed")).folder))
     began = time.monotonic()
     run(configure(path, run_name="timed", recovery=EXPIRED))
@@ -95,7 +95,7 @@ def test_killed_at_any_moment_the_next_step_clears_up(path: Path, configure: Any
     assert digests(Path(again.folder)) == expected
 
 
-def test_a_scratch_folder_in_use_is_no_leftover(tmp_path: Path) -> None:
+def test_scratch_folder_in_use_is_no_leftover(tmp_path: Path) -> None:
     with prepared.scratch(tmp_path, "one") as first, prepared.scratch(tmp_path, "one") as second:
         assert first != second
         assert first.is_dir()
@@ -103,7 +103,7 @@ def test_a_scratch_folder_in_use_is_no_leftover(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_scratch_folder_without_a_lock_is_removed_and_its_owner_makes_another(
+def test_unlocked_scratch_folder_is_removed_and_recreated_by_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process killed before it makes the lock, or after it removes it, leaves such a folder."""
@@ -129,7 +129,7 @@ def test_a_scratch_folder_without_a_lock_is_removed_and_its_owner_makes_another(
 
 
 @pytest.mark.parametrize("lock", ["", "another machine"])
-def test_of_another_machine_only_an_old_scratch_folder_is_a_leftover(
+def test_only_old_scratch_folders_of_other_machines_are_leftovers(
     tmp_path: Path, lock: str
 ) -> None:
     left = tmp_path / f"{prepared.PARTIAL}one-x"

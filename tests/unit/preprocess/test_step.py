@@ -50,7 +50,7 @@ def test_importing_it_does_not_import_torch() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_the_record_is_saved_and_the_folder_whole(prepared: DataRecord) -> None:
+def test_record_is_saved_with_a_complete_folder(prepared: DataRecord) -> None:
     folder = Path(prepared.folder)
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert [path.name for path in folder.parent.iterdir()] == [prepared.fingerprint]
@@ -58,7 +58,7 @@ def test_the_record_is_saved_and_the_folder_whole(prepared: DataRecord) -> None:
     assert DataRecord.load(Workspace(output, run_id).record("preprocess")) == prepared
 
 
-def test_its_profile_is_what_retraining_finds_in_the_same_data(
+def test_profile_equals_that_of_retraining_on_the_same_data(
     prepared: DataRecord, tmp_path: Path, configure: Any
 ) -> None:
     data = configure(tmp_path / "texts.jsonl").data
@@ -117,7 +117,7 @@ def test_windows_of_a_document_join_to_its_tokens(prepared: DataRecord) -> None:
         assert sorted(predicted[record["id"]]) == sorted(expected)
 
 
-def test_the_index_finds_rows_in_any_shard(
+def test_index_finds_rows_in_any_shard(
     tmp_path: Path, configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steadytrain.components.preprocess.shards.SHARD_BYTES", 1)
@@ -133,7 +133,7 @@ def test_the_index_finds_rows_in_any_shard(
     assert [entry["tokens"] for entry in index] == [len(row["input_ids"]) for row in rows]
 
 
-def test_the_order_of_files_changes_nothing(tmp_path: Path, configure: Any) -> None:
+def test_file_order_changes_nothing(tmp_path: Path, configure: Any) -> None:
     rows = [*texts(60), *texts(5), {"text": sentence(7) + " indeed"}]
     for name, order in (("a", rows), ("b", rows[::-1])):
         for number in range(3):
@@ -142,7 +142,7 @@ def test_the_order_of_files_changes_nothing(tmp_path: Path, configure: Any) -> N
     assert first.fingerprint == second.fingerprint
 
 
-def test_more_records_move_none(tmp_path: Path, configure: Any) -> None:
+def test_added_records_move_no_others(tmp_path: Path, configure: Any) -> None:
     fewer = run(configure(write_jsonl(tmp_path / "fewer.jsonl", texts(60))))
     more = run(configure(write_jsonl(tmp_path / "more.jsonl", [*texts(40, 900), *texts(60)])))
     assert fewer.split_digest == more.split_digest
@@ -159,7 +159,7 @@ def test_groups_stay_together(tmp_path: Path, configure: Any) -> None:
     assert len(held_out) == 5 * len(authors)
 
 
-def test_leaks_are_quarantined_and_never_moved(tmp_path: Path, configure: Any) -> None:
+def test_leaks_are_quarantined_not_moved(tmp_path: Path, configure: Any) -> None:
     clean = run(configure(write_jsonl(tmp_path / "clean.jsonl", texts(100))))
     held_out = read_table(clean.path(clean.test_records))["text"].to_pylist()
     copies = [{"text": f"{text} once more"} for text in held_out]
@@ -187,7 +187,7 @@ def test_defects_are_quarantined_with_their_lines(tmp_path: Path, configure: Any
     assert found == dict(enumerate(reasons, start=82))
 
 
-def test_a_secret_does_not_reach_the_files(tmp_path: Path, configure: Any) -> None:
+def test_secret_does_not_reach_the_files(tmp_path: Path, configure: Any) -> None:
     secret = "hf_" + "a1B2" * 9
     rows = [{"text": f"{secret} {row['text']}"} for row in texts(60)]
     path = write_jsonl(tmp_path / "x.jsonl", [*rows, {"text": 7, "note": secret}])
@@ -196,7 +196,7 @@ def test_a_secret_does_not_reach_the_files(tmp_path: Path, configure: Any) -> No
         assert secret not in record.path(name).read_text(encoding="utf-8")
 
 
-def test_the_card_counts_what_was_read(tmp_path: Path, configure: Any) -> None:
+def test_card_counts_what_was_read(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [*texts(90), *texts(4), {"text": ""}])
     record = run(configure(path))
     card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
@@ -240,7 +240,7 @@ def test_chats_are_packed_with_the_assistants_targets(tmp_path: Path, configure:
     assert record.sides["test"].target_tokens < record.sides["test"].tokens
 
 
-def test_classes_of_a_source_tree_by_package(tmp_path: Path, configure: Any) -> None:
+def test_source_tree_is_classified_by_package(tmp_path: Path, configure: Any) -> None:
     for seed in range(60):
         path = tmp_path / "tree" / ("alpha", "beta")[seed % 2] / f"m{seed}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +284,7 @@ def grouped(data: Any, side: Side, count: int) -> list[str]:
     return [name for name in names if side_of(b"", name, data) == side][:count]
 
 
-def test_a_label_that_training_never_saw_is_set_aside(tmp_path: Path, configure: Any) -> None:
+def test_label_unseen_in_training_is_set_aside(tmp_path: Path, configure: Any) -> None:
     path = tmp_path / "x.jsonl"
     config = configure(
         str(path),
@@ -310,7 +310,7 @@ def test_a_label_that_training_never_saw_is_set_aside(tmp_path: Path, configure:
     assert warnings == ["no training record has the label 9, absent"]
 
 
-def test_a_classifier_from_scratch_sees_both_ends(tmp_path: Path, configure: Any) -> None:
+def test_classifier_from_scratch_sees_both_ends(tmp_path: Path, configure: Any) -> None:
     rows = [{**row, "label": "ab"[index % 2]} for index, row in enumerate(texts(60))]
     record = run(configure(write_jsonl(tmp_path / "x.jsonl", rows), task="sequence_classification"))
     end = load_tokenizer(record.path(record.tokenizer)).eos_token_id
@@ -330,7 +330,7 @@ def test_slices_are_kept_with_the_test_records(tmp_path: Path, configure: Any) -
     assert found == {None, "o0", "o1"}
 
 
-def test_the_tokenizer_is_trained_on_the_training_side_only(tmp_path: Path, configure: Any) -> None:
+def test_tokenizer_is_trained_only_on_the_training_side(tmp_path: Path, configure: Any) -> None:
     path = tmp_path / "x.jsonl"
     config = configure(str(path), columns={"group": "group"})
     groups = [name for side in SIDES for name in grouped(config.data, side, 20)]
@@ -350,7 +350,7 @@ def test_the_tokenizer_is_trained_on_the_training_side_only(tmp_path: Path, conf
 
 
 @pytest.mark.slow
-def test_all_cores_give_the_same(
+def test_result_is_independent_of_cores(
     tmp_path: Path, configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(120))
@@ -360,7 +360,7 @@ def test_all_cores_give_the_same(
     assert alone.fingerprint == together.fingerprint
 
 
-def test_a_subclass_of_a_built_in_task_has_the_same_data(tmp_path, configure):
+def test_subclass_of_a_built_in_task_has_the_same_data(tmp_path, configure):
     source = write_jsonl(tmp_path / "texts.jsonl", texts(60))
     named, own = (
         run(configure(source, task=task)) for task in ("causal_lm", "support.faults:Slow")

@@ -46,12 +46,12 @@ def plainly_signed(text: str) -> list[int]:
 
 @given(texts=TEXTS)
 @example(texts=["a b c d e f g a b c d e f g", "a b", "A B", "x", "a b c d e"])
-def test_signatures_are_those_of_the_definition(texts: list[str]) -> None:
+def test_signatures_match_the_definition(texts: list[str]) -> None:
     assert sign(texts).tolist() == [plainly_signed(text) for text in texts]
 
 
 @given(texts=TEXTS)
-def test_the_profile_counts_the_same_words_whether_runs_are_known(texts: list[str]) -> None:
+def test_profile_counts_the_same_words_with_and_without_known_runs(texts: list[str]) -> None:
     records = [
         Checked(bytes([number]), text, None, None, None) for number, text in enumerate(texts)
     ]

@@ -120,7 +120,7 @@ def test_language_models_with_other_tokenizers_are_compared_by_bytes(finished):
     assert promote(two).champion
 
 
-def test_a_fine_tuned_chat_model_goes_the_whole_way(finished):
+def test_fine_tuned_chat_model_is_registered_and_promoted(finished):
     tokenizer = make_tokenizer(100)
     chats = [
         json.dumps(
@@ -138,7 +138,7 @@ def test_a_fine_tuned_chat_model_goes_the_whole_way(finished):
     assert mlflow.pyfunc.load_model(record.model_uri).predict(["Go on."])
 
 
-def test_a_classifier_goes_the_whole_way(finished):
+def test_classifier_is_registered_and_promoted(finished):
     tokenizer = make_tokenizer(100)
     labels = [LABELS[index % 2] for index in range(len(LINES))]
     records = lines().append_column("label", pa.array(labels))
@@ -190,7 +190,7 @@ def change_flavors(folder, **fields):
     (folder / "MLmodel").write_text(yaml.safe_dump(content))
 
 
-def test_the_code_of_a_hostile_champion_does_not_run(champion, tmp_path, nobody_answers):
+def test_hostile_champion_code_does_not_run(champion, tmp_path, nobody_answers):
     folder, uri, two = champion
     canary = tmp_path / "canary"
     infect(folder / "model", canary)
@@ -208,7 +208,7 @@ def test_the_code_of_a_hostile_champion_does_not_run(champion, tmp_path, nobody_
     assert canary.exists()
 
 
-def test_the_code_that_a_champion_s_mlmodel_names_does_not_run(champion, tmp_path, nobody_answers):
+def test_code_named_by_a_champions_mlmodel_does_not_run(champion, tmp_path, nobody_answers):
     folder, uri, two = champion
     canary = tmp_path / "canary"
     (folder / "code").mkdir()
@@ -225,7 +225,7 @@ def test_the_code_that_a_champion_s_mlmodel_names_does_not_run(champion, tmp_pat
     assert canary.exists()
 
 
-def test_a_champion_with_the_pinned_code_is_compared(finished, tmp_path, nobody_answers):
+def test_champion_with_the_pinned_code_is_compared(finished, tmp_path, nobody_answers):
     base = make_canary(tmp_path / "base", tmp_path / "canary")
     tokenizer = make_tokenizer(100)
     pinned = {"base": str(base), "trust_remote_code": True, "revision": code_digest(base)}

@@ -50,14 +50,14 @@ def rejected(trained):
 
 
 @pytest.mark.parametrize("alias", ["champion", "Champion", "CHAMPION"])
-def test_a_candidate_is_never_named_champion(alias):
+def test_candidate_alias_cannot_be_champion(alias):
     with pytest.raises(ValueError, match="only the gate sets"):
         RegistryConfig(candidate_alias=alias)
     with pytest.raises(ValueError, match="only the gate sets"):
         RegistryConfig(candidate_alias=alias, champion_alias="production")
 
 
-def test_candidate_and_champion_differ_by_more_than_case():
+def test_aliases_must_differ_by_more_than_case():
     with pytest.raises(ValueError, match="only the gate sets"):
         RegistryConfig(candidate_alias="PROD", champion_alias="prod")
     with pytest.raises(ValueError, match="may have rejected"):
@@ -70,18 +70,18 @@ def test_candidate_and_champion_differ_by_more_than_case():
     ["", " ", "champion ", "champion\n", "chámpion", "latest", "LATEST", "v1", "V12", "a/b"],
 )
 @pytest.mark.parametrize("field", ["candidate_alias", "champion_alias"])
-def test_an_alias_that_mlflow_reads_as_another_one_is_refused(field, alias):
+def test_alias_that_mlflow_interprets_is_rejected(field, alias):
     with pytest.raises(ValueError, match=field):
         RegistryConfig(**{field: alias})
 
 
 @pytest.mark.parametrize("name", ["../../x", "a'b", "a/b", "a:b", ""])
-def test_a_model_name_that_is_more_than_a_name_is_refused(name):
+def test_model_name_with_a_path_is_rejected(name):
     with pytest.raises(ValueError, match="model_name"):
         RegistryConfig(model_name=name)
 
 
-def test_one_place_alone_sets_aliases():
+def test_only_one_function_sets_aliases():
     found = [
         path.relative_to(SOURCES).as_posix()
         for room in ("components", "pipelines")
@@ -91,14 +91,14 @@ def test_one_place_alone_sets_aliases():
     assert found == ["components/shared/registry/versions.py"]
 
 
-def test_a_configuration_that_was_not_validated_moves_no_champion_either(rejected):
+def test_unvalidated_configuration_moves_no_champion(rejected):
     broken = rejected.registry.model_copy(update={"candidate_alias": "Champion"})
     with pytest.raises(BadInput, match="only a promotion moves"):
         register(rejected.model_copy(update={"registry": broken}))
     assert holder(rejected) == "1"
 
 
-def test_the_champion_of_another_runs_configuration_is_out_of_reach_too(trained):
+def test_champion_of_another_configuration_is_out_of_reach(trained):
     names = {"champion_alias": "production", "candidate_alias": "staging"}
     assert whole(trained("first", 0.9, registry=names)).champion
     second = trained("second", 0.5, registry={"candidate_alias": "Production"})
@@ -108,7 +108,7 @@ def test_the_champion_of_another_runs_configuration_is_out_of_reach_too(trained)
     assert holder(second, "production") == "1"
 
 
-def test_a_rejected_model_stays_rejected_whatever_becomes_of_its_record(rejected):
+def test_rejected_model_stays_rejected_if_its_record_changes(rejected):
     edit(rejected, "gate", promoted=True)
     with pytest.raises(BadInput, match="promoted without an improvement"):
         promote(rejected)
@@ -122,7 +122,7 @@ def test_a_rejected_model_stays_rejected_whatever_becomes_of_its_record(rejected
 
 
 @pytest.mark.parametrize("step", ["evaluate", "gate", "register"])
-def test_a_step_that_has_not_run_promotes_nothing(trained, step):
+def test_missing_step_promotes_nothing(trained, step):
     config = trained("first", 0.9)
     evaluate(config)
     register(config)
@@ -144,7 +144,7 @@ def test_a_step_that_has_not_run_promotes_nothing(trained, step):
         ("registry", {"champion_alias": "production"}, "alias"),
     ],
 )
-def test_a_decision_by_other_rules_promotes_nothing(trained, section, fields, what):
+def test_decision_by_other_rules_promotes_nothing(trained, section, fields, what):
     config = trained("first", 0.9)
     evaluate(config)
     register(config)
@@ -158,7 +158,7 @@ def test_a_decision_by_other_rules_promotes_nothing(trained, section, fields, wh
     promote(other)
 
 
-def test_the_decision_of_another_run_promotes_nothing(rejected, trained):
+def test_decision_of_another_run_promotes_nothing(rejected, trained):
     better = trained("better", 0.99)
     evaluate(better)
     good = Workspace.of(better).record("gate")
@@ -169,7 +169,7 @@ def test_the_decision_of_another_run_promotes_nothing(rejected, trained):
     assert holder(rejected) == "1"
 
 
-def test_the_version_of_another_run_is_not_promoted(rejected, trained):
+def test_version_of_another_run_is_not_promoted(rejected, trained):
     better = trained("better", 0.99)
     evaluate(better)
     register(better)
@@ -182,7 +182,7 @@ def test_the_version_of_another_run_is_not_promoted(rejected, trained):
     assert holder(better) == "1"
 
 
-def test_a_number_is_not_promoted_at_another_model(trained):
+def test_version_number_is_not_promoted_for_another_model(trained):
     """Version 1 of one registered model is not version 1 of another."""
     other = trained("other", 0.5, registry={"model_name": "elsewhere"})
     evaluate(other)
@@ -199,7 +199,7 @@ def test_a_number_is_not_promoted_at_another_model(trained):
     assert holder(moved) is None
 
 
-def test_a_model_that_was_trained_after_its_evaluation_is_not_registered(trained):
+def test_model_retrained_after_evaluation_is_not_registered(trained):
     config = trained("first", 0.9)
     evaluate(config)
     trained("first", 0.4)
@@ -208,7 +208,7 @@ def test_a_model_that_was_trained_after_its_evaluation_is_not_registered(trained
     assert holder(config, "candidate") is None
 
 
-def test_a_model_that_was_trained_after_it_was_registered_changes_no_promotion(trained):
+def test_model_retrained_after_registration_changes_no_promotion(trained):
     config = trained("first", 0.4)
     evaluate(config)
     register(config)
@@ -221,7 +221,7 @@ def test_a_model_that_was_trained_after_it_was_registered_changes_no_promotion(t
     assert promote(config).version == holder(config) == "2"
 
 
-def test_a_decision_that_is_taken_again_is_about_what_was_evaluated(trained):
+def test_repeated_decision_uses_the_evaluated_model(trained):
     config = trained("first", 0.8)
     evaluate(config)
     register(config)
@@ -233,7 +233,7 @@ def test_a_decision_that_is_taken_again_is_about_what_was_evaluated(trained):
 
 
 @pytest.mark.parametrize("step", [evaluate, register])
-def test_weights_that_were_exchanged_in_their_folder_go_no_further(trained, step):
+def test_exchanged_weights_are_rejected(trained, step):
     config = trained("first", 0.9)
     if step is register:
         evaluate(config)
@@ -243,7 +243,7 @@ def test_weights_that_were_exchanged_in_their_folder_go_no_further(trained, step
     assert holder(config, "candidate") is None
 
 
-def test_another_champion_of_the_same_number_is_met(trained):
+def test_recreated_champion_with_the_same_number_is_compared(trained):
     """If a registered model is deleted and created again, its versions start at 1 again."""
     assert whole(trained("first", 0.3)).champion
     config = trained("second", 0.8)
@@ -271,6 +271,6 @@ def test_registry_sets_the_alias_only_for_a_model_that_passed_the_gate(rejected,
     assert holder(rejected) == "1"
 
 
-def test_a_configuration_of_both_names_alike_is_refused_with_its_fields(rejected):
+def test_equal_aliases_are_rejected_with_their_fields(rejected):
     with pytest.raises(ConfigError, match=r"registry\.candidate_alias = 'champion'"):
         changed(rejected, "registry", candidate_alias="champion")

@@ -25,7 +25,7 @@ def command(*arguments):
 
 
 @pytest.mark.slow
-def test_no_output_of_a_step_that_shows_its_secrets_has_one(trained, tmp_path):
+def test_outputs_of_a_leaking_step_hold_no_secret(trained, tmp_path):
     data = {"source": ["shapes"], "task": "support.leaking:LEAKING"}
     config = trained("leaking", 0.8, data=data)
     path = tmp_path / "config.yaml"

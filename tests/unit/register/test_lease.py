@@ -41,26 +41,26 @@ def objects():
     return S3Storage("s3://locks/team").list()
 
 
-def test_one_holds_it_at_a_time(address):
+def test_only_one_holds_the_lease(address):
     waiting = lease(address, "x", wait_seconds=0.05)
     with lease(address, "x"), pytest.raises(RunBusy, match="held by another"), waiting:
         pass
 
 
-def test_it_can_be_held_again_and_again(address):
+def test_lease_can_be_held_repeatedly(address):
     for _ in range(3):
         with lease(address, "x", wait_seconds=0) as check:
             check()
 
 
-def test_an_error_inside_lets_it_go(address):
+def test_error_releases_the_lease(address):
     with pytest.raises(ZeroDivisionError), lease(address, "x"):
         1 / 0  # noqa: B018
     with lease(address, "x", wait_seconds=0):
         pass
 
 
-def test_other_names_are_other_locks(address):
+def test_names_have_separate_locks(address):
     with lease(address, "x"), lease(address, "y", wait_seconds=0):
         pass
 
@@ -88,7 +88,7 @@ def test_threads_exclude_each_other(address):
     assert most == 1
 
 
-def test_a_killed_process_lets_go_of_a_file_lock(tmp_path):
+def test_killed_process_releases_a_file_lock(tmp_path):
     code = (
         "import sys, time\n"
         "from steadytrain.components.shared.lease import lease\n"
@@ -104,14 +104,14 @@ def test_a_killed_process_lets_go_of_a_file_lock(tmp_path):
             pass
 
 
-def test_a_dead_holder_on_s3_is_succeeded_when_its_time_is_up(bucket):
+def test_dead_s3_holder_is_superseded_after_its_lease(bucket):
     storage = S3Storage(f"{bucket}/x.lock")
     storage.write(f"{7:020d}", json.dumps({"owner": "dead", "expires": time.time() - 1}).encode())
     with lease(bucket, "x", wait_seconds=0):
         assert objects() == [f"x.lock/{8:020d}"]
 
 
-def test_a_living_holder_on_s3_is_waited_for(bucket):
+def test_live_s3_holder_is_waited_for(bucket):
     storage = S3Storage(f"{bucket}/x.lock")
     storage.write(f"{7:020d}", json.dumps({"owner": "a", "expires": time.time() + 60}).encode())
     with pytest.raises(RunBusy), lease(bucket, "x", wait_seconds=0.05):
@@ -127,7 +127,7 @@ def test_slow_holder_on_s3_is_stopped_before_it_acts(bucket):
             theirs()
 
 
-def test_a_number_that_was_used_and_cleared_away_is_not_the_lock(bucket):
+def test_number_that_was_used_and_cleared_away_is_not_the_lock(bucket):
     """A waiter saw only 1, slept while 2 came and went, and asks for 2 while 3 holds the lock."""
     storage = S3Storage(f"{bucket}/x.lock")
     held = json.dumps({"owner": "a", "expires": time.time() + 60}).encode()

@@ -37,7 +37,7 @@ def start(config):
 
 
 @pytest.mark.slow
-def test_of_two_promotions_at_once_the_better_model_ends_as_champion(trained):
+def test_better_of_two_concurrent_promotions_becomes_champion(trained):
     """Neither gate saw a champion. The second promotion must be compared with the first."""
     configs = [trained("worse", 0.5), trained("better", 0.9)]
     for config in configs:

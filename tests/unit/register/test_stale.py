@@ -25,7 +25,7 @@ def registered(config):
     return StaleVersion(config, Workspace.of(config))
 
 
-def test_only_what_was_passed_over_goes(trained):
+def test_only_stale_versions_are_removed(trained):
     first_champion = registered(trained("first", 0.6))
     passed = registered(trained("second", 0.3))
     tagged = registered(trained("third", 0.2))
@@ -52,7 +52,7 @@ def test_only_what_was_passed_over_goes(trained):
     assert Registry.by_alias(registry, "champion").number == champion.record.version
 
 
-def test_one_that_is_named_meanwhile_stays(trained):
+def test_version_that_gets_an_alias_meanwhile_stays(trained):
     registered(trained("first", 0.9))
     passed = registered(trained("second", 0.3))
     registered(trained("third", 0.2))

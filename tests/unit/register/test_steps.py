@@ -30,7 +30,7 @@ def champion(config):
     return version and version.number
 
 
-def test_the_evaluation_leaves_records_scores_and_a_page(trained):
+def test_evaluation_leaves_records_scores_and_a_page(trained):
     config = trained("first", 0.8)
     workspace = Workspace.of(config)
     evaluation, gate = evaluate(config)
@@ -58,7 +58,7 @@ def test_version_records_its_data_statistics(trained):
     assert DataProfile.model_validate_json(version.tags[PROFILE]) == profile
 
 
-def test_the_evaluation_is_used_again_and_what_made_it_champion_stands(trained):
+def test_evaluation_is_reused_and_its_promotion_stands(trained):
     config = trained("first", 0.8)
     workspace = Workspace.of(config)
     first, gate = evaluate(config)
@@ -73,7 +73,7 @@ def test_the_evaluation_is_used_again_and_what_made_it_champion_stands(trained):
     assert [e.reused for e in finished if e.stage == "evaluate"] == [False, True]
 
 
-def test_damaged_decision_is_decided_again_and_the_champion_stays(trained):
+def test_damaged_decision_is_repeated_and_the_champion_stays(trained):
     config = trained("first", 0.8)
     whole(config)
     workspace = Workspace.of(config)
@@ -88,7 +88,7 @@ def test_damaged_decision_is_decided_again_and_the_champion_stays(trained):
     assert evaluate(config)[1] == gate
 
 
-def test_the_same_weights_of_another_run_do_not_beat_themselves(trained):
+def test_equal_weights_of_another_run_do_not_beat_themselves(trained):
     assert whole(trained("first", 0.8))[0].promoted
     gate, _ = whole(trained("second", 0.8))
     assert not gate.promoted
@@ -110,7 +110,7 @@ def test_changed_weights_are_evaluated_again(trained):
     assert second.metrics["accuracy"].value < first.metrics["accuracy"].value
 
 
-def test_a_sample_is_fixed_and_is_of_the_size_that_was_asked_for(trained):
+def test_sample_is_fixed_and_has_the_requested_size(trained):
     sections = {"evaluation": {"max_examples": 50, "bootstrap_samples": 200}}
     first, _ = evaluate(trained("first", 0.8, **sections))
     second, _ = evaluate(trained("second", 0.6, **sections))
@@ -119,26 +119,26 @@ def test_a_sample_is_fixed_and_is_of_the_size_that_was_asked_for(trained):
     assert ids[0] == ids[1]
 
 
-def test_a_test_side_without_records_is_refused(trained):
+def test_empty_test_side_is_rejected(trained):
     with pytest.raises(DataError, match="no records"):
         evaluate(trained("first", 0.8, {"examples": 0}))
 
 
-def test_without_a_trained_model_the_step_says_so(trained):
+def test_missing_model_is_reported(trained):
     config = trained("first", 0.8)
     Workspace.of(config).record("train").unlink()
     with pytest.raises(BadInput, match="has not finished"):
         evaluate(config)
 
 
-def test_a_model_that_gives_no_finite_loss_is_refused(trained):
+def test_model_without_a_finite_loss_is_rejected(trained):
     config = trained("first", 0.8)
     (Workspace.of(config).model / "model.json").write_text('{"skill": 0.8, "scale": NaN}')
     with pytest.raises(SteadytrainError, match="not finite on 200 of 200"):
         evaluate(config)
 
 
-def test_the_first_model_becomes_champion_and_a_better_one_replaces_it(trained):
+def test_first_model_becomes_champion_and_a_better_one_replaces_it(trained):
     first, second = trained("first", 0.6), trained("second", 0.9)
     gate, record = whole(first)
     assert gate.promoted
@@ -151,7 +151,7 @@ def test_the_first_model_becomes_champion_and_a_better_one_replaces_it(trained):
     assert champion(second) == record.version == "2"
 
 
-def test_a_model_that_is_no_better_is_registered_and_not_promoted(trained):
+def test_equal_model_is_registered_but_not_promoted(trained):
     whole(trained("first", 0.9))
     second = trained("second", 0.7)
     gate, record = whole(second)
@@ -180,7 +180,7 @@ def test_incomparable_model_is_not_promoted(trained, changes, reason):
     assert champion(second) == "1"
 
 
-def test_a_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
+def test_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
     first = trained("first", 0.3)
     whole(first)
     for path in Workspace.of(first).tracking_artifacts.rglob("model.json"):
@@ -190,7 +190,7 @@ def test_a_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
     assert "version 1, cannot be loaded or scored" in gate.reason
 
 
-def test_a_champion_of_unknown_origin_is_not_replaced(trained):
+def test_champion_of_unknown_origin_is_not_replaced(trained):
     first = trained("first", 0.3)
     whole(first)
     registry = Registry(first, Workspace.of(first))
@@ -249,7 +249,7 @@ def test_run_that_is_trained_again_has_a_new_version(trained):
 
 
 @pytest.mark.parametrize(("skill", "wins"), [(0.5, True), (0.95, False)])
-def test_a_champion_that_came_in_between_is_met_by_the_gate(trained, skill, wins):
+def test_new_champion_before_promotion_is_compared_by_the_gate(trained, skill, wins):
     config = trained("first", 0.8)
     _, gate = evaluate(config)
     register(config)
@@ -264,7 +264,7 @@ def test_a_champion_that_came_in_between_is_met_by_the_gate(trained, skill, wins
     assert gate.champion_version == "2"
 
 
-def test_an_alias_that_is_moved_by_hand_while_it_is_written_is_noticed(trained, monkeypatch):
+def test_alias_moved_by_hand_during_promotion_is_noticed(trained, monkeypatch):
     config = trained("first", 0.8)
     evaluate(config)
     register(config)

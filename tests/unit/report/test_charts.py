@@ -21,7 +21,7 @@ finite = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
 
 
 @given(finite, finite)
-def test_ticks_enclose_the_values_and_are_few(one: float, other: float) -> None:
+def test_few_ticks_enclose_the_values(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
     ticks = nice_ticks(low, high)
     slack = (ticks[-1] - ticks[0]) * 1e-6
@@ -57,7 +57,7 @@ def test_repeated_steps_replace_their_earlier_values() -> None:
     ]
 
 
-def test_chart_of_one_point_of_broken_ones_and_of_none() -> None:
+def test_charts_of_one_point_broken_points_and_no_points() -> None:
     assert line_chart("Loss", [Curve("a", [])]) == ""
     assert line_chart("Loss", [Curve("a", [], broken=[1])]) == ""
     one = ElementTree.fromstring(line_chart("Loss", [Curve("a", [(5, 1.0)])]))

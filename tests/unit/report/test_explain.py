@@ -31,7 +31,7 @@ def fail(run: Any, number: int, first: int, last: int, reason: str, action: str 
     )
 
 
-def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
+def test_each_recovery_is_one_line(bare: Any) -> None:
     bare.start_step("train")
     fail(bare, 1, 0, 170, "host_oom: 8 x 1 becomes 4 x 2", "retry_changed")
     fail(bare, 2, 100, 230, "host_oom, 1 of at most 3; nothing changes")
@@ -54,7 +54,7 @@ def test_each_recovery_is_one_line_what_why_and_what_changed(bare: Any) -> None:
     assert "give it more memory" not in page, "that is for where it stops"
 
 
-def test_a_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
+def test_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
     bare.start_step("train")
     for number in range(1, 13):
         fail(bare, number, 0, 50, "again" if number < 12 else "x" * 999, "retry")
@@ -88,7 +88,7 @@ def test_dead_supervisor_is_reported_with_the_step_its_successor_continued_from(
     assert "`steadytrain resume stdlib-lm-1 --output" in lines[-1]
 
 
-def test_finished_run_and_one_that_has_not_started(language_model: Any, make_config: Any) -> None:
+def test_finished_and_unstarted_runs(language_model: Any, make_config: Any) -> None:
     lines = explain(language_model.workspace)
     assert lines[0].endswith("the new champion.")
     assert any("goodput" in line for line in lines)

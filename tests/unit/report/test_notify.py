@@ -122,7 +122,7 @@ def test_killed_step_is_reported(bare: Any, listener: Any) -> None:
     assert "was killed" in told[0]["text"]
 
 
-def test_one_that_answers_500_is_a_warning_and_is_tried_at_the_next_report(
+def test_webhook_error_is_a_warning_and_is_retried_at_the_next_report(
     failed: Any, listener: Any
 ) -> None:
     told = listener(500)
@@ -136,7 +136,7 @@ def test_one_that_answers_500_is_a_warning_and_is_tried_at_the_next_report(
 
 
 @pytest.mark.parametrize("slowly", [True, False])
-def test_one_that_hangs_is_left_behind(
+def test_hanging_webhook_is_abandoned(
     failed: Any, listener: Any, monkeypatch: pytest.MonkeyPatch, slowly: bool
 ) -> None:
     monkeypatch.setattr(webhook, "SECONDS", 1.0)
@@ -164,7 +164,7 @@ def test_one_that_hangs_is_left_behind(
         (f"http://127.0.0.1:{SECRET}/", "InvalidURL"),
     ],
 )
-def test_an_address_that_cannot_be_called(
+def test_uncallable_address_is_reported(
     failed: Any, monkeypatch: pytest.MonkeyPatch, address: str, told: str
 ) -> None:
     monkeypatch.setenv(webhook.VARIABLE, address)
@@ -174,7 +174,7 @@ def test_an_address_that_cannot_be_called(
     assert never_told(failed.workspace)
 
 
-def test_the_exit_handler_calls_it_after_the_page(
+def test_exit_handler_calls_the_webhook_after_the_page(
     failed: Any, listener: Any, tmp_path: Any
 ) -> None:
     told = listener(500)

@@ -204,7 +204,7 @@ def test_failure_comes_with_its_remedy(failed: Any) -> None:
     assert any(line.startswith("remedy: lower training.learning_rate") for line in said)
 
 
-def test_continued_run_that_failed_does_not_show_off(language_model: Any) -> None:
+def test_failed_continuation_shows_no_old_success(language_model: Any) -> None:
     language_model.clock += 60
     language_model.again()
     language_model.start_step("preprocess")
@@ -221,7 +221,7 @@ def test_long_run_stays_small(long_run: Any) -> None:
     assert "13 h" in page.sections["time"]
 
 
-def test_what_is_missing_is_said(bare: Any) -> None:
+def test_missing_records_are_reported(bare: Any) -> None:
     page = Page(bare.workspace)
     assert "has not started a step" in page.top
     for section, text in {
@@ -235,7 +235,7 @@ def test_what_is_missing_is_said(bare: Any) -> None:
     assert summary(bare.workspace) == [f"Run {bare.workspace.run_id} has not started a step."]
 
 
-def test_what_cannot_be_read_is_said(language_model: Any) -> None:
+def test_unreadable_records_are_reported(language_model: Any) -> None:
     workspace = language_model.workspace
     workspace.record("evaluate").write_text('{"torn')
     workspace.config.write_text("name: [")
@@ -249,7 +249,7 @@ def test_what_cannot_be_read_is_said(language_model: Any) -> None:
     assert "has not been evaluated" in page.sections["evaluation"]
 
 
-def test_folder_that_is_not_there(bare: Any) -> None:
+def test_missing_folder_is_reported(bare: Any) -> None:
     nowhere = Workspace(bare.workspace.output, "never-begun")
     page = Page(nowhere)
     assert "never-begun" in page.top

@@ -71,7 +71,7 @@ def again(lost):
     return resubmit_lost(written.config, run["run_id"])
 
 
-def test_the_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
+def test_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
     told = again(lost)
     first, second = kfp.all("runs")
     assert isinstance(told, Resubmitted)
@@ -93,20 +93,20 @@ def test_page_shows_it(kfp, lost):
     assert outcome(gather(written.workspace)).state == "unfinished", "the new run is active"
 
 
-def test_an_asterisk_stands_for_the_run_that_goes_on(kfp, lost):
+def test_asterisk_stands_for_the_continued_run(kfp, lost):
     _, run = lost
     run["runtime_config"]["parameters"]["run"] = "nightly-*"
     again(lost)
     assert kfp.all("runs")[-1]["runtime_config"]["parameters"]["run"] == "stdlib-lm-1"
 
 
-def test_an_exit_handler_that_is_started_twice_submits_once(kfp, lost):
+def test_exit_handler_started_twice_submits_once(kfp, lost):
     again(lost)
     assert again(lost) is None
     assert len(kfp.all("runs")) == 2
 
 
-def test_so_often_in_a_row_without_a_new_checkpoint(kfp, lost):
+def test_resubmissions_without_a_new_checkpoint_are_limited(kfp, lost):
     written, run = lost
     for number in (1, 2):
         told = again((written, run))
@@ -120,7 +120,7 @@ def test_so_often_in_a_row_without_a_new_checkpoint(kfp, lost):
     assert told.number == 1, "a new checkpoint gives it its chances back"
 
 
-def test_a_note_that_cannot_be_read_counts_as_one(make_config):
+def test_unreadable_note_counts_as_a_resubmission(make_config):
     """It may be for the same step. One resubmission too few is better than an endless loop."""
     written = Writer(make_config(recovery={"resubmit": 2}))
     written.again()
@@ -141,13 +141,13 @@ def kfp_again(kfp, run):
 @pytest.mark.parametrize(
     "spec", [{"activeDeadlineSeconds": 0}, {"shutdown": "Terminate"}, {"shutdown": "Stop"}]
 )
-def test_a_terminated_workflow_stays_terminated(api, kfp, lost, spec):
+def test_terminated_workflow_stays_terminated(api, kfp, lost, spec):
     api.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": spec})
     assert again(lost) is None
     assert len(kfp.all("runs")) == 1
 
 
-def test_jobs_of_a_terminated_run_go_at_once(api, lost):
+def test_jobs_of_a_terminated_run_are_removed_at_once(api, lost):
     """They are removed even if the lease is still held. Jobs from another KFP run of it stay."""
     written, run = lost
     recovery = written.config.recovery.model_copy(update={"lease_seconds": 600})
@@ -164,13 +164,13 @@ def test_jobs_of_a_terminated_run_go_at_once(api, lost):
 
 
 @pytest.mark.parametrize("state", ["CANCELING", "CANCELED"])
-def test_so_does_a_run_that_says_so_itself(kfp, lost, state):
+def test_run_that_reports_its_termination_stays_terminated(kfp, lost, state):
     lost[1]["state"] = state
     assert again(lost) is None
     assert len(kfp.all("runs")) == 1
 
 
-def test_so_does_one_that_said_so_once(kfp, lost):
+def test_run_that_once_reported_its_termination_stays_terminated(kfp, lost):
     """As on a real server: the next report of the workflow sets the state to RUNNING again."""
     history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "RUNNING")]
     lost[1]["state_history"] = history
@@ -178,13 +178,13 @@ def test_so_does_one_that_said_so_once(kfp, lost):
     assert len(kfp.all("runs")) == 1
 
 
-def test_a_deleted_run_stays_deleted(api, kfp, lost):
+def test_deleted_run_stays_deleted(api, kfp, lost):
     del api.objects["workflows", WORKFLOW]
     assert again(lost) is None
     assert len(kfp.all("runs")) == 1
 
 
-def test_whether_it_was_terminated_must_be_known(api, kfp, lost, monkeypatch):
+def test_unknown_termination_is_not_resubmitted(api, kfp, lost, monkeypatch):
     monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
     api.away = True
     told = again(lost)
@@ -192,14 +192,14 @@ def test_whether_it_was_terminated_must_be_known(api, kfp, lost, monkeypatch):
     assert len(kfp.all("runs")) == 1
 
 
-def test_a_failure_that_the_policy_gave_up_on_is_not_repeated(kfp, lost):
+def test_abandoned_failure_is_not_resubmitted(kfp, lost):
     written, _ = lost
     written.fail("train", "TrainingFailed", "a user's bug")
     assert again(lost) is None
     assert len(kfp.all("runs")) == 1
 
 
-def test_a_step_that_was_asked_to_leave_is_lost_too(kfp, lost):
+def test_step_stopped_by_sigterm_counts_as_lost(kfp, lost):
     """A drained node asks a step to stop. So does a termination, but its workflow shows that."""
     lost[0].fail("train", "Stopped", "asked to stop")
     assert isinstance(again(lost), Resubmitted)
@@ -215,7 +215,7 @@ def test_run_that_is_active_elsewhere_is_not_resubmitted(kfp, lost):
 
 @pytest.mark.parametrize("status", [401, 403, 503])
 @pytest.mark.parametrize("call", ["GET /apis/v2beta1/healthz", "GET /apis/v2beta1/runs/"])
-def test_a_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, status):
+def test_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, status):
     """An exit handler runs once. If it does not submit the run, nothing else will."""
     monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
     kfp.fail_next = [(call, status)] * 4
@@ -224,14 +224,14 @@ def test_a_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, stat
 
 
 @pytest.mark.parametrize("status", [401, 403, 503])
-def test_a_start_that_is_refused_for_a_while_is_repeated(kfp, lost, monkeypatch, status):
+def test_temporarily_rejected_start_is_retried(kfp, lost, monkeypatch, status):
     monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
     kfp.fail_next = [("POST /apis/v2beta1/runs", status)] * 2
     assert isinstance(again(lost), Resubmitted)
     assert len(kfp.all("runs")) == 2
 
 
-def test_an_answer_that_is_lost_starts_no_second_run(kfp, lost, monkeypatch):
+def test_lost_response_starts_no_second_run(kfp, lost, monkeypatch):
     monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
     kfp.lose_next = ["POST /apis/v2beta1/runs"]
     told = again(lost)
@@ -251,7 +251,7 @@ def test_server_that_rejects_a_request_is_reported(kfp, lost, monkeypatch):
 
 
 @pytest.mark.parametrize("off", ["by the configuration", "outside of a cluster", "by hand"])
-def test_no_server_is_asked_if_it_is_off(kfp, lost, monkeypatch, off):
+def test_no_server_is_contacted_if_resubmission_is_off(kfp, lost, monkeypatch, off):
     written, run = lost
     before, job = len(kfp.requests), run["run_id"]
     if off == "by the configuration":

@@ -63,7 +63,7 @@ def attempt(number: int, start: float, end: float, *, saves: int = 1) -> Attempt
     return AttemptHistory(began, None, saved, last)
 
 
-def test_the_timeline_has_a_row_for_each_attempt_and_no_gap(language_model: Any) -> None:
+def test_timeline_has_a_row_per_attempt_and_no_gap(language_model: Any) -> None:
     facts = gather(language_model.workspace)
     found = bars(timeline(facts.history.attempts, facts.spans))
     assert len({bar["y"] for bar in found if bar["kind"] == "restarting"}) == 3
@@ -77,7 +77,7 @@ def test_the_timeline_has_a_row_for_each_attempt_and_no_gap(language_model: Any)
     assert any(re.search(r"attempt 2: lost \d[\d.]* s, from 2023", bar["title"]) for bar in found)
 
 
-def test_a_wait_of_days_is_drawn_shorter_and_says_so() -> None:
+def test_long_wait_is_shortened_and_labeled() -> None:
     history = History([attempt(1, 0, 60), attempt(2, 2 * DAY, 2 * DAY + 60)])
     drawing = timeline(history.attempts, spans(history))
     (wait,) = [bar for bar in bars(drawing) if "waiting" in bar["kind"]]
@@ -96,7 +96,7 @@ def test_thousands_of_attempts_and_checkpoints_give_a_small_drawing() -> None:
     assert float(ElementTree.fromstring(drawing).attrib["viewBox"].split()[3]) < 520
 
 
-def test_no_attempt_no_timeline() -> None:
+def test_timeline_needs_an_attempt() -> None:
     assert timeline([], []) == ""
 
 
@@ -127,7 +127,7 @@ def test_cost_comes_from_the_price_of_an_hour(make_config: Any, bare: Any) -> No
     assert f"cost: {held / 100:,.2f} USD at 36.00 USD per hour" in "\n".join(found.lines())
 
 
-def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: Any) -> None:
+def test_attempt_of_a_dead_supervisor_counts_to_its_last_heartbeat(bare: Any) -> None:
     bare.attempt(1, last=40, max_steps=100)
     for path in sorted(bare.workspace.ledger.iterdir()):
         if b"attempt_ended" in path.read_bytes():
@@ -142,7 +142,7 @@ def test_an_attempt_whose_supervisor_died_counts_to_its_last_sign_of_life(bare: 
     assert "no end" in timeline(facts.history.attempts, facts.spans)
 
 
-def test_a_ledger_of_another_version_is_said_and_the_page_written(bare: Any) -> None:
+def test_ledger_of_another_version_is_reported_on_the_page(bare: Any) -> None:
     bare.attempt(1, last=40, max_steps=100)
     first = min(bare.workspace.ledger.iterdir())
     content = json.loads(first.read_bytes())

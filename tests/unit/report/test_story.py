@@ -21,7 +21,7 @@ def states(run: Any) -> dict[str, str]:
     return {item.stage: item.state for item in found}
 
 
-def test_a_step_at_work_or_killed(bare: Any) -> None:
+def test_running_or_killed_step(bare: Any) -> None:
     bare.start_step("preprocess")
     state, sentence = told(bare)
     assert state == "unfinished"
@@ -57,7 +57,7 @@ def test_failure_that_was_fixed_is_not_reported(bare: Any) -> None:
     assert told(bare)[0] == "unfinished"
 
 
-def test_killed_step_ends_with_its_last_sign_of_life(bare: Any) -> None:
+def test_killed_step_ends_at_its_last_heartbeat(bare: Any) -> None:
     bare.start_step("preprocess")
     bare.clock += 5
     bare.warn("something", stage="preprocess")
@@ -97,7 +97,7 @@ def test_report_does_not_list_itself(language_model: Any) -> None:
     assert told(language_model) == before
 
 
-def test_phases_add_up_to_the_wall(language_model: Any) -> None:
+def test_phases_add_up_to_wall_time(language_model: Any) -> None:
     ran = executions(gather(language_model.workspace).events)
     # Gaps between steps are left out if they are shorter than half a second.
     whole = sum(phase.seconds for phase in phases(ran))

@@ -62,7 +62,7 @@ def accept(handler: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(serve: Any, monkeypatch: Any, status: int) -> None:
+def test_redirect_is_not_followed(serve: Any, monkeypatch: Any, status: int) -> None:
     """The target may be a metadata service, or someone who wants to see what the run reports."""
     inside = serve(accept)
 
@@ -79,7 +79,7 @@ def test_a_redirect_is_not_followed(serve: Any, monkeypatch: Any, status: int) -
 
 
 @pytest.mark.parametrize("status", [200, 500])
-def test_an_answer_without_end_is_not_read(serve: Any, monkeypatch: Any, status: int) -> None:
+def test_endless_response_is_not_read(serve: Any, monkeypatch: Any, status: int) -> None:
     sent = []
 
     def flood(handler: Any) -> None:
@@ -97,7 +97,7 @@ def test_an_answer_without_end_is_not_read(serve: Any, monkeypatch: Any, status:
     assert len(sent) < 50, "the connection is closed"
 
 
-def test_headers_without_end_are_a_failure(serve: Any, monkeypatch: Any) -> None:
+def test_endless_headers_are_a_failure(serve: Any, monkeypatch: Any) -> None:
     def flood(handler: Any) -> None:
         handler.send_response(200)
         handler.flush_headers()
@@ -123,7 +123,7 @@ def test_only_http_and_https_are_called(monkeypatch: Any, address: str) -> None:
     assert called(monkeypatch, address) == "the address is not http or https"
 
 
-def test_the_scheme_may_be_in_capitals(serve: Any, monkeypatch: Any) -> None:
+def test_scheme_may_be_in_capitals(serve: Any, monkeypatch: Any) -> None:
     server = serve(accept)
     assert called(monkeypatch, server.address.replace("http", "HTTP")) == ""
     assert len(server.came) == 1

@@ -29,7 +29,7 @@ def score(model, tokenizer, table, **changes):
     )
 
 
-def test_each_record_is_scored_as_alone_whatever_the_batches(tokenizer):
+def test_scores_are_independent_of_batches(tokenizer):
     model = make_classifier(tokenizer, LABELS)
     table = records(["code", "prose", "code", "prose", "code"])
     scores = score(model, tokenizer, table)
@@ -49,7 +49,7 @@ def test_each_record_is_scored_as_alone_whatever_the_batches(tokenizer):
     assert scores["bytes"].to_pylist() == [0] * 5
 
 
-def test_a_sure_and_wrong_model_has_a_finite_loss(tokenizer):
+def test_confident_wrong_model_has_a_finite_loss(tokenizer):
     model = make_classifier(tokenizer, LABELS)
     with torch.no_grad():
         model.classifier.bias.copy_(torch.tensor([1000.0, 0.0]))
@@ -57,12 +57,12 @@ def test_a_sure_and_wrong_model_has_a_finite_loss(tokenizer):
     assert loss == pytest.approx(1000, rel=0.01)
 
 
-def test_a_label_that_the_model_does_not_have_is_named(tokenizer):
+def test_unknown_label_is_reported(tokenizer):
     with pytest.raises(DataError, match="'poem' is not one of code, prose"):
         score(make_classifier(tokenizer, LABELS), tokenizer, records(["code", "poem"]))
 
 
-def test_the_majority_of_the_training_side_is_the_baseline(tmp_path):
+def test_baseline_is_the_training_majority(tmp_path):
     table = pa.table({"label": pa.array([1, 1, 0], pa.int64())})
     path = str(tmp_path / "train.arrow")
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:

@@ -70,7 +70,7 @@ def test_losses_equal_direct_computation(kind, tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_long_texts_are_cut_into_windows_that_score_each_token_once(kind, tokenizer):
+def test_windows_of_long_texts_score_each_token_once(kind, tokenizer):
     length, step = 8, 7
     model = make_language_model(kind, len(tokenizer), positions=length)
     scores = score(model, tokenizer, text_records(), max_length=128)
@@ -102,7 +102,7 @@ def test_tokenizers_that_differ_give_the_same_bytes(tokenizer, bytes_tokenizer):
     assert many["targets"] == many["bytes"]
 
 
-def test_the_columns_of_the_contract(tokenizer):
+def test_score_columns_match_the_contract(tokenizer):
     scores = score(make_language_model("llama", len(tokenizer)), tokenizer, text_records())
     assert scores.column_names == ["id", "group", "slice", "loss", "targets", "bytes"]
     assert scores["id"].to_pylist() == [f"id-{index}" for index in range(len(TEXTS))]
@@ -110,7 +110,7 @@ def test_the_columns_of_the_contract(tokenizer):
     assert scores["slice"].to_pylist() == ["code"] * len(TEXTS)
 
 
-def test_of_a_chat_what_the_assistant_says_is_scored(tokenizer):
+def test_only_assistant_turns_are_scored(tokenizer):
     model = make_language_model("llama", len(tokenizer), positions=256)
     scores = score(model, tokenizer, chat_records([CHAT]), max_length=256)
     encoded = encode_chat(tokenizer, CHAT)
@@ -127,7 +127,7 @@ def test_of_a_chat_what_the_assistant_says_is_scored(tokenizer):
     assert scores["bytes"][0].as_py() == sum(len(text.encode()) for text in said)
 
 
-def test_a_chat_in_which_the_assistant_says_nothing_has_no_targets(tokenizer):
+def test_chat_without_assistant_text_has_no_targets(tokenizer):
     model = make_language_model("llama", len(tokenizer))
     scores = score(model, tokenizer, chat_records([CHAT[:1], CHAT[:2]]))
     assert scores["targets"].to_pylist()[0] == 0
@@ -155,7 +155,7 @@ def prepared(folder, tokenizer, rows):
     )  # fmt: skip
 
 
-def test_the_unigram_baseline_counts_the_training_targets_with_add_one(tmp_path, bytes_tokenizer):
+def test_unigram_baseline_counts_the_training_targets_with_add_one(tmp_path, bytes_tokenizer):
     size = len(load_tokenizer_from(bytes_tokenizer, tmp_path))
     a, b = bytes_tokenizer("ab")["input_ids"]
     data = prepared(tmp_path, bytes_tokenizer, [([a, a, b], [0, 1, 1]), ([a, b], [1, 0])])
@@ -171,6 +171,6 @@ def load_tokenizer_from(tokenizer, folder):
     return load_tokenizer(folder / "copy")
 
 
-def test_there_is_no_baseline_where_nothing_is_scored(tmp_path, tokenizer):
+def test_no_baseline_without_scored_tokens(tmp_path, tokenizer):
     data = prepared(tmp_path, tokenizer, [([1, 2], [0, 1])])
     assert language_baselines(data, chat_records([CHAT[:1]])) == {}

@@ -50,7 +50,7 @@ def read_back(uri, task):
         }
 
 
-def test_a_language_model_is_served_and_read_back(active_run, language_folder, tokenizer):
+def test_language_model_is_served_and_read_back(active_run, language_folder, tokenizer):
     uri = log(language_folder, CHAT, "text-generation")
     served = mlflow.pyfunc.load_model(uri)
     assert served.metadata.signature.inputs.input_types()
@@ -66,7 +66,7 @@ def test_a_language_model_is_served_and_read_back(active_run, language_folder, t
         assert torch.equal(weight, original[name])
 
 
-def test_a_classifier_is_served_with_labels_and_scores(active_run, classifier_folder):
+def test_classifier_is_served_with_labels_and_scores(active_run, classifier_folder):
     uri = log(classifier_folder, TEXT, "text-classification")
     served = mlflow.pyfunc.load_model(uri)
     found = served.predict(["import json", "x = 1\n" * 500])

@@ -39,24 +39,24 @@ def test_scored_chat_loses_no_text(tokenizer):
     assert lost_bytes(tokenizer, {"messages": CHAT}) == 0
 
 
-def test_words_that_are_unknown_are_lost():
+def test_unknown_words_are_lost():
     assert lost_bytes(words("the"), {"text": "the cat, the [UNK]"}) == pytest.approx(9 + 2)
 
 
-def test_what_a_normalizer_changes_is_lost():
+def test_normalized_text_is_lost():
     lower = words("the", "café", normalizer=normalizers.Lowercase())
     assert lost_bytes(lower, {"text": "The café"}) == pytest.approx(1)
     plain = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
     assert lost_bytes(words("the", "cafe", normalizer=plain), {"text": "the café"}) == 2
 
 
-def test_a_normalizer_that_drops_everything_makes_no_perfect_model():
+def test_normalizer_that_drops_everything_is_not_rewarded():
     nothing = words("the", normalizer=normalizers.Replace("cat", ""))
     assert lost_bytes(nothing, {"text": "cat"}) == 3
 
 
 @pytest.mark.parametrize("records", [text_records(), chat_records([CHAT])], ids=["text", "chat"])
-def test_a_tokenizer_of_one_word_scores_worse_than_one_of_bytes(records, bytes_tokenizer):
+def test_one_word_tokenizer_scores_worse_than_bytes(records, bytes_tokenizer):
     def bits_per_byte(tokenizer):
         scores = score(make_language_model("llama", len(tokenizer)), tokenizer, records)
         return sum(scores["loss"].to_pylist()) / sum(scores["bytes"].to_pylist()) / math.log(2)

@@ -99,7 +99,7 @@ def certificate(tmp_path_factory):
         ({"/": data("{}", 418)}, "rejected the request: I'm a Teapot", "fix what it names"),
     ],
 )
-def test_an_answer_that_is_none_of_kfps(answers, words, remedy):
+def test_response_not_from_kfp_is_an_error(answers, words, remedy):
     with answering(answers) as address, pytest.raises(ServerError, match=words) as raised:
         connect(f"http://{address}")
     assert remedy in raised.value.remedy
@@ -112,13 +112,13 @@ def test_closed_port_is_an_error():
     assert raised.value.passing
 
 
-def test_a_name_that_is_not_known():
+def test_unknown_host_is_an_error():
     with pytest.raises(ServerError, match=r"no-such-host\.invalid cannot be resolved") as raised:
         connect("http://no-such-host.invalid/pipeline")
     assert "port-forward" in raised.value.remedy
 
 
-def test_a_server_that_says_nothing():
+def test_silent_server_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ServerError, match="no answer in time") as raised:
@@ -126,7 +126,7 @@ def test_a_server_that_says_nothing():
     assert raised.value.passing
 
 
-def test_a_connection_that_breaks():
+def test_broken_connection_is_an_error():
     def hang_up(server):
         with contextlib.suppress(OSError):
             while True:
@@ -138,7 +138,7 @@ def test_a_connection_that_breaks():
             connect(f"http://127.0.0.1:{server.getsockname()[1]}")
 
 
-def test_a_certificate_of_an_unknown_authority(certificate, monkeypatch):
+def test_unknown_certificate_authority_is_an_error(certificate, monkeypatch):
     healthy = {"/apis/v2beta1/healthz": data("{}")}
     with answering(healthy, certificate=certificate) as address:
         with pytest.raises(ServerError, match="self-signed certificate") as raised:
@@ -148,7 +148,7 @@ def test_a_certificate_of_an_unknown_authority(certificate, monkeypatch):
         assert connect(f"https://{address}/").host == f"https://{address}"
 
 
-def test_tls_to_a_server_without_it():
+def test_tls_to_a_plain_server_is_an_error():
     with answering({}) as address, pytest.raises(ServerError, match="no secure connection"):
         connect(f"https://{address}")
 
@@ -165,13 +165,13 @@ def test_tls_to_a_server_without_it():
         ("https://me:hunter2@kubeflow.example", "contains a password"),
     ],
 )
-def test_an_address_that_is_none(host, words):
+def test_invalid_address_is_an_error(host, words):
     with pytest.raises(BadInput, match=words) as raised:
         connect(host)
     assert "hunter2" not in str(raised.value)
 
 
-def test_the_address_comes_from_the_environment_or_the_cluster(kfp, monkeypatch):
+def test_address_comes_from_the_environment_or_the_cluster(kfp, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(ServerError, match=IN_CLUSTER):
         connect()
@@ -182,7 +182,7 @@ def test_the_address_comes_from_the_environment_or_the_cluster(kfp, monkeypatch)
     assert server.link("runs", "1") == "https://kubeflow.example/_/pipeline/#/runs/details/1"
 
 
-def test_a_token_is_sent_and_a_wrong_one_refused(monkeypatch):
+def test_token_is_sent_and_a_wrong_one_rejected(monkeypatch):
     with serving(Kfp(token=TOKEN)) as kfp:
         with pytest.raises(ServerError, match="without token or cookie"):
             connect(kfp.address)
@@ -194,7 +194,7 @@ def test_a_token_is_sent_and_a_wrong_one_refused(monkeypatch):
         assert connect(kfp.address)
 
 
-def test_clusters_token_is_read_again_for_each_call(tmp_path, monkeypatch):
+def test_cluster_token_is_reread_for_each_call(tmp_path, monkeypatch):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(path))
@@ -205,7 +205,7 @@ def test_clusters_token_is_read_again_for_each_call(tmp_path, monkeypatch):
         assert server.experiments.experiment_service_list_experiments().experiments == []
 
 
-def test_a_creation_is_never_sent_twice(kfp):
+def test_create_request_is_never_repeated(kfp):
     server = connect(kfp.address)
     kfp.fail_next = [("POST", 503)]
     with pytest.raises(ServerError, match="503"):
@@ -221,13 +221,13 @@ def test_command_reports_it_in_two_lines(monkeypatch, capsys):
     assert "port-forward" in capsys.readouterr().err
 
 
-def test_the_help_names_where_credentials_come_from():
+def test_help_names_where_credentials_come_from():
     shown = CliRunner().invoke(cli.app, ["submit", "--help"]).stdout
     assert "KFP_COOKIE" in shown
     assert "--token" not in shown
 
 
-def test_a_step_of_a_pipeline_can_connect(kfp):
+def test_step_of_a_pipeline_can_connect(kfp):
     """In a step, kfp has only what an executor needs, and its client cannot be imported."""
     code = "import kfp.dsl, sys; from steadytrain.components.shared.kubeflow import connection; "
     code += "print(connection.connect(sys.argv[1]).host)"

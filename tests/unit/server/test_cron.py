@@ -58,7 +58,7 @@ def numbers(text, low, high):
         ("0 12 1 JAN *", 60, "0 0 11 1 JAN *"),
     ],
 )
-def test_it_is_moved_to_the_servers_zone(cron, minutes_ahead, there):
+def test_cron_is_converted_to_the_servers_zone(cron, minutes_ahead, there):
     assert in_server_time(cron, minutes_ahead) == there
 
 
@@ -71,7 +71,7 @@ def test_it_is_moved_to_the_servers_zone(cron, minutes_ahead, there):
         ("0,45 9 * * *", 330, "differ from hour to hour"),
     ],
 )
-def test_what_no_single_cron_can_say_is_refused(cron, minutes_ahead, words):
+def test_schedule_that_needs_several_crons_is_rejected(cron, minutes_ahead, words):
     with pytest.raises(ValueError, match=words):
         in_server_time(cron, minutes_ahead)
 
@@ -107,7 +107,7 @@ fields = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(fields, st.sampled_from([-570, -300, -60, 60, 120, 330, 345, 780]))
-def test_it_is_due_at_the_same_moments(parts, minutes_ahead):
+def test_converted_cron_fires_at_the_same_moments(parts, minutes_ahead):
     cron = "0 " + " ".join(parts)
     try:
         there = in_server_time(cron, minutes_ahead)
@@ -126,13 +126,13 @@ def test_daylight_saving_is_rounded_only_on_request():
     assert ahead(zone("Asia/Kathmandu"), utc, None) == 345
 
 
-def test_the_southern_summer_is_summer():
+def test_southern_daylight_saving_is_recognized():
     sydney = zone("Australia/Sydney")
     january = datetime(2027, 1, 1, tzinfo=UTC).astimezone(ZoneInfo("Australia/Sydney"))
     assert ahead(sydney, zone("UTC"), "summer") * 60 == january.utcoffset().total_seconds()
 
 
-def test_an_unknown_zone_is_refused():
+def test_unknown_zone_is_rejected():
     for name in ("Mars/Base", "", "../etc/passwd"):
         with pytest.raises(ValueError, match="is not a time zone"):
             zone(name)

@@ -112,7 +112,7 @@ def test_schedules_are_created_as_declared(kfp, apply):
     assert [item["display_name"] for item in kfp.all("pipelines")] == ["steadytrain-retrain"]
 
 
-def test_each_time_is_a_run_of_its_own(kfp, apply):
+def test_each_occurrence_is_its_own_run(kfp, apply):
     apply()
     given = on_server(kfp, "bot")["runtime_config"]["parameters"]
     first = from_parameters(**given, overrides={}, job="1234abcd-0000")
@@ -143,7 +143,7 @@ def test_second_apply_writes_nothing(kfp, apply):
         {"pipeline": "finetune"},
     ],
 )
-def test_one_that_differs_is_replaced_and_no_other(kfp, apply, change):
+def test_only_changed_schedules_are_replaced(kfp, apply, change):
     apply()
     old, other = on_server(kfp, "bot"), on_server(kfp, "classes")
     kfp.requests.clear()
@@ -154,7 +154,7 @@ def test_one_that_differs_is_replaced_and_no_other(kfp, apply, change):
     assert kfp.writes()[-2:] == ["POST /apis/v2beta1/recurringruns", gone]
 
 
-def test_another_pipeline_replaces_all(kfp, apply, compiled):
+def test_changed_pipeline_replaces_all_schedules(kfp, apply, compiled):
     apply()
     compiled["schemaVersion"] = "2.1.0"
     assert set(apply().values()) == {"replace"}
@@ -163,13 +163,13 @@ def test_another_pipeline_replaces_all(kfp, apply, compiled):
     assert {bot} < versions
 
 
-def test_one_that_left_the_file_is_deleted(kfp, apply):
+def test_schedule_removed_from_the_file_is_deleted(kfp, apply):
     apply()
     assert apply(keep=1) == {"bot": "keep", "classes": "delete"}
     assert [item["display_name"] for item in kfp.all("recurringruns")] == ["bot"]
 
 
-def test_schedules_of_others_are_never_changed(kfp, apply):
+def test_foreign_schedules_are_never_changed(kfp, apply):
     apply()
     bot = on_server(kfp, "bot")
     theirs = {**bot, "recurring_run_id": "1", "display_name": "hand", "description": "by hand"}
@@ -199,7 +199,7 @@ def test_kill_after_creation_is_repaired_by_applying_again(kfp, apply, monkeypat
     assert apply(first={"cron": "0 5 * * *"})["bot"] == "keep"
 
 
-def test_one_that_the_server_refuses_leaves_the_old_one(kfp, apply):
+def test_rejected_replacement_keeps_the_old_schedule(kfp, apply):
     apply()
     old = on_server(kfp, "bot")
     kfp.fail_next = [("POST /apis/v2beta1/recurringruns", 400)]
@@ -208,7 +208,7 @@ def test_one_that_the_server_refuses_leaves_the_old_one(kfp, apply):
     assert on_server(kfp, "bot") == old
 
 
-def test_one_that_is_paused_stays_so_when_it_is_replaced(kfp, apply):
+def test_replaced_schedule_stays_paused(kfp, apply):
     apply()
     assert command(kfp, "pause", "bot").exit_code == 0
     assert apply()["bot"] == "keep"
@@ -221,7 +221,7 @@ def test_one_that_is_paused_stays_so_when_it_is_replaced(kfp, apply):
 PAST, FUTURE = datetime(2020, 1, 1, tzinfo=UTC), datetime(2040, 1, 1, tzinfo=UTC)
 
 
-def test_a_start_to_come_is_sent_and_a_past_one_is_left_to_catching_up(kfp, apply):
+def test_future_start_is_sent_and_past_start_is_left_to_catch_up(kfp, apply):
     apply(first={"start": FUTURE, "end": FUTURE + timedelta(days=1)})
     cron = on_server(kfp, "bot")["trigger"]["cron_schedule"]
     assert cron["start_time"].startswith("2040-01-01T00:00:00")
@@ -236,7 +236,7 @@ def test_a_start_to_come_is_sent_and_a_past_one_is_left_to_catching_up(kfp, appl
     assert on_server(kfp, "bot")["trigger"]["cron_schedule"]["start_time"].startswith("2020-01-01")
 
 
-def test_interval_keeps_its_beat_if_the_schedule_is_replaced(kfp, apply):
+def test_replaced_interval_keeps_its_phase(kfp, apply):
     every = {"cron": None, "time_zone": None, "interval": "1h", "start": PAST}
     apply(first=every)
     apply(first={**every, "max_concurrency": 2})
@@ -276,7 +276,7 @@ def test_diff_shows_what_apply_would_change_and_changes_nothing(kfp, apply, writ
     assert len(kfp.all("recurringruns")) == 2
 
 
-def test_the_commands_apply_list_and_delete(kfp, write):
+def test_commands_apply_list_and_delete(kfp, write):
     assert "no steadytrain schedules" in command(kfp, "list").stdout
     done = command(kfp, "apply", write())
     assert done.stdout == "created nightly/bot\ncreated nightly/classes\n"
@@ -310,7 +310,7 @@ def test_name_in_two_sets_must_be_qualified(kfp, apply):
     assert command(kfp, "pause", "weekly/bot").exit_code == 0
 
 
-def test_many_users_have_their_own(kfp, write):
+def test_users_have_separate_schedules(kfp, write):
     kfp.multi_user = True
     server = connect(kfp.address, "team-a")
     applying.apply(server, applying.Declaration.read(write()))
@@ -341,7 +341,7 @@ def test_many_users_have_their_own(kfp, write):
         ({"overrides": {"x": "hf_" + "a" * 34}}, ["contains a secret"]),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_with_field_value_and_remedy(write, first, words):
+def test_invalid_file_is_rejected_with_field_value_and_remedy(write, first, words):
     with pytest.raises(ConfigError) as raised:
         applying.Declaration.read(write(first=first))
     for word in words:
@@ -354,7 +354,7 @@ def test_every_problem_is_reported_at_once(write):
     assert len(raised.value.problems) == 3
 
 
-def test_a_configuration_that_is_wrong_is_refused(write):
+def test_invalid_configuration_is_rejected(write):
     with pytest.raises(ConfigError, match="trainin"):
         applying.Declaration.read(write(first={"overrides": {"trainin.x": 1, "output": "/x"}}))
     with pytest.raises(BadInput, match="pods do not share"):

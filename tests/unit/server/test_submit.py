@@ -43,7 +43,7 @@ def command(*arguments):
     return CliRunner().invoke(cli.app, [*map(str, arguments)])
 
 
-def test_the_whole_configuration_goes_as_a_parameter(kfp, submitted):
+def test_configuration_is_sent_as_one_parameter(kfp, submitted):
     (run,) = kfp.all("runs")
     stated = load("causal-lm", [PLACE])
     given = run["runtime_config"]["parameters"]
@@ -54,7 +54,7 @@ def test_the_whole_configuration_goes_as_a_parameter(kfp, submitted):
     assert submitted.url == f"{kfp.address}/#/runs/details/{run['run_id']}"
 
 
-def test_it_runs_the_uploaded_version_in_the_configured_experiment(kfp, submitted):
+def test_uploaded_version_runs_in_the_configured_experiment(kfp, submitted):
     (experiment,), (version,), (pipeline,) = map(kfp.all, ("experiments", "versions", "pipelines"))
     (run,) = kfp.all("runs")
     assert experiment["display_name"] == "steadytrain"
@@ -65,7 +65,7 @@ def test_it_runs_the_uploaded_version_in_the_configured_experiment(kfp, submitte
     assert "comp-preprocess" in next(yaml.safe_load_all(version["file"]))["components"]
 
 
-def test_the_same_content_is_uploaded_once(kfp, submitted):
+def test_same_content_is_uploaded_once(kfp, submitted):
     again = steadytrain.pipelines.submit("chat", [PLACE], host=kfp.address)
     assert submitted.version.uploaded
     assert not again.version.uploaded
@@ -78,7 +78,7 @@ def test_the_same_content_is_uploaded_once(kfp, submitted):
     ]
 
 
-def test_another_content_is_another_version_of_the_same_pipeline(kfp, tmp_path):
+def test_changed_content_is_a_new_pipeline_version(kfp, tmp_path):
     server, path = connect(kfp.address), tmp_path / "pipeline.yaml"
     content = {"pipelineInfo": {"name": "p"}, "root": {"dag": {"tasks": {}}}}
     path.write_text(yaml.safe_dump(content))
@@ -92,7 +92,7 @@ def test_another_content_is_another_version_of_the_same_pipeline(kfp, tmp_path):
     assert second.pipeline_id == first.pipeline_id
 
 
-def test_one_who_makes_it_at_the_same_time_is_no_failure(kfp, submitted):
+def test_concurrent_creation_is_not_a_failure(kfp, submitted):
     api = connect(kfp.address).experiments
     answers = iter([None, "theirs"])  # another client creates it between our lookup and our attempt
     make = functools.partial(
@@ -125,7 +125,7 @@ def test_options_reach_the_server(kfp):
     assert kfp.all("experiments")[0]["display_name"] == "nightly"
 
 
-def test_many_users_have_namespaces(kfp):
+def test_multi_user_server_uses_namespaces(kfp):
     kfp.multi_user = True
     with pytest.raises(BadInput, match="no namespace is given"):
         steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address)
@@ -133,12 +133,12 @@ def test_many_users_have_namespaces(kfp):
     assert kfp.all("experiments")[0]["namespace"] == "team-a"
 
 
-def test_a_server_of_one_user_is_given_no_namespace(kfp):
+def test_single_user_server_gets_no_namespace(kfp):
     steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address, namespace="kubeflow")
     assert "namespace" not in kfp.all("experiments")[0]
 
 
-def test_what_cannot_run_there_is_refused_before_a_connection():
+def test_unsuitable_configuration_is_rejected_before_connecting():
     with pytest.raises(BadInput, match="pods do not share"):
         steadytrain.pipelines.submit("causal-lm", host="http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"training\.max_stps"):
@@ -147,7 +147,7 @@ def test_what_cannot_run_there_is_refused_before_a_connection():
         steadytrain.pipelines.submit("causal-lm", ["data.source=[https://me:secret@example.test]"])
 
 
-def test_lists_are_read_to_their_end(kfp):
+def test_lists_are_read_to_the_last_page(kfp):
     server, kfp.page_size = connect(kfp.address), 2
     for number in range(5):
         content = {"display_name": f"e{number}"}
@@ -157,7 +157,7 @@ def test_lists_are_read_to_their_end(kfp):
 
 
 @pytest.mark.parametrize("call", ["experiments", "pipelines", "runs", "recurring_runs"])
-def test_a_list_that_repeats_its_pages_ends_with_an_error(kfp, call):
+def test_list_that_repeats_its_pages_ends_with_an_error(kfp, call):
     server, kfp.page_size, kfp.repeats = connect(kfp.address), 2, True
     kind = call.replace("_", "")
     kfp.things[kind] = {str(number): {"display_name": f"e{number}"} for number in range(7)}
@@ -179,7 +179,7 @@ SCRIPT = [
 ]
 
 
-def test_following_reports_each_change_of_a_step(kfp, submitted):
+def test_watching_reports_each_step_change(kfp, submitted):
     kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", "FAILED"), ("run", "FAILED")]]
     seen = []
     outcome = submitted.wait(lambda steps: seen.append({k: v.state for k, v in steps.items()}))
@@ -193,27 +193,27 @@ def test_following_reports_each_change_of_a_step(kfp, submitted):
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"])
-def test_every_end_is_an_end(kfp, submitted, state):
+def test_watching_ends_with_every_final_state(kfp, submitted, state):
     kfp.script = [[("run", state)]]
     outcome = submitted.wait()
     assert outcome.state == state
     assert outcome.succeeded == (state in ("SUCCEEDED", "SKIPPED"))
 
 
-def test_a_server_that_is_away_for_a_while_is_asked_again(kfp, submitted):
+def test_temporarily_unavailable_server_is_polled_again(kfp, submitted):
     kfp.fail_next = [("GET /apis/v2beta1/runs/", 503)] * 12
     kfp.script = [[("run", "SUCCEEDED")]]
     assert submitted.wait().succeeded
 
 
-def test_a_run_that_is_gone_ends_the_following(kfp, submitted):
+def test_deleted_run_ends_watching(kfp, submitted):
     kfp.things["runs"].clear()
     with pytest.raises(ServerError, match="not found"):
         submitted.wait()
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_denial_that_passes_does_not_end_the_following(kfp, submitted, status):
+def test_temporary_denial_does_not_end_watching(kfp, submitted, status):
     """A server that restarts denies everything until it has read tokens and roles."""
     kfp.fail_next = [("GET /apis/v2beta1/runs", status)] * 4
     kfp.script = [[("run", "RUNNING")], [("run", "SUCCEEDED")]]
@@ -222,14 +222,14 @@ def test_a_denial_that_passes_does_not_end_the_following(kfp, submitted, status)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_denial_that_lasts_ends_the_following(kfp, submitted, status):
+def test_lasting_denial_ends_watching(kfp, submitted, status):
     kfp.fail_next = [("GET /apis/v2beta1/runs", status)] * 4
     with pytest.raises(ServerError, match=str(status)):
         follow(submitted.server, submitted.run_id, (), lambda _: None, denied_seconds=0)
     assert len(kfp.fail_next) == 3
 
 
-def test_a_server_that_stays_away_ends_the_following(kfp, submitted):
+def test_unavailable_server_ends_watching(kfp, submitted):
     kfp.fail_next = [("GET /apis/v2beta1/runs/", 503)] * 12
     with pytest.raises(ServerError, match="503"):
         follow(submitted.server, submitted.run_id, (), lambda _: None, patience_seconds=0)
@@ -243,7 +243,7 @@ def test_command_shows_where_it_runs(kfp):
     assert "(uploaded)" in done.stdout
 
 
-def test_for_programs_it_is_one_object(kfp):
+def test_json_output_is_one_object(kfp):
     kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", "FAILED"), ("run", "FAILED")]]
     line = ("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--run", "mine", "--json")
     started = json.loads(command(*line).stdout)
@@ -264,7 +264,7 @@ def test_waiting_exits_with_the_runs_outcome(kfp, state, code):
     assert ("failed in train" in done.stderr) == (state == "FAILED")
 
 
-def test_a_terminal_gets_a_table(monkeypatch):
+def test_terminal_gets_a_table(monkeypatch):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=80)
     monkeypatch.setattr("rich.console.Console", lambda: console)
@@ -285,7 +285,7 @@ def test_ctrl_c_leaves_the_run_alone(kfp, submitted, monkeypatch):
     assert not [path for path in kfp.writes() if "terminate" in path]
 
 
-def test_a_dry_run_asks_no_server(kfp, monkeypatch):
+def test_dry_run_contacts_no_server(kfp, monkeypatch):
     monkeypatch.setenv("KF_PIPELINES_ENDPOINT", kfp.address)
     done = command("submit", "causal-lm", "--set", PLACE, "--experiment", "e", "--dry-run")
     assert done.exit_code == 0

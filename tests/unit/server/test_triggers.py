@@ -71,7 +71,7 @@ def end_runs(kfp, state="SUCCEEDED"):
         run["state"] = state
 
 
-def test_new_data_start_one_run_however_often_it_is_asked(kfp, what):
+def test_new_data_start_exactly_one_run(kfp, what):
     server = connect(kfp.address)
     first = trigger(server, what)
     assert first.kind == "started"
@@ -85,7 +85,7 @@ def test_new_data_start_one_run_however_often_it_is_asked(kfp, what):
     assert len(kfp.all("runs")) == 1
 
 
-def test_at_most_one_runs_at_a_time(kfp, what):
+def test_only_one_run_is_active_at_a_time(kfp, what):
     server = connect(kfp.address)
     first = trigger(server, what)
     add(what)
@@ -109,7 +109,7 @@ def resubmitted(kfp, **changes):
 
 @pytest.mark.parametrize("name", ["", "Clone of {}", "Clone (2) of {}"])
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_a_run_that_was_submitted_again_counts_as_at_work(kfp, what, name, newest_first):
+def test_resubmitted_run_counts_as_active(kfp, what, name, newest_first):
     server = connect(kfp.address)
     first = trigger(server, what)
     second = resubmitted(kfp, **({"display_name": name.format(first.run)} if name else {}))
@@ -125,7 +125,7 @@ def test_a_run_that_was_submitted_again_counts_as_at_work(kfp, what, name, newes
     assert trigger(server, what).kind == "started"
 
 
-def test_a_run_that_was_submitted_again_is_found_on_any_page(kfp, what):
+def test_resubmitted_run_is_found_on_any_page(kfp, what):
     server = connect(kfp.address)
     first = trigger(server, what)
     resubmitted(kfp)
@@ -140,7 +140,7 @@ def test_a_run_that_was_submitted_again_is_found_on_any_page(kfp, what):
     assert first.run == live["display_name"]
 
 
-def test_a_run_whose_name_only_begins_alike_is_another(kfp, what):
+def test_run_with_a_common_prefix_is_another_run(kfp, what):
     server = connect(kfp.address)
     trigger(server, what)
     (first,) = kfp.all("runs")
@@ -156,7 +156,7 @@ def test_a_run_whose_name_only_begins_alike_is_another(kfp, what):
     assert trigger(server, what).kind == "started"
 
 
-def test_of_many_who_ask_at_once_one_starts_it(kfp, what):
+def test_concurrent_triggers_start_one_run(kfp, what):
     server = connect(kfp.address)
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: trigger(server, what).kind, range(6)))
@@ -164,7 +164,7 @@ def test_of_many_who_ask_at_once_one_starts_it(kfp, what):
     assert len(kfp.all("runs")) == 1
 
 
-def test_one_killed_after_the_start_does_not_lead_to_a_second(kfp, what, monkeypatch):
+def test_trigger_killed_after_the_start_causes_no_second_run(kfp, what, monkeypatch):
     server, start = connect(kfp.address), triggers.start
 
     def killed(*arguments):
@@ -179,7 +179,7 @@ def test_one_killed_after_the_start_does_not_lead_to_a_second(kfp, what, monkeyp
     assert len(kfp.all("runs")) == 1
 
 
-def test_one_that_could_not_be_started_is_tried_again(kfp, what):
+def test_failed_start_is_retried(kfp, what):
     server = connect(kfp.address)
     kfp.fail_next = [("POST /apis/v2beta1/runs", 500)]
     with pytest.raises(ServerError, match="500"):
@@ -188,14 +188,14 @@ def test_one_that_could_not_be_started_is_tried_again(kfp, what):
     assert len(kfp.all("runs")) == 1
 
 
-def test_a_run_that_was_deleted_is_started_again(kfp, what):
+def test_deleted_run_is_started_again(kfp, what):
     server = connect(kfp.address)
     trigger(server, what)
     kfp.things["runs"].clear()
     assert trigger(server, what).kind == "started"
 
 
-def test_what_was_started_is_kept_in_s3_too(kfp, tmp_path, monkeypatch):
+def test_started_runs_are_recorded_on_s3(kfp, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -214,7 +214,7 @@ def test_what_was_started_is_kept_in_s3_too(kfp, tmp_path, monkeypatch):
         assert "triggers/bot/last.json" in names
 
 
-def test_what_cannot_be_watched_or_kept_is_refused(kfp, what, tmp_path):
+def test_unwatchable_or_unwritable_addresses_are_rejected(kfp, what, tmp_path):
     with pytest.raises(BadInput, match="cannot be watched"):
         made("hub:some/data", tmp_path)
     (tmp_path / "file").write_text("")
@@ -251,7 +251,7 @@ def nothing():
     pass
 
 
-def test_a_watcher_waits_until_an_upload_is_over(kfp, what, monkeypatch):
+def test_watcher_waits_for_an_upload_to_finish(kfp, what, monkeypatch):
     server, counts = connect(kfp.address), []
     uploads = [lambda number=number: add(what, f"{number}.txt") for number in range(5)]
     quiet = [lambda: counts.append(len(kfp.all("runs")))] * 5
@@ -259,7 +259,7 @@ def test_a_watcher_waits_until_an_upload_is_over(kfp, what, monkeypatch):
     assert counts == [0, 0, 0, 1, 1]
 
 
-def test_a_watcher_starts_the_next_run_when_the_one_before_has_ended(kfp, what, monkeypatch):
+def test_watcher_starts_the_next_run_after_the_previous_one(kfp, what, monkeypatch):
     server = connect(kfp.address)
     plan = [nothing] * 4 + [lambda: add(what)] + [nothing] * 6 + [lambda: end_runs(kfp), nothing]
     clock = Clock(monkeypatch, *plan)
@@ -291,7 +291,7 @@ def test_for_programs_a_watcher_ends_with_the_runs_that_it_started(kfp, what, mo
     assert "text" in err
 
 
-def test_a_watcher_outlives_what_passes(kfp, what, monkeypatch):
+def test_watcher_survives_temporary_failures(kfp, what, monkeypatch):
     server, first = connect(kfp.address), Path(what.config.data.source[0], "a.txt")
     first.unlink()
 
@@ -312,7 +312,7 @@ def test_a_watcher_outlives_what_passes(kfp, what, monkeypatch):
     assert clock.told[-1].startswith("started bot-")
 
 
-def test_a_watcher_without_access_says_so_and_ends(kfp, what, monkeypatch):
+def test_watcher_without_access_reports_it_and_exits(kfp, what, monkeypatch):
     server = connect(kfp.address)
     kfp.token = "another"
     clock = Clock(monkeypatch, *[nothing] * 30)
@@ -323,7 +323,7 @@ def test_a_watcher_without_access_says_so_and_ends(kfp, what, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_watcher_outlives_a_denial_that_passes(kfp, what, monkeypatch, status):
+def test_watcher_survives_a_temporary_denial(kfp, what, monkeypatch, status):
     server = connect(kfp.address)
     kfp.fail_next = [("GET /apis/v2beta1", status)] * 3
     clock = Clock(monkeypatch, *[nothing] * 12)
@@ -332,7 +332,7 @@ def test_a_watcher_outlives_a_denial_that_passes(kfp, what, monkeypatch, status)
     assert kfp.fail_next == []
 
 
-def test_the_command_triggers(kfp, what, tmp_path):
+def test_command_triggers_a_run(kfp, what, tmp_path):
     path = tmp_path / "bot.yaml"
     path.write_text(what.config.to_yaml())
     line = ["trigger", str(path), "--host", kfp.address, "--experiment", "data"]
@@ -346,7 +346,7 @@ def test_the_command_triggers(kfp, what, tmp_path):
     assert kfp.all("experiments")[0]["display_name"] == "data"
 
 
-def test_the_watching_command_starts_a_run_and_ends_on_sigterm(kfp, what, tmp_path):
+def test_watching_command_starts_a_run_and_ends_on_sigterm(kfp, what, tmp_path):
     path = tmp_path / "bot.yaml"
     path.write_text(what.config.to_yaml())
     line = [sys.executable, "-m", "steadytrain.pipelines.cli", "watch", path, "--every", "1"]

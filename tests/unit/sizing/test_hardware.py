@@ -17,7 +17,7 @@ from steadytrain.components.sizing.hardware import (
 )
 
 
-def test_the_rules_gpus_have_the_rules_figures():
+def test_gpu_table_matches_the_rules():
     table = {
         gpu.name: (gpu.memory_gb, gpu.speed, gpu.usd_per_hour)
         for gpu in map(find_gpu, ["t4", "v100", "a100-40", "a100-80", "h100"])
@@ -74,12 +74,12 @@ RULE = ["T4", "V100", "A100-80", "H100"]
         ("NVIDIA-GeForce-RTX-4060-Laptop-GPU", "RTX4060"),
     ],
 )
-def test_a_name_is_understood_as_people_and_drivers_write_it(written, name):
+def test_gpu_names_are_parsed_as_people_and_drivers_write_them(written, name):
     assert find_gpu(written).name == name
 
 
 @pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "NVIDIA-H100-NVL"])
-def test_a_part_of_a_gpu_or_other_memory_is_another_gpu(part):
+def test_gpu_partition_or_other_memory_is_another_gpu(part):
     with pytest.raises(BadInput):
         find_gpu(part)
 
@@ -90,12 +90,12 @@ def test_unknown_gpu_is_an_error_that_lists_the_known_gpus():
     assert "RTX4050" in error.value.remedy
 
 
-def test_no_two_gpus_answer_to_one_name():
+def test_gpu_names_are_unambiguous():
     names = [alias.lower() for gpu in all_gpus() for alias in (gpu.name, *gpu.aliases)]
     assert len(set(names)) == len(names)
 
 
-def test_prices_of_ones_own_replace_all(tmp_path):
+def test_own_prices_replace_the_table(tmp_path):
     path = tmp_path / "prices.yaml"
     path.write_text("h100: {usd_per_hour: 2.5, spot_usd_per_hour: 1.1}\n")
     gpus = priced(path)
@@ -127,12 +127,12 @@ def test_unreadable_prices_are_an_error(tmp_path, text, message):
     ("needed", "said"),
     [(0, ""), (5 * 2**20, "5.24 MB"), (GIB, "RTX4050"), (400 * GIB, "no single GPU has that much")],
 )
-def test_what_a_need_means(needed, said):
+def test_requirements_are_interpreted(needed, said):
     assert said in advice(needed)
     assert bool(advice(needed)) == bool(needed)
 
 
-def test_the_smallest_gpu_has_what_is_needed():
+def test_smallest_sufficient_gpu_is_found():
     found = smallest_gpu(30 * 10**9)
     assert found is not None
     assert found.memory >= 30 * 10**9

@@ -70,9 +70,7 @@ def files(folder):
         "nul\0byte",
     ],
 )
-def test_a_key_that_leaves_the_folder_is_refused_and_writes_nothing(
-    key, tmp_path, address, put, config
-):
+def test_key_outside_the_folder_is_rejected_and_writes_nothing(key, tmp_path, address, put, config):
     put("config.json", b"{}")
     put(key.format(tmp=tmp_path))
 
@@ -89,7 +87,7 @@ def test_a_key_that_leaves_the_folder_is_refused_and_writes_nothing(
     ("one", "other"),
     [("a", "a/b"), ("sub/a", "sub/a/b/c"), ("Config.json", "config.json"), ("é", "e\u0301")],
 )
-def test_keys_that_collide_as_files_are_refused(one, other, tmp_path, address, put, config):
+def test_keys_that_collide_as_files_are_rejected(one, other, tmp_path, address, put, config):
     put(one)
     put(other)
 
@@ -111,7 +109,7 @@ def test_ordinary_keys_become_the_files_of_one_folder(address, put, config):
     assert (folder / "a b/é#?%.safetensors").read_bytes() == "a b/é#?%.safetensors".encode()
 
 
-def test_a_model_that_has_changed_is_fetched_again(address, put, config):
+def test_model_that_has_changed_is_fetched_again(address, put, config):
     put("config.json", b"old")
     old = resolve_model(address, config)
     assert resolve_model(address, config) == old
@@ -123,7 +121,7 @@ def test_a_model_that_has_changed_is_fetched_again(address, put, config):
     assert files(resolve_model(address, config)) == ["config.json", "more.json"]
 
 
-def test_a_fetch_that_breaks_off_leaves_no_model(address, put, config, monkeypatch, tmp_path):
+def test_interrupted_fetch_leaves_no_model(address, put, config, monkeypatch, tmp_path):
     for name in ("a", "b", "c"):
         put(name, name.encode())
     download = S3Storage.download
@@ -164,7 +162,7 @@ def fetcher(address, config):
     )
 
 
-def test_processes_that_fetch_at_once_share_one_whole_folder(address, put, config, tmp_path):
+def test_concurrent_fetches_share_one_complete_folder(address, put, config, tmp_path):
     for index in range(20):
         put(f"part-{index}", bytes(100_000))
     processes = [fetcher(address, config) for _ in range(3)]

@@ -32,7 +32,7 @@ def parts(value):
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "lose", "truncate"])
-def test_a_server_that_fails_for_a_while(address, proxy, fault):
+def test_temporary_server_failure_is_survived(address, proxy, fault):
     store = CheckpointStore(address, keep=2)
     for step in (1, 2):
         # The faults hit any of the requests, including the commit.
@@ -47,9 +47,7 @@ def test_a_server_that_fails_for_a_while(address, proxy, fault):
 
 
 @pytest.mark.parametrize("picked", ["safetensors", "COMMIT"])
-def test_a_server_that_keeps_failing_is_refused_and_nothing_is_lost(
-    address, proxy, monkeypatch, picked
-):
+def test_lasting_server_failure_is_reported_and_loses_nothing(address, proxy, monkeypatch, picked):
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     save(CheckpointStore(address, keep=2), 1, parts=parts(1))
     proxy.concerns = lambda method, path: picked in path and method != "GET"
@@ -72,7 +70,7 @@ storage.write_stream("save-rank-0000.model.safetensors", [bytes(1 << 20)] * 20)
 """
 
 
-def test_a_rank_that_is_killed_in_mid_upload_leaves_nothing_that_counts(address, proxy):
+def test_rank_killed_during_upload_leaves_no_valid_checkpoint(address, proxy):
     store = CheckpointStore(address, keep=2)
     save(store, 1, parts=parts(1))
     proxy.seen.clear()

@@ -38,7 +38,7 @@ def large(tmp_path):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_operation_is_repeated_until_it_is_done(storage, proxy, fault):
+def test_each_operation_is_retried_until_it_succeeds(storage, proxy, fault):
     def through(operation, *arguments, **options):
         proxy.queued.extend([fault] * (1 if fault == "hang" else 2))
         found = operation(*arguments, **options)
@@ -62,7 +62,7 @@ def test_each_operation_is_repeated_until_it_is_done(storage, proxy, fault):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_files_go_up_and_come_down_in_parts(storage, proxy, large, tmp_path, fault):
+def test_files_survive_faults_in_multipart_transfers(storage, proxy, large, tmp_path, fault):
     times = 1 if fault == "hang" else 3
     proxy.queued.extend([fault] * times)
     storage.upload(large, "large")
@@ -74,7 +74,7 @@ def test_files_go_up_and_come_down_in_parts(storage, proxy, large, tmp_path, fau
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_streams_go_up_and_come_down(storage, proxy, large, fault):
+def test_streams_survive_faults(storage, proxy, large, fault):
     content = large.read_bytes()
     times = 1 if fault == "hang" else 3
     proxy.queued.extend([fault] * times)
@@ -85,7 +85,7 @@ def test_streams_go_up_and_come_down(storage, proxy, large, fault):
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "reset", "hang"])
-def test_what_never_works_is_refused_by_name(storage, proxy, large, tmp_path, fault, monkeypatch):
+def test_lasting_faults_are_reported_by_name(storage, proxy, large, tmp_path, fault, monkeypatch):
     storage.write("kept", b"before")
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     monkeypatch.setattr(s3, "READ_SECONDS", 0.2)
@@ -111,7 +111,7 @@ def test_what_never_works_is_refused_by_name(storage, proxy, large, tmp_path, fa
     assert storage.read("kept") == b"before"
 
 
-def test_a_body_that_always_breaks_off_is_refused(storage, proxy, tmp_path, monkeypatch):
+def test_body_that_is_always_truncated_is_reported(storage, proxy, tmp_path, monkeypatch):
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
     storage.write("name", b"content")
     proxy.usual = "truncate"
@@ -147,7 +147,7 @@ def test_unknown_server_is_rejected(credentials, monkeypatch):
         S3Storage("s3://bucket/x").read("name")
 
 
-def test_no_credentials_are_asked_for(monkeypatch):
+def test_missing_credentials_are_reported(monkeypatch):
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
@@ -181,7 +181,7 @@ def killed_in(proxy, *arguments, after):
     proxy.queued.clear()
 
 
-def test_killed_in_the_middle_of_an_upload_no_reader_sees_it(storage, proxy, large, tmp_path):
+def test_killed_upload_is_never_visible(storage, proxy, large, tmp_path):
     storage.write("name", b"before")
     killed_in(proxy, "upload", storage.uri, large, "name", after=2)
     assert any("uploads" in seen or "uploadId" in seen for seen in proxy.seen)
@@ -200,7 +200,7 @@ def test_download_that_is_killed_leaves_nothing_behind(storage, proxy, large, tm
     assert target.read_bytes() == large.read_bytes()
 
 
-def test_one_writer_wins_if_answers_are_lost(storage, proxy):
+def test_one_writer_wins_if_responses_are_lost(storage, proxy):
     proxy.concerns = lambda method, _path: method == "PUT"
     for turn in range(3):
         proxy.queued.extend(["lose"] * 4)
@@ -218,7 +218,7 @@ def test_one_writer_wins_if_answers_are_lost(storage, proxy):
         assert len(won) == 1
 
 
-def test_a_ledger_whose_answers_are_lost_has_each_event_once(storage, proxy):
+def test_ledger_holds_each_event_once_if_responses_are_lost(storage, proxy):
     proxy.concerns = lambda method, _path: method == "PUT"
     ledger = Ledger(storage, run_id="r")
     for number in (1, 2):
@@ -235,7 +235,7 @@ def test_a_ledger_whose_answers_are_lost_has_each_event_once(storage, proxy):
     assert [item.ended.step for item in ledger.history().attempts] == [1, 2]
 
 
-def test_a_lock_whose_answer_was_lost_is_held_and_left(storage, proxy):
+def test_lock_is_held_and_released_if_its_response_is_lost(storage, proxy):
     proxy.concerns = lambda method, path: method == "PUT" and "lock" in path
     for _ in range(2):
         proxy.queued.append("lose")
@@ -243,7 +243,7 @@ def test_a_lock_whose_answer_was_lost_is_held_and_left(storage, proxy):
             check()
 
 
-def test_a_server_without_conditional_writes_is_refused(storage, proxy, monkeypatch):
+def test_server_without_conditional_writes_is_rejected(storage, proxy, monkeypatch):
     monkeypatch.setattr(S3Storage, "_conditional", set())
     proxy.hidden.add("if-none-match")
     with pytest.raises(BadInput, match="If-None-Match"):

@@ -64,13 +64,13 @@ def cut(headers):
     return 200, {**headers, "Content-Length": len(CONTENT)}, CONTENT[:4000]
 
 
-def test_a_server_that_ignores_ranges_corrupts_nothing(answered):
+def test_server_that_ignores_ranges_corrupts_nothing(answered):
     storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else (200, TAG, CONTENT))
     with pytest.raises(StorageError, match=r"requested bytes from 4000 on \(Range\)"):
         storage.read("a")
 
 
-def test_answers_without_content_end(answered):
+def test_empty_responses_end(answered):
     empty = 206, {"Content-Range": f"bytes 4000-4000/{len(CONTENT)}"}, b""
     storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else empty)
     with pytest.raises(StorageError, match="4000 of 10240 bytes, and then nothing"):
@@ -83,13 +83,13 @@ def test_response_longer_than_announced_is_rejected(answered):
         storage.read("a")
 
 
-def test_an_object_without_a_tag_is_read_to_its_end(answered):
+def test_object_without_a_tag_is_read_to_its_end(answered):
     rest = 206, {"Content-Range": f"bytes 4000-10239/{len(CONTENT)}"}, CONTENT[4000:]
     storage = answered(lambda *asked: cut({}) if asked[2] == 1 else rest)
     assert storage.read("a") == CONTENT
 
 
-def test_an_object_of_untold_length_is_read_to_its_end(answered):
+def test_object_without_a_length_is_read_to_its_end(answered):
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
     told = {"Content-Length": None, "Transfer-Encoding": "chunked"}
     assert answered(lambda *_: (200, told, chunked)).read("a") == CONTENT
@@ -109,7 +109,7 @@ def listing(entries, token=""):
 
 
 @pytest.mark.parametrize("entries", ["", ENTRY])
-def test_a_listing_without_end_is_refused(answered, entries):
+def test_endless_listing_is_rejected(answered, entries):
     storage = answered(lambda *asked: listing(entries, token=f"next-{asked[2]}"))
     with pytest.raises(StorageError, match="an endless listing"):
         storage.list()

@@ -50,7 +50,7 @@ def storage(request, tmp_path, monkeypatch):
         yield open_storage("s3://bucket/some/prefix")
 
 
-def test_what_is_written_is_read_listed_and_deleted(storage):
+def test_written_object_is_read_listed_and_deleted(storage):
     assert storage.write("a/one", b"1")
     assert storage.write("b", b"2")
     assert storage.read("a/one") == b"1"
@@ -76,12 +76,12 @@ def test_conditional_writes_can_be_relied_on(storage):
     assert storage.list() == []
 
 
-def test_absent_is_file_not_found(storage):
+def test_missing_object_is_file_not_found(storage):
     with pytest.raises(FileNotFoundError):
         storage.read("nothing")
 
 
-def test_files_go_up_and_come_down(storage, tmp_path):
+def test_files_are_uploaded_and_downloaded(storage, tmp_path):
     source = tmp_path / "source"
     source.write_bytes(os.urandom(1 << 16))
     storage.upload(source, "deep/file")
@@ -90,7 +90,7 @@ def test_files_go_up_and_come_down(storage, tmp_path):
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
 
 
-def test_large_objects_go_up_and_come_down_in_parts(storage):
+def test_large_objects_are_transferred_in_parts(storage):
     parts = [os.urandom(5 << 20), b"", bytearray(b"x" * 7), memoryview(os.urandom(13 << 20))]
 
     storage.write_stream("deep/large", parts)
@@ -105,7 +105,7 @@ def test_large_objects_go_up_and_come_down_in_parts(storage):
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 << 20, 84 * 10**9, 85 * 10**9, 10**12, 5 << 40, 40 << 40])
-def test_the_parts_of_an_object_of_any_size_are_few_enough(size):
+def test_part_count_stays_within_the_limit(size):
     part = s3.part_bytes(size)
     assert 8 << 20 <= part <= 5 << 30
     # The size may be a tenth too low, for example if a file's header is left out.
@@ -113,7 +113,7 @@ def test_the_parts_of_an_object_of_any_size_are_few_enough(size):
     assert part == 8 << 20 or size > 75 * 10**9
 
 
-def test_a_large_stream_goes_up_in_parts_that_suffice(moto_storage, monkeypatch):
+def test_large_stream_is_uploaded_in_enough_parts(moto_storage, monkeypatch):
     """The real limit of 10,000 parts is out of reach here, so the test uses three."""
     monkeypatch.setattr(s3, "PARTS", 3)
     content = os.urandom(40 << 20)
@@ -138,7 +138,7 @@ def test_storage_receives_the_size_of_a_snapshot(tmp_path, monkeypatch):
     assert size <= written <= size * 1.1
 
 
-def test_a_folder_is_cleared_and_no_other(storage):
+def test_only_the_given_folder_is_cleared(storage):
     for name in ("one/a", "one/b/c", "other/a", "beside"):
         storage.write(name, b"1")
     assert storage.folders() == ["one", "other"]
@@ -150,7 +150,7 @@ def test_a_folder_is_cleared_and_no_other(storage):
     assert storage.folders() == ["other"]
 
 
-def test_what_a_folder_comes_to(storage):
+def test_folder_size_is_reported(storage):
     began = time.time()
     assert storage.weigh() == Weight()
     storage.write("a/one", b"123")
@@ -167,7 +167,7 @@ def test_what_a_folder_comes_to(storage):
     assert began - 1 < storage.weigh("a").newest <= time.time() + 1
 
 
-def test_below_a_prefix(storage):
+def test_names_stay_below_a_prefix(storage):
     inner = storage.sub("x").sub("y")
     inner.write("name", b"content")
     assert storage.read("x/y/name") == b"content"
@@ -175,7 +175,7 @@ def test_below_a_prefix(storage):
     assert inner.uri == storage.uri + "/x/y"
 
 
-def test_an_address_without_a_bucket_is_refused():
+def test_address_without_a_bucket_is_rejected():
     with pytest.raises(BadInput, match="names no bucket"):
         open_storage("s3:///prefix")
 
@@ -204,7 +204,7 @@ def test_only_one_of_many_writers_wins(tmp_path):
     assert storage.read("x") == b"%d" % won[0]
 
 
-def test_umask_decides_who_may_read(tmp_path):
+def test_file_permissions_follow_the_umask(tmp_path):
     storage = LocalStorage(tmp_path)
     before = os.umask(0o002)
     try:
@@ -217,7 +217,7 @@ def test_umask_decides_who_may_read(tmp_path):
     assert modes == {"team": 0o664, "own": 0o600}
 
 
-def test_a_write_that_does_not_fit_leaves_nothing(tmp_path):
+def test_write_beyond_the_disk_leaves_nothing(tmp_path):
     """A file-size limit makes the write fail halfway, like a full disk."""
     code = (
         "import resource, signal, sys\n"
@@ -250,7 +250,7 @@ def small_disk(tmp_path):
         yield place
 
 
-def test_a_full_disk_is_refused_and_keeps_what_it_has(small_disk, tmp_path):
+def test_full_disk_is_reported_and_keeps_existing_files(small_disk, tmp_path):
     storage = LocalStorage(small_disk)
     storage.write("kept", b"before")
     source = tmp_path / "source"
@@ -269,7 +269,7 @@ def test_a_full_disk_is_refused_and_keeps_what_it_has(small_disk, tmp_path):
     assert storage.write("kept", b"after")
 
 
-def test_a_download_that_does_not_fit_leaves_nothing(small_disk, tmp_path, moto_storage):
+def test_download_beyond_the_disk_leaves_nothing(small_disk, tmp_path, moto_storage):
     source = tmp_path / "source"
     source.write_bytes(bytes(2 << 20))
     moto_storage.upload(source, "large")
@@ -309,7 +309,7 @@ WITHOUT_PERMISSION = (
 )
 
 
-def test_permission_lost_is_refused_and_does_not_look_like_nothing():
+def test_lost_permission_is_not_mistaken_for_absence():
     """If an unreadable ledger looked empty, everything would start over."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         place = Path(folder, "locked")
@@ -332,7 +332,7 @@ def test_permission_lost_is_refused_and_does_not_look_like_nothing():
 @pytest.mark.parametrize(
     "name", ["../out", "a/../../out", "/tmp/out", "", ".", "a//b", "a\\..\\b", "a\0"]
 )
-def test_a_name_never_leads_out_of_a_folder(tmp_path, name):
+def test_name_never_leaves_its_folder(tmp_path, name):
     storage, outside = LocalStorage(tmp_path / "root"), tmp_path / "out"
     outside.write_bytes(b"theirs")
     for attempt in (
@@ -354,7 +354,7 @@ def test_a_name_never_leads_out_of_a_folder(tmp_path, name):
     assert outside.read_bytes() == b"theirs"
 
 
-def test_a_link_on_the_way_leads_nowhere(tmp_path):
+def test_links_are_not_followed(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside")
@@ -365,7 +365,7 @@ def test_a_link_on_the_way_leads_nowhere(tmp_path):
     assert below(tmp_path / "alias", "file", origin="test") == tmp_path / "alias" / "file"
 
 
-def test_a_prefix_may_have_any_letters(monkeypatch):
+def test_prefix_may_contain_any_characters(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -378,7 +378,7 @@ def test_a_prefix_may_have_any_letters(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["package:yaml/../..", "package:yaml//etc", "package:json/.."])
-def test_a_path_in_a_package_stays_in_it(name):
+def test_package_path_stays_in_its_package(name):
     with pytest.raises(UnsafeName, match="not the name of a file"):
         package_folder(name.removeprefix("package:"))
     with pytest.raises(UnsafeName, match="not the name of a file"):

@@ -91,7 +91,7 @@ def dense(query, key, value, lengths, *, scale, window=None):
 @pytest.mark.parametrize(
     ("heads", "width"), [((4, 4), 8), ((6, 2), 8), ((4, 4), 5)], ids=["all", "grouped", "narrow"]
 )
-def test_it_is_what_a_table_of_who_sees_whom_gives(heads, width, window):
+def test_attention_equals_that_with_an_explicit_mask(heads, width, window):
     lengths = [7, 1, 12, 7]
     shapes = [(heads[0], 8), (heads[1], 8), (heads[1], width)]
     inputs = [torch.randn(1, count, 27, wide, requires_grad=True) for count, wide in shapes]
@@ -104,7 +104,7 @@ def test_it_is_what_a_table_of_who_sees_whom_gives(heads, width, window):
 
 
 @pytest.mark.parametrize("length", [40, 300], ids=["short", "long"])
-def test_in_sixteen_bits_it_is_as_near_as_those_are(length):
+def test_half_precision_is_within_its_rounding(length):
     inputs = [torch.randn(1, 2, length + 9, 8, requires_grad=True) for _ in range(3)]
     given, found = torch.randn(1, length + 9, 2, 8), []
     for half in (False, True):
@@ -116,7 +116,7 @@ def test_in_sixteen_bits_it_is_as_near_as_those_are(length):
     assert_near(*found, tolerance=3e-2)
 
 
-def test_a_row_of_other_documents_is_refused():
+def test_mismatched_document_lengths_are_rejected():
     row = torch.zeros(1, 2, 5, 8)
     with pytest.raises(ValueError, match="is not the shape of 6 tokens"):
         attend(row, row, row, Documents([4, 2]), scale=1.0)
@@ -124,7 +124,7 @@ def test_a_row_of_other_documents_is_refused():
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_losses_and_gradients_are_those_of_each_document_alone(config, recompute):
+def test_losses_and_gradients_equal_those_of_separate_documents(config, recompute):
     model, rows = model_of(config), some_rows()
     apart = [collate_apart([row], PADDING) for row in rows]
     expected = gradients(model, apart)
@@ -138,7 +138,7 @@ def test_losses_and_gradients_are_those_of_each_document_alone(config, recompute
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 @torch.no_grad()
-def test_a_document_that_changes_leaves_the_others_as_they_are_to_the_bit(config, half):
+def test_changing_a_document_leaves_the_others_bit_identical(config, half):
     model, found = by_document(config).eval(), []
     row = some_rows()[0]
     changed = {**row, "input_ids": [*row["input_ids"]]}
@@ -155,7 +155,7 @@ def test_a_document_that_changes_leaves_the_others_as_they_are_to_the_bit(config
     assert torch.equal(before[15:], after[15:])
 
 
-def test_dropout_is_drawn_and_drawn_again_where_it_is_recomputed():
+def test_dropout_is_redrawn_identically_in_recomputation():
     model, batch = by_document(GROUPED, attention_dropout=0.3).train(), collate_packed(some_rows())
     found = []
     for recompute in (False, True):
@@ -168,7 +168,7 @@ def test_dropout_is_drawn_and_drawn_again_where_it_is_recomputed():
     assert (found[0][0] - next_token_loss(model.eval(), batch)).abs() > 1e-3
 
 
-def test_the_same_micro_batch_gives_the_same_bits():
+def test_same_micro_batch_gives_the_same_bits():
     model, batch = by_document(WINDOW), collate_packed(some_rows())
     found = [[item.clone() for item in gradients(model, [batch])] for _ in range(2)]
     assert all(map(torch.equal, *found))
@@ -182,7 +182,7 @@ def test_adapters_learn_the_same():
 
 
 @torch.no_grad()
-def test_without_documents_it_is_the_attention_that_was_there(tmp_path):
+def test_attention_is_unchanged_without_documents(tmp_path):
     model = model_of(WINDOW).eval()
     batches = [collate(some_rows(), PADDING) for collate in (collate_apart, collate_rows)]
     for batch in batches:
@@ -230,7 +230,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("config", "why"), REFUSED.values(), ids=REFUSED)
 @torch.no_grad()
-def test_other_attention_stays_as_it_is(config, why):
+def test_other_attention_is_unchanged(config, why):
     model = model_of(config).eval()
     ids = torch.arange(8)[None] + 2
     chosen, before = model.config._attn_implementation, model(input_ids=ids, use_cache=False).logits

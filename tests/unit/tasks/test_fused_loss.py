@@ -58,7 +58,7 @@ def plain(hidden, weight, bias, targets, smoothing=0.0):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("ignored", [0.0, 0.4, 1.0])
-def test_loss_and_gradients_are_those_of_the_plain_computation(ignored, biased, smoothing):
+def test_loss_and_gradients_equal_the_plain_computation(ignored, biased, smoothing):
     hidden, weight, bias, targets = some_inputs(ignored=ignored)
     inputs = (hidden, weight, bias) if biased else (hidden, weight)
     found, expected = (
@@ -75,7 +75,7 @@ def test_loss_and_gradients_are_those_of_the_plain_computation(ignored, biased, 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_it_is_as_exact_as_the_plain_computation(dtype):
+def test_autocast_is_as_exact_as_the_plain_computation(dtype):
     hidden, weight, _, targets = some_inputs()
     exact = torch.autograd.grad(plain(hidden, weight, None, targets), (hidden, weight))
     found = []
@@ -94,7 +94,7 @@ def test_under_autocast_it_is_as_exact_as_the_plain_computation(dtype):
     assert all(ours <= 1.5 * theirs for ours, theirs in zip(*found, strict=True))
 
 
-def test_what_is_not_trained_costs_nothing(monkeypatch):
+def test_frozen_parts_cost_nothing(monkeypatch):
     hidden, weight, _, targets = some_inputs()
     expected = torch.autograd.grad(plain(hidden, weight, None, targets), hidden)[0]
 
@@ -118,7 +118,7 @@ def test_no_tensor_is_as_large_as_the_logits():
     assert max(seen) <= 5 * 50
 
 
-def test_it_is_differentiated_once():
+def test_second_backward_is_rejected():
     hidden, weight, bias, targets = some_inputs()
     loss = summed_loss(hidden, weight, bias, targets)
     loss.backward(retain_graph=True)
@@ -126,7 +126,7 @@ def test_it_is_differentiated_once():
         loss.backward()
 
 
-def test_targets_of_another_shape_are_refused():
+def test_targets_of_another_shape_are_rejected():
     hidden, weight, _, targets = some_inputs()
     with pytest.raises(ValueError, match="no row for each"):
         summed_loss(hidden, weight, None, targets[:, :-1])
@@ -145,7 +145,7 @@ def a_batch():
 
 
 @pytest.mark.parametrize("config", [LLAMA, TIED, GPT2], ids=["llama", "tied", "gpt2"])
-def test_a_model_learns_the_same_with_a_fused_head(config):
+def test_model_learns_the_same_with_a_fused_head(config):
     model, batch = model_of(config), a_batch()
     found = []
     for fused in (False, True):
@@ -159,7 +159,7 @@ def test_a_model_learns_the_same_with_a_fused_head(config):
         torch.testing.assert_close(fused_one, plain_one, rtol=1e-5, atol=1e-5)
 
 
-def test_without_targets_the_head_gives_logits(tmp_path):
+def test_head_gives_logits_without_targets(tmp_path):
     model, batch = model_of(TIED), a_batch()
     before, names = model(input_ids=batch["input_ids"]).logits, list(model.state_dict())
     assert fuse_head(model) == ""
@@ -174,7 +174,7 @@ def test_without_targets_the_head_gives_logits(tmp_path):
 
 
 @pytest.mark.parametrize("config", [CAPPED, SCALED], ids=["capped", "scaled"])
-def test_a_model_that_changes_its_logits_keeps_the_plain_loss(config):
+def test_model_that_changes_its_logits_keeps_the_plain_loss(config):
     model, batch = model_of(config), a_batch()
     before = next_token_loss(model, batch)
     assert fuse_head(model) == "the model changes its head's output"
@@ -182,7 +182,7 @@ def test_a_model_that_changes_its_logits_keeps_the_plain_loss(config):
     assert torch.equal(next_token_loss(model, batch), before)
 
 
-def test_a_head_with_adapters_keeps_the_plain_loss():
+def test_head_with_adapters_keeps_the_plain_loss():
     adapted = attach(model_of(LLAMA), AdapterConfig(kind="lora", targets=["lm_head", "q_proj"]))
     assert "peft.tuners.lora" in fuse_head(adapted)
     assert not any(isinstance(module, FusedHead) for module in adapted.modules())
@@ -200,7 +200,7 @@ def test_adapters_beside_a_frozen_head_learn_the_same():
         torch.testing.assert_close(fused_one, plain_one, rtol=1e-5, atol=1e-5)
 
 
-def test_a_compiled_model_and_activation_checkpointing_learn_the_same():
+def test_compiled_model_and_activation_checkpointing_learn_the_same():
     model, batch = model_of(LLAMA).train(), a_batch()
     expected = next_token_loss(model, batch).detach()
     assert fuse_head(model) == ""
@@ -212,7 +212,7 @@ def test_a_compiled_model_and_activation_checkpointing_learn_the_same():
         loss.backward()
 
 
-def test_a_model_that_never_calls_its_head_is_found_out():
+def test_model_that_never_calls_its_head_is_detected():
     class Headless(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -47,7 +47,7 @@ def placed(folder, **frozen):
         (True, BOTH, {TABLE, HEAD}),
     ],
 )
-def test_what_is_kept_on_the_host_never_goes_to_the_gpu(folder, tied, frozen, on_host):
+def test_host_parts_never_go_to_the_gpu(folder, tied, frozen, on_host):
     path = folder(tie_word_embeddings=tied)
     there = placed(path, **frozen)
     assert set(there.values()) == ({GPU, "cpu"} if on_host else {GPU})
@@ -73,7 +73,7 @@ def test_what_is_kept_on_the_host_never_goes_to_the_gpu(folder, tied, frozen, on
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_base_in_4_bits_is_ready_for_the_gpu_once_built(folder, monkeypatch, tmp_path, tied):
+def test_four_bit_base_is_ready_for_the_gpu_once_built(folder, monkeypatch, tmp_path, tied):
     """No later operation may find a part on a different device than its inputs."""
     base = folder(tie_word_embeddings=tied, hidden_size=64, intermediate_size=128)
     data = write_data(tmp_path / "data", language_rows(4), language_rows(2))
@@ -92,7 +92,7 @@ def test_a_base_in_4_bits_is_ready_for_the_gpu_once_built(folder, monkeypatch, t
     assert isinstance(built.model.layers[0].mlp.up_proj, Linear4bit)
 
 
-def test_a_parameter_beside_a_kept_part_goes_to_the_gpu(folder):
+def test_other_parameters_go_to_the_gpu(folder):
     class Odd(torch.nn.Module):
         def __init__(self, inner):
             super().__init__()

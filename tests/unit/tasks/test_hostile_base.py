@@ -110,7 +110,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("damage", CONFIGS.values(), ids=CONFIGS.keys())
-def test_a_base_that_cannot_be_used_is_refused_by_field_and_file(look, damage, tmp_path):
+def test_base_that_cannot_be_used_is_rejected_by_field_and_file(look, damage, tmp_path):
     told = list(look(damage))
     assert told
     for error in told:
@@ -122,7 +122,7 @@ def test_a_base_that_cannot_be_used_is_refused_by_field_and_file(look, damage, t
 
 
 @pytest.mark.parametrize("damage", TOKENIZERS.values(), ids=TOKENIZERS.keys())
-def test_a_tokenizer_that_cannot_be_used_is_refused_by_field_and_file(look, damage):
+def test_tokenizer_that_cannot_be_used_is_rejected_by_field_and_file(look, damage):
     told = list(look(damage))
     assert told
     for error in told:
@@ -133,7 +133,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_by_field_and_file(look, dama
 @pytest.mark.parametrize(
     "given", [{"num_attention_heads": 0}, {"vocab_size": -4}, {"max_position_embeddings": "64"}]
 )
-def test_the_same_holds_of_a_model_from_scratch(tmp_path, given):
+def test_hostile_files_are_rejected_from_scratch_too(tmp_path, given):
     model = {"config": {"model_type": "llama", "hidden_size": 8, **given}}
     data = write_data(tmp_path / "data", language_rows(4), [], sequence_length=32)
     config = from_mapping({"name": "small", "data": {"source": ["x"]}, "model": model})
@@ -152,20 +152,20 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     "error", [MemoryError(), KeyboardInterrupt(), Stopped(), OutOfMemoryError(), BadInput("other")]
 )
-def test_what_is_not_the_files_fault_passes(error):
+def test_other_errors_pass_unchanged(error):
     with pytest.raises(type(error)) as caught, foreign("model.base", "remedy"):
         raise error
     assert caught.value is error
 
 
-def test_a_panic_is_the_files_fault():
+def test_parser_panic_is_blamed_on_the_file():
     told = "it cannot be read: PanicException: out of bounds"
     with pytest.raises(BadInput, match=told), foreign("it cannot be read", "remedy"):
         raise PanicException("out of bounds")
 
 
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
-def test_a_head_too_narrow_for_fewer_bits_is_refused_before_data_are_read(saved, tmp_path, bits):
+def test_head_too_narrow_to_quantize_is_rejected_before_reading_data(saved, tmp_path, bits):
     config = from_mapping(
         {
             "name": "small",

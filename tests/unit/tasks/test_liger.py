@@ -60,7 +60,7 @@ print("equal", "liger_kernel.ops.cross_entropy" in sys.modules)
 """
 
 
-def test_loss_and_gradients_are_those_of_the_plain_computation():
+def test_loss_and_gradients_equal_the_plain_computation():
     # Run it in its own process: the interpreter is chosen when the kernel is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -72,5 +72,5 @@ def test_loss_and_gradients_are_those_of_the_plain_computation():
     assert done.stdout.split() == ["equal", "True"], done.stderr
 
 
-def test_a_cpu_does_without():
+def test_cpu_does_not_use_liger():
     assert not has_kernel_for(torch.zeros(2, 3))

@@ -81,7 +81,7 @@ def test_from_scratch_vocabulary_and_special_tokens_are_filled_in(language):
     assert model.config.bos_token_id is None
 
 
-def test_from_scratch_is_decided_by_the_seed(language):
+def test_seed_determines_weights_from_scratch(language):
     task = language(config=LLAMA)
     built = []
     for seed in (1, 1, 2):
@@ -92,7 +92,7 @@ def test_from_scratch_is_decided_by_the_seed(language):
     assert not torch.equal(built[0], built[2])
 
 
-def test_a_base_is_loaded_in_float32(language, tmp_path):
+def test_base_is_loaded_in_float32(language, tmp_path):
     saved = save_base(tmp_path / "base").to(torch.bfloat16)
     saved.save_pretrained(tmp_path / "base")
 
@@ -115,13 +115,13 @@ def test_model_records_the_splits_of_its_ancestors(language, tmp_path):
     assert splits_of(language(config=LLAMA).training.build_model()) == [task.data.split_digest]
 
 
-def test_splits_that_nobody_can_read_are_refused(language, tmp_path):
+def test_unreadable_splits_are_rejected(language, tmp_path):
     save_base(tmp_path / "base", steadytrain_splits={"a": 1})
     with pytest.raises(BadInput, match="steadytrain_splits"):
         language(base=str(tmp_path / "base")).training.build_model()
 
 
-def test_a_base_with_another_head_gets_a_new_one(classes, tmp_path):
+def test_base_with_another_head_gets_a_new_one(classes, tmp_path):
     save_base(tmp_path / "base", ROBERTA, AutoModelForMaskedLM)
 
     model = classes(base=str(tmp_path / "base")).training.build_model()
@@ -202,7 +202,7 @@ def biases_left_over(folder):
         (half_the_layers, "lacks 9 weights of the model, such as model.layers.1"),
     ],
 )
-def test_a_base_that_does_not_fit_is_refused(language, tmp_path, damage, message):
+def test_base_that_does_not_fit_is_rejected(language, tmp_path, damage, message):
     damage(tmp_path / "base")
 
     with pytest.raises(BadInput, match=message) as error:
@@ -229,13 +229,13 @@ def other_shape(folder):
         (other_shape, "contains 6 weights whose shape differs from its config.json"),
     ],
 )
-def test_below_a_new_head_all_must_fit(classes, tmp_path, damage, message):
+def test_all_weights_below_a_new_head_must_fit(classes, tmp_path, damage, message):
     damage(tmp_path / "base")
     with pytest.raises(BadInput, match=message):
         classes(base=str(tmp_path / "base")).training.build_model()
 
 
-def test_what_older_versions_saved_beside_the_weights_is_let_through(language, tmp_path):
+def test_buffers_saved_by_older_versions_are_ignored(language, tmp_path):
     save_base(tmp_path / "base", GPT2)
     mask = torch.ones(1, 1, 64, 64)
     edit_weights(
@@ -258,7 +258,7 @@ def test_what_older_versions_saved_beside_the_weights_is_let_through(language, t
         ({**GPT2, "n_positions": 16}, "sequence_length = 48: .* at most 16 tokens"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused(language, config, message):
+def test_configuration_that_does_not_fit_is_rejected(language, config, message):
     with pytest.raises(BadInput, match=message) as error:
         language(config=config).training.build_model()
 

@@ -76,7 +76,7 @@ def test_models_without_positions_are_found_to_mix_documents(config):
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=lambda item: item["model_type"])
 @torch.no_grad()
-def test_loss_is_the_same_packed_and_apart(config):
+def test_packed_loss_equals_separate_losses(config):
     model = model_of(config)
     generator = np.random.default_rng(1)
     rows = [packed_row(lengths, generator) for lengths in ([5, 9, 3], [20], [2, 2])]
@@ -116,7 +116,7 @@ def test_documents_of_all_rows_come_one_after_another_without_padding():
     )
 )
 @settings(max_examples=50, deadline=None)
-def test_every_target_is_the_token_after_its_place(collate, rows):
+def test_every_target_is_the_next_token(collate, rows):
     """For any documents: every wanted target appears once, at the position before its token."""
     made = [
         {
@@ -141,7 +141,7 @@ def test_every_target_is_the_token_after_its_place(collate, rows):
 
 @pytest.mark.parametrize("lengths", [[2, 2**31 - 1], [2, 2], [6, -1], []])
 @pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_apart])
-def test_lengths_that_are_not_those_of_the_tokens_are_refused(collate, lengths):
+def test_mismatched_lengths_are_rejected(collate, lengths):
     row = {"input_ids": [1, 2, 3, 4, 5], "targets": [0, 1, 1, 0, 1], "lengths": lengths}
     with pytest.raises(ValueError, match="do not make a row of 5"):
         collate([row], PADDING)

@@ -57,12 +57,12 @@ def test_each_name_has_its_encoder():
 
 
 @pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
-def test_an_encoder_can_be_sent_to_another_process(name):
+def test_encoder_can_be_sent_to_another_process(name):
     encoder = open_encoder(DataConfig(source=["x"], task=name))
     assert pickle.loads(pickle.dumps(encoder)) == encoder
 
 
-def test_a_class_that_trains_takes_the_other_parts_from_a_built_in_task(mine):
+def test_class_that_trains_takes_the_other_parts_from_a_built_in_task(mine):
     task = load_task(f"{mine.stem}:Subclass")
     assert task.training.__name__ == "Subclass"
     assert task.encoder is LabeledTextEncoder
@@ -70,19 +70,19 @@ def test_a_class_that_trains_takes_the_other_parts_from_a_built_in_task(mine):
 
 
 @pytest.mark.parametrize("name", ["Nothing", "MINE", "no_such_name"])
-def test_what_is_no_task_is_refused(mine, name):
+def test_non_task_is_rejected(mine, name):
     with pytest.raises(BadInput, match=rf"data\.task = '{mine.stem}:{name}'") as error:
         load_task(f"{mine.stem}:{name}")
     assert "causal_lm" in error.value.remedy
 
 
-def test_a_module_that_fails_is_refused(mine):
+def test_module_that_fails_is_rejected(mine):
     mine.write_text("1 / 0")
     with pytest.raises(BadInput, match="division by zero"):
         load_task(f"{mine.stem}:Subclass")
 
 
-def test_a_part_is_imported_when_it_is_opened(mine, tmp_path):
+def test_part_is_imported_when_it_is_opened(mine, tmp_path):
     data = write_data(
         tmp_path / "data", class_rows(2), [], task=f"{mine.stem}:LATE", labels=["a", "b", "c"],
         schema=LabeledTextEncoder.schema,
@@ -93,7 +93,7 @@ def test_a_part_is_imported_when_it_is_opened(mine, tmp_path):
         assert task.training
 
 
-def test_results_depend_on_the_code_of_a_task_of_ones_own(mine):
+def test_results_depend_on_user_task_code(mine):
     before = task_code(f"{mine.stem}:LATE")
     mine.write_text(f"{MINE}\n# another version\n")
     assert before != task_code(f"{mine.stem}:LATE") != ""
@@ -111,7 +111,7 @@ def test_results_depend_on_the_whole_package(tmp_path, monkeypatch):
     assert before != task_code(f"{package.name}.task:TASK")
 
 
-def test_an_unknown_name_is_refused_with_the_configuration(tmp_path):
+def test_unknown_name_is_rejected_with_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match=r"no installed package has causal_ml") as error:
         Bench.make(tmp_path, write_data(tmp_path / "data", [], [], task="causal_ml"))
     assert "causal_lm" in str(error.value)
@@ -124,7 +124,7 @@ ONLY_LANGUAGE_MODELS = {
 
 
 @pytest.mark.parametrize(("name", "accepted"), [("LATE", False), ("LANGUAGE", True)])
-def test_a_task_says_whether_it_trains_a_language_model(mine, name, accepted):
+def test_task_says_whether_it_trains_a_language_model(mine, name, accepted):
     mine.write_text(
         f"{MINE}\nfrom steadytrain.components.tasks.built_in import CAUSAL_LM\n"
         "LANGUAGE = replace(CAUSAL_LM, training=None)\n"
@@ -141,7 +141,7 @@ def test_a_task_says_whether_it_trains_a_language_model(mine, name, accepted):
 
 
 @pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
-def test_settings_of_language_models_are_refused_for_a_classifier(name):
+def test_settings_of_language_models_are_rejected_for_a_classifier(name):
     data = {"source": ["x"], "task": name}
     config = from_mapping({"name": "any", "data": data, **ONLY_LANGUAGE_MODELS})
     if name == "sequence_classification":

@@ -67,7 +67,7 @@ def build(tmp_path):
     return make
 
 
-def test_by_default_a_model_that_needs_code_is_refused(tmp_path, canary, configure, build):
+def test_model_that_needs_code_is_rejected_by_default(tmp_path, canary, configure, build):
     folder = make_canary(tmp_path / "model", canary)
     config = configure(folder)
     for attempt in (
@@ -84,7 +84,7 @@ def test_by_default_a_model_that_needs_code_is_refused(tmp_path, canary, configu
     assert not canary.exists()
 
 
-def test_a_model_that_can_do_without_its_code_is_loaded_without(tmp_path, canary, configure, build):
+def test_optional_model_code_is_not_loaded(tmp_path, canary, configure, build):
     folder = make_canary(tmp_path / "model", canary, model_type="llama")
     config = configure(folder)
     find_model(config)
@@ -93,9 +93,7 @@ def test_a_model_that_can_do_without_its_code_is_loaded_without(tmp_path, canary
     assert not canary.exists()
 
 
-def test_code_that_is_pinned_runs_and_goes_along_with_the_export(
-    tmp_path, canary, configure, build
-):
+def test_pinned_code_runs_and_is_exported(tmp_path, canary, configure, build):
     folder = make_canary(tmp_path / "model", canary)
     with pytest.raises(BadInput, match=r"model\.revision = None") as caught:
         find_model(configure(folder, trust_remote_code=True))
@@ -138,7 +136,9 @@ def test_pinned_code_pins_no_other_code(tmp_path, canary, configure, build):
 @pytest.mark.parametrize(
     "reference", ["other/repository--modeling.Model", "/tmp/modeling.Model", "../x.Model"]
 )
-def test_code_of_another_place_is_never_pinned(tmp_path, canary, configure, build, reference):
+def test_code_from_another_repository_is_never_pinned(
+    tmp_path, canary, configure, build, reference
+):
     folder = make_canary(tmp_path / "model", canary)
     change(folder / "config.json", auto_map={"AutoConfig": reference})
     config = configure(folder, trust_remote_code=True, revision=code_digest(folder))
@@ -147,7 +147,7 @@ def test_code_of_another_place_is_never_pinned(tmp_path, canary, configure, buil
             attempt()
 
 
-def test_a_tokenizer_never_runs_code(tmp_path, canary):
+def test_tokenizer_never_runs_code(tmp_path, canary):
     folder = make_canary(tmp_path / "model", canary)
     code = (folder / "modeling_canary.py").read_text()
     (folder / "tokenization_canary.py").write_text(f"{code}\nclass Canary:\n    pass\n")
@@ -165,14 +165,14 @@ def test_a_tokenizer_never_runs_code(tmp_path, canary):
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", "a1b2c3d", "sha256:" + "0" * 64])
-def test_a_hub_model_is_pinned_by_its_commit(configure, revision):
+def test_hub_model_is_pinned_by_its_commit(configure, revision):
     with pytest.raises(ConfigError, match=r"model\.revision = .*a branch or tag can move"):
         configure("hub:some/model", trust_remote_code=True, revision=revision)
     configure("hub:some/model", trust_remote_code=True, revision="0123456789" * 4)
     configure("hub:some/model", revision=revision)
 
 
-def test_without_a_base_there_is_no_code_to_trust(configure):
+def test_trust_needs_a_base_model(configure):
     with pytest.raises(ConfigError, match=r"model\.trust_remote_code = True: it applies only to"):
         from_mapping(
             {

@@ -23,7 +23,7 @@ def printed(own: list[str], contents: list[str]) -> str:
 
 @settings(max_examples=300)
 @given(parts, chats)
-def test_contents_as_they_are_stand_where_they_were_printed(
+def test_verbatim_contents_are_found_where_printed(
     first: str, turns: list[tuple[str, str]]
 ) -> None:
     contents, own = [content for content, _ in turns], [first, *(after for _, after in turns)]
@@ -50,9 +50,7 @@ def test_contents_that_are_trimmed_are_found_between_the_marks_of_a_turn(
 
 @settings(max_examples=500)
 @given(parts, chats, st.text("ab \n", max_size=12))
-def test_what_is_found_is_there_in_full(
-    first: str, turns: list[tuple[str, str]], text: str
-) -> None:
+def test_spans_cover_the_full_content(first: str, turns: list[tuple[str, str]], text: str) -> None:
     contents, own = [content for content, _ in turns], [first, *(after for _, after in turns)]
     spans = content_spans(own, contents, text)
     found = [text[start:end] for start, end in spans]
@@ -62,12 +60,12 @@ def test_what_is_found_is_there_in_full(
         assert all(one in content for one, content in zip(found, contents, strict=True))
 
 
-def test_white_space_alone_may_lose_its_beginning() -> None:
+def test_whitespace_only_content_may_lose_its_start() -> None:
     assert content_spans(["<a>", "<b>"], ["\n "], "<a> <b>") == [(3, 4)]
 
 
 @pytest.mark.parametrize("size", [10**4, 10**6])
-def test_white_space_without_end_is_looked_at_once(size: int) -> None:
+def test_long_whitespace_is_scanned_once(size: int) -> None:
     blank = " " * size
     own, contents = ["<", f"{blank}|", ">"], [f"{blank}a{blank}"] * 2
     text = printed(own, ["a", "a"])

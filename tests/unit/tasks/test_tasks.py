@@ -77,7 +77,7 @@ def test_loss_and_validation_add_up_over_micro_batches(tmp_path, name, model):
 
 
 @pytest.mark.parametrize(("name", "model"), CASES)
-def test_an_exported_model_loads_back_equal(tmp_path, name, model):
+def test_exported_model_loads_back_equal(tmp_path, name, model):
     task = task_of(tmp_path, name, model)
     built = task.training.build_model().eval()
     task.packager.export(built, tmp_path / "model")
@@ -132,14 +132,14 @@ def test_built_in_tasks_open(tmp_path, name):
     assert task_of(tmp_path, name, GPT2).training.metric == "loss"
 
 
-def test_a_task_of_a_users_own_is_opened_by_its_address(tmp_path):
+def test_user_task_is_opened_by_its_address(tmp_path):
     address = "steadytrain.components.tasks.causal_lm:CausalLanguageModel"
 
     assert isinstance(task_of(tmp_path, address, LLAMA).training, CausalLanguageModel)
 
 
 @pytest.mark.parametrize("name", ["no.such.module:Task", "json:Task", ":"])
-def test_a_task_that_cannot_be_opened_is_refused_by_name(tmp_path, name):
+def test_task_that_cannot_be_opened_is_rejected_by_name(tmp_path, name):
     with pytest.raises(BadInput, match=r"data\.task") as error:
         assert task_of(tmp_path, name, LLAMA).training
 
@@ -161,7 +161,7 @@ def records_of(name):
 
 
 @pytest.mark.parametrize(("name", "model"), [CASES[0], CASES[3]])
-def test_a_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, model):
+def test_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, model):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

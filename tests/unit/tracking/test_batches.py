@@ -41,9 +41,7 @@ def validated(step: int, **metrics: float) -> Validated:
     )
 
 
-def test_a_name_that_mlflow_does_not_take_holds_up_nothing(
-    config: RunConfig, workspace: Workspace
-) -> None:
+def test_invalid_metric_name_does_not_block_others(config: RunConfig, workspace: Workspace) -> None:
     stream = workspace.stream("supervisor")
     for event in [started(1), *steps(1, range(20)), validated(20, **{ODD: 0.25})]:
         stream.emit(event)
@@ -71,9 +69,7 @@ def test_a_name_that_mlflow_does_not_take_holds_up_nothing(
     assert "refused.jsonl" in told
 
 
-def test_a_parameter_that_has_another_value_there_is_kept(
-    config: RunConfig, workspace: Workspace
-) -> None:
+def test_existing_parameter_value_is_kept(config: RunConfig, workspace: Workspace) -> None:
     from mlflow.entities import Param
 
     tracking = use_tracking(config, workspace)
@@ -98,7 +94,7 @@ def test_a_parameter_that_has_another_value_there_is_kept(
         (500, "INTERNAL_ERROR"),
     ],
 )
-def test_a_store_that_takes_nothing_at_all_has_refused_nothing(
+def test_unavailable_store_does_not_count_as_a_rejection(
     workspace: Workspace,
     answer: Callable[[int, str], str],
     monkeypatch: pytest.MonkeyPatch,

@@ -23,7 +23,7 @@ from steadytrain.components.shared.workspace import Workspace
 MakeConfig = Callable[..., RunConfig]
 
 
-def test_store_is_configured_or_by_environment_or_in_the_output(
+def test_store_comes_from_configuration_environment_or_output(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = Workspace.of(make_config())
@@ -66,7 +66,7 @@ def test_deleted_experiment_is_named(config: RunConfig, workspace: Workspace) ->
         check_tracking(config, workspace)
 
 
-def test_given_run_brings_its_experiment(
+def test_given_run_sets_the_experiment(
     config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = use_tracking(config, workspace).client
@@ -75,7 +75,7 @@ def test_given_run_brings_its_experiment(
     assert use_tracking(config, workspace).experiment_id == elsewhere
 
 
-def test_given_run_that_is_not_there_is_refused(
+def test_given_run_that_is_not_there_is_rejected(
     config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
@@ -157,7 +157,7 @@ def test_credentials_are_never_printed(
 
 @pytest.mark.parametrize("password", ["Sup3r#Tail9", "Sup3r?Tail9", "12345/Sup3r", "Sup3r/Tail9"])
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql+pymysql", "http"])
-def test_no_part_of_a_password_that_breaks_the_address_is_printed(
+def test_password_that_breaks_the_address_is_not_printed(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, scheme: str, password: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://bob:{password}@127.0.0.1:9/db")
@@ -199,7 +199,7 @@ def test_long_reasons_are_cut_to_a_line() -> None:
     assert "second line" not in raised.value.message
 
 
-def test_time_outs_of_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeouts_from_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     with brisk():
         assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
@@ -234,7 +234,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["a b", "a?b", "a%20b", "100%", "a#b", "übung", "a?b=c&d#e;f %3F"])
-def test_the_output_may_have_any_name(
+def test_output_may_have_any_name(
     make_config: MakeConfig, tmp_path: Path, empty_store: Path, name: str
 ) -> None:
     config = make_config(output=str(tmp_path / name))
@@ -251,7 +251,7 @@ def test_the_output_may_have_any_name(
     assert workspace.tracking_store.read_bytes() != empty_store.read_bytes()
 
 
-def test_a_store_is_made_in_an_output_of_any_name(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_store_is_created_in_an_output_of_any_name(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(output=str(tmp_path / "a b?c%20d#eü"))
     workspace = Workspace.of(config)
     workspace.create()

@@ -154,7 +154,7 @@ def test_server_down_all_along_gets_everything_from_the_next_supervisor(
     assert story.points() == list(range(8))
 
 
-def test_closing_does_not_wait_for_a_server_that_was_not_there_before(
+def test_closing_does_not_wait_for_a_server_that_never_answered(
     story: Story, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Request timeouts cannot end the wait, so the sink's other limit must."""
@@ -169,7 +169,7 @@ def test_closing_does_not_wait_for_a_server_that_was_not_there_before(
     assert sink._thread.is_alive()
 
 
-def test_the_end_does_not_wait_for_ever(
+def test_closing_waits_for_a_bounded_time(
     story: Story, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
@@ -179,9 +179,7 @@ def test_the_end_does_not_wait_for_ever(
     assert "did not accept everything" in story.warnings()[0]
 
 
-def test_however_much_waits_little_is_in_memory(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backlog_takes_little_memory(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_module, "BATCH_EVENTS", 7)
     story.tell(started(1), *steps(1, range(50)), ended(1, "finished"))
     MlflowSink(story.config, story.workspace, batch_seconds=0.05).close()
@@ -202,7 +200,7 @@ def test_one_process_sends_at_a_time(story: Story, monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_short_time_outs_stay_while_anyone_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_timeouts_stay_while_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
     first, second = brisk(), brisk()
     first.__enter__()

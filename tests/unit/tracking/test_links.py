@@ -15,13 +15,13 @@ from steadytrain.components.shared.tracking import (
 )
 
 
-def test_a_file_has_no_pages(config, workspace):
+def test_local_store_has_no_pages(config, workspace):
     run_id = parent_run(config, workspace)
     assert run_links(config, workspace) == {"mlflow_run_id": run_id}
     assert version_link(config, workspace, "model", "3") == {}
 
 
-def test_a_server_has_pages(make_config, lasting_server, workspace):
+def test_server_has_pages(make_config, lasting_server, workspace):
     server = lasting_server
     config = make_config(tracking={"uri": server.uri})
     run_id = parent_run(config, workspace)
@@ -46,7 +46,7 @@ def test_credentials_in_the_address_are_not_shown(make_config, workspace):
 
 
 @pytest.mark.parametrize("ui", ["", "https://kubeflow.test/pipeline/"])
-def test_the_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
+def test_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)
     monkeypatch.setattr(connection, "own_pod_name", lambda: "preprocess-1")
     tags = connection.run_tags("0a1b")
@@ -58,6 +58,6 @@ def test_the_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
 
 
 @pytest.mark.parametrize(("job", "pod"), [("", "preprocess-1"), ("0a1b", "")])
-def test_outside_of_a_pipeline_there_is_nothing_to_tag(monkeypatch, job, pod):
+def test_no_tags_outside_a_pipeline(monkeypatch, job, pod):
     monkeypatch.setattr(connection, "own_pod_name", lambda: pod)
     assert connection.run_tags(job) == {}

@@ -8,20 +8,20 @@ from steadytrain.components.shared.tracking.notes import RUN, identity, recall, 
 from steadytrain.components.shared.workspace import Workspace
 
 
-def test_what_is_kept_is_recalled(workspace: Workspace) -> None:
+def test_stored_note_is_read_back(workspace: Workspace) -> None:
     assert recall(workspace, RUN) == ""
     remember(workspace, RUN, "0a1b")
     assert recall(workspace, RUN) == "0a1b"
 
 
-def test_a_note_that_is_not_text_is_none(workspace: Workspace) -> None:
+def test_binary_note_is_ignored(workspace: Workspace) -> None:
     remember(workspace, RUN, "x")
     (workspace.tracking / RUN).write_bytes(b"\xff\xfe\0")
     assert recall(workspace, RUN) == ""
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"' OR 1", b"0a1b"])
-def test_a_damaged_identity_is_replaced(workspace: Workspace, damage: bytes) -> None:
+def test_damaged_identity_is_replaced(workspace: Workspace, damage: bytes) -> None:
     first = identity(workspace)
     assert identity(workspace) == first
     (workspace.tracking / "identity").write_bytes(damage)

@@ -45,7 +45,7 @@ def test_run_is_created_once(config: RunConfig, workspace: Workspace) -> None:
     assert parent_run(config, workspace) == parent_run(config, workspace)
 
 
-def test_changed_configuration_of_the_same_run_is_taken(
+def test_changed_configuration_of_the_same_run_is_logged(
     make_config: Callable[..., RunConfig], workspace: Workspace
 ) -> None:
     """MLflow refuses to change a parameter. That must not stop a run that continues."""
@@ -187,7 +187,7 @@ def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path
     assert client.get_run(run_id).data.metrics == {"test_loss": 2.5, "baseline_unigram": 5.5}
 
 
-def test_a_store_that_is_down_at_the_end_is_a_warning(
+def test_store_that_is_down_at_the_end_is_a_warning(
     make_config: Callable[..., RunConfig], answer: Callable[[int, str], str]
 ) -> None:
     config = make_config(tracking={"uri": answer(404, "nothing here")})

@@ -141,7 +141,7 @@ def test_more_points_than_mlflow_takes_at_once(config: RunConfig, workspace: Wor
 
 
 @pytest.mark.parametrize("store", ["database", "files"])
-def test_sent_again_nothing_is_doubled(
+def test_resent_points_are_not_duplicated(
     make_config: Callable[..., RunConfig],
     workspace: Workspace,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,7 +224,7 @@ def test_server_that_hangs_delays_nothing(
     assert "has not answered" in warnings(workspace)[0]
 
 
-def test_broken_server_is_said_once(
+def test_broken_server_is_reported_once(
     make_config: Callable[..., RunConfig],
     answer: Callable[[int, str], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -242,7 +242,7 @@ def test_broken_server_is_said_once(
     assert len(warnings(workspace)) == 1
 
 
-def test_what_a_killed_supervisor_owed_is_sent_by_the_next(
+def test_next_supervisor_sends_what_a_killed_one_owed(
     config: RunConfig, workspace: Workspace
 ) -> None:
     """Its events are in the file, but its sink never sent them."""

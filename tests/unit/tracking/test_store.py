@@ -37,7 +37,7 @@ def warnings(workspace: Workspace) -> list[str]:
     return [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
 
 
-def test_a_store_appears_whole_once_and_before_any_time_runs(
+def test_store_is_created_atomically_before_any_timeout_starts(
     config: RunConfig, new: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs start at once. Any process that sees the file can use it."""
@@ -82,7 +82,7 @@ def test_incomplete_store_is_created_again(
 
 
 @pytest.mark.parametrize("rest", ["", "tables"])
-def test_a_store_that_another_mlflow_is_making_is_waited_for(
+def test_store_being_created_by_another_process_is_waited_for(
     config: RunConfig, new: Workspace, empty_store: Path, rest: str
 ) -> None:
     path = new.tracking_store
@@ -106,7 +106,7 @@ def test_a_store_that_another_mlflow_is_making_is_waited_for(
     assert not list(new.output.glob("*.damaged-*"))
 
 
-def test_a_store_with_runs_is_never_set_aside(config: RunConfig, workspace: Workspace) -> None:
+def test_store_with_runs_is_never_set_aside(config: RunConfig, workspace: Workspace) -> None:
     """The same holds for a store of another MLflow version, which cannot be used here."""
     with contextlib.closing(sqlite3.connect(workspace.tracking_store)) as store, store:
         store.execute("UPDATE alembic_version SET version_num = 'bf29a5ff90ea'")
@@ -132,7 +132,7 @@ def test_another_programs_tables_are_left(new: Workspace) -> None:
     assert not list(new.output.glob("*.damaged-*"))
 
 
-def test_a_stated_file_is_made_where_it_is_stated(
+def test_configured_store_file_is_created_in_place(
     make_config: MakeConfig, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_new_store", lambda _: empty_store.read_bytes())
@@ -144,7 +144,7 @@ def test_a_stated_file_is_made_where_it_is_stated(
     assert not workspace.tracking_store.exists()
 
 
-def test_a_disk_that_takes_no_store_is_named(
+def test_full_disk_is_reported_for_a_new_store(
     config: RunConfig, new: Workspace, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

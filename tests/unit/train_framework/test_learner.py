@@ -97,7 +97,7 @@ def exported(bench):
     return json.loads((bench.workspace.model / "line.json").read_text())
 
 
-def test_a_learner_trains_reports_and_is_exported(bench):
+def test_learner_trains_reports_and_is_exported(bench):
     done = bench()
     rank, outcome = train(done)
     result = AttemptResult.load(rank.folder.result)
@@ -129,7 +129,7 @@ def test_resume_is_exact(bench):
     assert exported(halves) == exported(whole) != 0
 
 
-def test_the_learner_of_the_documentation(bench):
+def test_documented_learner_trains(bench):
     (block,) = (item for item in blocks("python") if "LearnerTrainer(" in item.text)
     names = {"__name__": "snippet"}
     exec(block.text, names)
@@ -143,7 +143,7 @@ def test_the_learner_of_the_documentation(bench):
     assert np.load(done.workspace.model / "counts.npy").sum() > 3 * 8192
 
 
-def test_a_request_to_stop_leaves_a_checkpoint_of_that_step(bench):
+def test_request_to_stop_leaves_a_checkpoint_of_that_step(bench):
     stopped = bench()
 
     class Asked(Line):
@@ -158,7 +158,7 @@ def test_a_request_to_stop_leaves_a_checkpoint_of_that_step(bench):
     assert not stopped.workspace.model.exists()
 
 
-def test_the_best_model_is_exported_and_training_stops_early(bench):
+def test_best_model_is_exported_and_training_stops_early(bench):
     early = bench(early_stopping_patience=2, eval_steps=2, max_steps=40)
 
     class Drifts(Line):
@@ -175,7 +175,7 @@ def test_the_best_model_is_exported_and_training_stops_early(bench):
     assert exported(early) == float(best.tensors("model")["weight"][0])
 
 
-def test_a_divergence_is_reported_and_answered(bench):
+def test_divergence_is_reported_and_answered(bench):
     bad, seen = bench(eval_steps=12), []
 
     class Diverges(Line):
@@ -197,7 +197,7 @@ def test_a_divergence_is_reported_and_answered(bench):
     assert after != seen[4][0], "the batch at which the loss diverged is left out"
 
 
-def test_a_failure_is_reported_with_its_step(bench):
+def test_failure_is_reported_with_its_step(bench):
     folder = bench().attempt()
 
     class Runs(Line):
@@ -216,7 +216,7 @@ def test_a_failure_is_reported_with_its_step(bench):
     assert (error.kind, error.step) == ("MemoryError", 2)
 
 
-def test_what_a_checkpoint_cannot_hold_names_the_array(bench):
+def test_unsupported_array_is_named(bench):
     class Wordy(Line):
         def state(self):
             return {"words": np.array(["a", "b"])}
@@ -225,7 +225,7 @@ def test_what_a_checkpoint_cannot_hold_names_the_array(bench):
         train(bench(), Wordy)
 
 
-def test_a_missing_metric_is_named(bench):
+def test_missing_metric_is_named(bench):
     class Silent(Line):
         def validate(self, rows):
             return {"rows": float(len(list(rows)))}
@@ -234,7 +234,7 @@ def test_a_missing_metric_is_named(bench):
         train(bench(), Silent)
 
 
-def test_several_ranks_are_refused(bench):
+def test_several_ranks_are_rejected(bench):
     content = bench().config.model_dump(mode="json")
     content["compute"]["nproc_per_node"] = 2
     with pytest.raises(BadInput, match=r"compute.nproc_per_node = 2.*one process"):
@@ -251,14 +251,14 @@ def test_running_out_of_memory_is_retried_unchanged():
     assert decide(history, failure, RecoveryConfig(), fallbacks=False).action == "retry"
 
 
-def test_the_weights_of_an_unknown_format_count_in_the_digest(tmp_path):
+def test_digest_covers_weights_of_unknown_formats(tmp_path):
     (tmp_path / "line.json").write_text("1.0")
     before = weights_digest(tmp_path)
     (tmp_path / "line.json").write_text("2.0")
     assert weights_digest(tmp_path) != before
 
 
-def test_a_cut_is_continued_to_the_same_result(bench):
+def test_cut_is_continued_to_the_same_result(bench):
     whole, cut = bench("whole"), bench("cut")
     train(whole)
     _, outcome = train(cut, until=8)
@@ -270,6 +270,6 @@ def test_a_cut_is_continued_to_the_same_result(bench):
     assert exported(cut) == exported(whole) != 0
 
 
-def test_a_cut_where_nothing_is_validated_is_an_error(bench):
+def test_cut_where_nothing_is_validated_is_an_error(bench):
     with pytest.raises(BadInput, match="until = 6"):
         train(bench(), until=6)

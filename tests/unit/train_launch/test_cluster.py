@@ -20,7 +20,7 @@ def named(name, **labels):
     return {"metadata": {"name": name, "labels": labels}}
 
 
-def test_objects_are_made_found_and_deleted(api):
+def test_objects_are_created_found_and_deleted(api):
     server, cluster = api
     cluster.create(TRAIN_JOB, named("one", run="tiny"))
     server.put("trainjobs", named("other", run="large"))
@@ -35,7 +35,7 @@ def test_objects_are_made_found_and_deleted(api):
     cluster.delete(TRAIN_JOB, "one")
 
 
-def test_what_the_cluster_offers(api):
+def test_cluster_resources_are_listed(api):
     _, cluster = api
     assert cluster.offers(TRAIN_JOB)
     assert not cluster.offers(TRAINING_RUNTIME)
@@ -63,7 +63,7 @@ def test_rejection_shows_the_servers_words_and_what_to_do(api, status, message, 
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_what_a_cluster_offers_is_not_known_from_a_denial(api, status):
+def test_denial_leaves_cluster_resources_unknown(api, status):
     """Otherwise the step of a pipeline would train in its own pod instead."""
     server, cluster = api
     server.denial = status, {"message": "not now"}
@@ -72,7 +72,7 @@ def test_what_a_cluster_offers_is_not_known_from_a_denial(api, status):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_denial_that_passes_is_waited_for(api, status):
+def test_temporary_denial_is_waited_for(api, status):
     server, cluster = api
     server.denial = status, {"message": "not now"}
     waits = []
@@ -94,7 +94,7 @@ def test_lasting_denial_is_reported_before_an_absence_would_be(api, monkeypatch)
         patiently(lambda: cluster.list(POD))
 
 
-def test_a_server_that_comes_back_is_waited_for(api):
+def test_server_that_comes_back_is_waited_for(api):
     server, cluster = api
     server.away = True
     waits = []
@@ -130,7 +130,7 @@ def test_missing_cluster_is_an_error_that_says_how_to_configure_one(monkeypatch,
     assert "KUBECONFIG" in caught.value.remedy
 
 
-def test_the_cluster_of_a_kubeconfig(monkeypatch, tmp_path):
+def test_cluster_of_a_kubeconfig(monkeypatch, tmp_path):
     path = tmp_path / "config"
     path.write_text(
         "{current-context: c, clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], "
@@ -144,6 +144,6 @@ def test_the_cluster_of_a_kubeconfig(monkeypatch, tmp_path):
         cluster.list(POD)
 
 
-def test_outside_of_a_pod_there_is_no_own_pod(monkeypatch):
+def test_no_own_pod_outside_a_pod(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
     assert own_pod_name() == ""

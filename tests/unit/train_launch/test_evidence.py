@@ -154,7 +154,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("expected", "told", "words"), LOST)
-def test_why_a_pod_is_lost(expected, told, words):
+def test_lost_pod_has_a_reason(expected, told, words):
     evidence = lost(told)
     assert evidence is not None
     assert failure_class(evidence) == expected
@@ -163,16 +163,16 @@ def test_why_a_pod_is_lost(expected, told, words):
 
 
 @pytest.mark.parametrize("name", ["running", "creating", "unschedulable", "image_denied"])
-def test_a_pod_that_runs_or_waits_is_not_lost(name):
+def test_pod_that_runs_or_waits_is_not_lost(name):
     assert lost(CAPTURED[name]) is None
 
 
-def test_a_pod_that_ended_well_is_not_lost_though_it_is_being_deleted():
+def test_succeeded_pod_being_deleted_is_not_lost():
     assert "deletionTimestamp" in CAPTURED["completed"]["metadata"]
     assert lost(CAPTURED["completed"]) is None
 
 
-def test_the_time_is_that_of_the_end():
+def test_loss_time_is_the_end_time():
     evidence = lost(pod(phase="Failed", terminated=KILLED))
     assert evidence is not None
     assert evidence.time == 1_767_225_600
@@ -185,7 +185,7 @@ def test_denied_image_is_reported_at_once():
     assert "compute.pods.image" in evidence.remedy
 
 
-def test_a_registry_that_does_not_answer_has_time_to():
+def test_unresponsive_registry_is_waited_for():
     assert hopeless(CAPTURED["image_unreachable"], PULL_SECONDS - 1) is None
     evidence = hopeless(CAPTURED["image_unreachable"], PULL_SECONDS + 1)
     assert evidence is not None
@@ -210,11 +210,11 @@ def test_secret_that_kubelet_could_not_read_yet_is_waited_for():
     assert message in why_pending(waits)
 
 
-def test_a_pod_that_is_being_made_is_not_hopeless():
+def test_pod_being_created_is_waited_for():
     assert hopeless(CAPTURED["creating"], 10_000) is None
 
 
-def test_what_a_pod_waits_for():
+def test_pending_pod_has_a_reason():
     assert why_pending(CAPTURED["unschedulable"]).startswith("Unschedulable: 0/1 nodes")
     assert why_pending(CAPTURED["image_denied"]).startswith("ErrImagePull: ")
     assert why_pending(CAPTURED["creating"]) == ""
@@ -224,11 +224,11 @@ def test_what_a_pod_waits_for():
     ("name", "waits"),
     [("unschedulable", True), ("creating", True), ("running", False), ("completed", False)],
 )
-def test_whether_it_has_begun(name, waits):
+def test_started_pod_is_recognized(name, waits):
     assert is_waiting(CAPTURED[name]) == waits
 
 
-def test_which_node_it_is():
+def test_node_index_is_read():
     assert node_of(CAPTURED["failed"]) == 1
 
 
@@ -246,18 +246,18 @@ TROUBLE = event("FailedCreate", "Error creating: Internal error occurred: etcdse
 
 
 @pytest.mark.parametrize("told", [POLICY, OPERATORS, WEBHOOK])
-def test_pods_that_admission_forbids_will_not_come(told):
+def test_pods_rejected_by_admission_are_permanent(told):
     evidence = refused([told])
     assert evidence is not None
     assert failure_class(evidence) == "user_bug"
 
 
 @pytest.mark.parametrize("told", [QUOTA, TROUBLE, event("Other", FORBIDDEN)])
-def test_what_may_change_is_waited_for(told):
+def test_temporary_reasons_are_waited_for(told):
     assert refused([told]) is None
 
 
-def test_why_there_is_no_pod():
+def test_missing_pod_has_a_reason():
     created = event("SuccessfulCreate", "Created job", 9, kind="Normal")
     other = event("Unhealthy", "something else", 5)
     assert why_absent([created]) == ""

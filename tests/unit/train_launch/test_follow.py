@@ -15,12 +15,12 @@ from support.following import event, failure
 NOT_SEEN = 'TrainingRuntime.trainer.kubeflow.org "tiny-a3" not found'
 
 
-def test_job_and_runtime_are_made(api, follower):
+def test_job_and_runtime_are_created(api, follower):
     follower().make()
     assert api[0].names("trainjobs") == api[0].names("trainingruntimes") == ["tiny-a3"]
 
 
-def test_an_answer_that_is_lost_makes_no_second_job(api, follower):
+def test_lost_response_creates_no_second_job(api, follower):
     server, _ = api
     server.lossy = True
     made = follower()
@@ -29,7 +29,7 @@ def test_an_answer_that_is_lost_makes_no_second_job(api, follower):
     assert server.names("trainjobs") == ["tiny-a3"]
 
 
-def test_what_an_earlier_supervisor_left_is_removed_first(api, follower, folder):
+def test_leftovers_of_an_earlier_supervisor_are_removed_first(api, follower, folder):
     server, _ = api
     made = follower()
     left = made.job.manifests()[-1][1]
@@ -42,7 +42,7 @@ def test_what_an_earlier_supervisor_left_is_removed_first(api, follower, folder)
     assert server.objects["trainjobs", "tiny-a3"]["metadata"]["labels"][GENERATION] == "2"
 
 
-def test_the_job_of_another_run_of_that_name_is_left_alone(api, follower, folder):
+def test_job_of_another_run_with_that_name_is_left_alone(api, follower, folder):
     server, _ = api
     made = follower()
     other = made.job.manifests()[-1][1]
@@ -57,7 +57,7 @@ def test_the_job_of_another_run_of_that_name_is_left_alone(api, follower, folder
     assert "another name" in found.remedy
 
 
-def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
+def test_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
     server, _ = api
     server.refusals["trainjobs"] = [(403, {"message": f"webhook: {NOT_SEEN}"})] * 12
     made, waited = follower(), []
@@ -67,9 +67,7 @@ def test_a_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
     assert 58 < sum(waited) < 180  # it took 58 s after an outage of the API server
 
 
-def test_a_runtime_that_trainer_never_sees_is_a_fault_of_the_cluster(
-    api, follower, folder, monkeypatch
-):
+def test_runtime_that_trainer_never_sees_is_a_cluster_failure(api, follower, folder, monkeypatch):
     monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
     api[0].refusals["trainjobs"] = [(403, {"message": f"webhook: {NOT_SEEN}"})]
     follower().run()
@@ -77,7 +75,7 @@ def test_a_runtime_that_trainer_never_sees_is_a_fault_of_the_cluster(
     assert NOT_SEEN in failure(folder).message
 
 
-def test_a_refusal_ends_the_attempt_with_the_servers_words(api, follower, folder):
+def test_rejection_ends_the_attempt_with_the_servers_message(api, follower, folder):
     server, _ = api
     server.refusals["trainjobs"] = [(403, {"message": "admission webhook denied: too many GPUs"})]
     made = follower()
@@ -87,7 +85,7 @@ def test_a_refusal_ends_the_attempt_with_the_servers_words(api, follower, folder
     assert "too many GPUs" in failure(folder).message
 
 
-def test_a_server_that_stays_away_ends_it_as_a_fault_of_the_network(
+def test_unavailable_server_ends_the_attempt_as_a_network_failure(
     api, follower, folder, monkeypatch
 ):
     monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
@@ -98,7 +96,7 @@ def test_a_server_that_stays_away_ends_it_as_a_fault_of_the_network(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_pod_that_is_gone_or_another_is_lost(api, follower, folder, pod, replaced):
+def test_missing_or_replaced_pod_is_lost(api, follower, folder, pod, replaced):
     made = follower()
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
@@ -113,7 +111,7 @@ def test_a_pod_that_is_gone_or_another_is_lost(api, follower, folder, pod, repla
     assert failure(folder).rank == 1
 
 
-def test_pods_that_ended_well_leave_no_error(api, follower, folder, pod):
+def test_succeeded_pods_leave_no_error(api, follower, folder, pod):
     made = follower()
     done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
     api[0].put("pods", pod(0, "Succeeded", done))
@@ -174,7 +172,7 @@ def test_volume_that_is_not_mounted_is_reported_from_the_pods_events(api, follow
     assert "FailedMount: MountVolume.SetUp failed" in failure(folder).message
 
 
-def test_an_image_that_is_not_there_ends_it_at_once(api, follower, folder, pod):
+def test_missing_image_ends_the_attempt_at_once(api, follower, folder, pod):
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "own:1: not found"}}
     for node in (0, 1):
         api[0].put("pods", pod(node, "Pending", waiting))
@@ -198,7 +196,7 @@ def test_run_waits_for_a_quota_and_then_reports_it(api, follower, folder):
     assert "exceeded quota: gpus" in failure(folder).message
 
 
-def test_pods_that_a_policy_forbids_end_it_at_once(api, follower, folder):
+def test_forbidden_pods_end_the_attempt_at_once(api, follower, folder):
     made = follower()
     made.make()
     made._since -= 10
@@ -208,7 +206,7 @@ def test_pods_that_a_policy_forbids_end_it_at_once(api, follower, folder):
     assert "PodSecurity" in failure(folder).message
 
 
-def test_a_job_that_is_deleted_before_it_has_pods_is_lost(api, follower, folder):
+def test_job_deleted_before_it_has_pods_is_lost(api, follower, folder):
     made = follower()
     made.make()
     made._since -= 10
@@ -227,7 +225,7 @@ def test_stop_request_ends_the_wait_for_a_server_that_is_down(api, follower):
     assert not made.is_alive()
 
 
-def test_the_first_reason_stays(api, follower, folder, pod):
+def test_first_reason_stays(api, follower, folder, pod):
     made = follower()
     api[0].put("pods", pod(0))
     killed = pod(1, "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
@@ -238,7 +236,7 @@ def test_the_first_reason_stays(api, follower, folder, pod):
     assert RankError.load(folder.node(1).error).kind == "OOMKilled"
 
 
-def test_what_it_may_not_look_at_ends_the_attempt(api, follower, folder, monkeypatch):
+def test_missing_read_permission_ends_the_attempt(api, follower, folder, monkeypatch):
     def forbidden(*_, **__):
         raise Refused("cannot read events: forbidden", status=403, reason="Forbidden", remedy="ask")
 
@@ -250,7 +248,7 @@ def test_what_it_may_not_look_at_ends_the_attempt(api, follower, folder, monkeyp
     assert failure(folder).remedy == "ask"
 
 
-def test_a_pod_that_it_does_not_understand_ends_the_attempt_with_a_word(api, follower, folder, pod):
+def test_unparsable_pod_ends_the_attempt_with_a_message(api, follower, folder, pod):
     strange = pod(0)
     del strange["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]
     made = follower()

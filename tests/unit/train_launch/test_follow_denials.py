@@ -18,7 +18,7 @@ DENIALS = [
 """What an API server answers while it starts, before it knows tokens and roles."""
 
 
-def test_pods_that_run_are_left_in_peace(api, follower, folder, pod):
+def test_running_pods_are_left_alone(api, follower, folder, pod):
     made = follower()
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
@@ -26,7 +26,7 @@ def test_pods_that_run_are_left_in_peace(api, follower, folder, pod):
     assert (made.started, made.gone, folder.errors()) == ({0, 1}, set(), [])
 
 
-def test_a_server_that_is_away_concludes_nothing(api, follower, folder, pod):
+def test_unavailable_server_proves_nothing(api, follower, folder, pod):
     made = follower(pods={"pending_timeout_seconds": 1e-6})
     api[0].put("pods", pod(0))
     api[0].put("pods", pod(1))
@@ -43,7 +43,7 @@ def test_a_server_that_is_away_concludes_nothing(api, follower, folder, pod):
 
 
 @pytest.mark.parametrize("denial", DENIALS)
-def test_a_denial_by_a_server_that_starts_concludes_nothing(api, follower, folder, pod, denial):
+def test_denial_by_a_starting_server_proves_nothing(api, follower, folder, pod, denial):
     made = follower()
     followed(api, made, pod)
     api[0].denial = denial
@@ -60,7 +60,7 @@ def test_a_denial_by_a_server_that_starts_concludes_nothing(api, follower, folde
 
 
 @pytest.mark.parametrize("denial", DENIALS)
-def test_a_denial_that_lasts_ends_it_with_the_right_that_lacks(api, follower, folder, pod, denial):
+def test_lasting_denial_ends_the_attempt_with_the_missing_right(api, follower, folder, pod, denial):
     made = follower()
     assert made._patience.denied == 180, "as long as a server may be away"
     made._patience.denied = 0.2
@@ -74,7 +74,7 @@ def test_a_denial_that_lasts_ends_it_with_the_right_that_lacks(api, follower, fo
     assert "service account to the Role" in failure(folder).remedy
 
 
-def test_denials_with_answers_in_between_conclude_nothing(api, follower, folder, pod):
+def test_intermittent_denials_prove_nothing(api, follower, folder, pod):
     made = follower()
     made._patience.denied = 0.3
     followed(api, made, pod)
@@ -88,7 +88,7 @@ def test_denials_with_answers_in_between_conclude_nothing(api, follower, folder,
 
 
 @pytest.mark.parametrize("denial", DENIALS)
-def test_a_job_is_made_when_a_denial_has_passed(api, follower, denial):
+def test_job_is_created_after_a_temporary_denial(api, follower, denial):
     api[0].denial = denial
     made, waited = follower(), []
 
@@ -103,7 +103,7 @@ def test_a_job_is_made_when_a_denial_has_passed(api, follower, denial):
 
 
 @pytest.mark.parametrize("denial", DENIALS)
-def test_a_job_that_may_not_be_made_ends_it_with_the_right_that_lacks(
+def test_forbidden_job_ends_the_attempt_with_the_missing_right(
     api, follower, folder, monkeypatch, denial
 ):
     monkeypatch.setattr(patience, "DENIED_SECONDS", 0.2)

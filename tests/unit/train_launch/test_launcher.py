@@ -43,7 +43,7 @@ def until(condition):
     raise AssertionError("it did not come to that")
 
 
-def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
+def test_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
     server, _ = api
     made = launcher()
     assert made.world_size == 2
@@ -69,7 +69,7 @@ def test_an_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_however_it_is_left_nothing_stays(api, launcher, folder, error):
+def test_launcher_always_cleans_up(api, launcher, folder, error):
     def leave():
         until(lambda: server.names("trainjobs"))
         raise error
@@ -81,7 +81,7 @@ def test_however_it_is_left_nothing_stays(api, launcher, folder, error):
     assert folder.leave.read_text() == "0"
 
 
-def test_left_at_once_no_job_is_made_afterwards(api, launcher, folder):
+def test_no_job_is_created_after_an_immediate_exit(api, launcher, folder):
     with launcher().start(folder):
         pass
     assert api[0].names("trainjobs") == api[0].names("trainingruntimes") == []
@@ -96,7 +96,7 @@ def test_stop_does_not_wait_for_a_pod_that_has_not_started(api, launcher, folder
         assert attempt.poll()
 
 
-def test_one_that_runs_is(api, launcher, folder, pod):
+def test_running_pod_is_waited_for(api, launcher, folder, pod):
     with launcher().start(folder) as attempt:
         until(lambda: api[0].names("trainjobs"))
         for node in (0, 1):
@@ -106,9 +106,7 @@ def test_one_that_runs_is(api, launcher, folder, pod):
         assert not attempt.poll()
 
 
-def test_a_pod_that_runs_and_whose_agent_gives_no_sign_of_life_is_a_hang(
-    api, launcher, folder, pod, config
-):
+def test_running_pod_with_a_silent_agent_is_a_hang(api, launcher, folder, pod, config):
     """For example, its image hangs before the agent starts, or its volume does not respond."""
     quick = config(recovery={"start_timeout_seconds": 0.5})
     (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
@@ -122,9 +120,7 @@ def test_a_pod_that_runs_and_whose_agent_gives_no_sign_of_life_is_a_hang(
     assert "gave no sign of life" in failure.message
 
 
-def test_pods_that_nobody_can_look_at_are_not_waited_for_for_ever(
-    api, launcher, folder, config, monkeypatch
-):
+def test_invisible_pods_are_waited_for_a_bounded_time(api, launcher, folder, config, monkeypatch):
     monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
     quick = config(recovery={"start_timeout_seconds": 0.3})
     (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
@@ -166,13 +162,13 @@ def test_job_that_cannot_be_removed_is_reported(api, launcher, folder, monkeypat
     assert "not removed" in capsys.readouterr().err
 
 
-def test_without_an_image_nothing_is_asked_for(launcher):
+def test_missing_image_is_reported_before_any_request(launcher):
     with pytest.raises(BadInput, match=r"compute\.pods\.image"):
         launcher(image=None)
 
 
 @pytest.mark.parametrize("volumes", [[], [{"claim": "steadytrain", "path": "/elsewhere"}]])
-def test_an_output_that_the_pods_do_not_share_is_refused(launcher, volumes):
+def test_output_not_shared_by_the_pods_is_rejected(launcher, volumes):
     with pytest.raises(BadInput, match="is not on a volume"):
         launcher(volumes=volumes)
 
@@ -193,7 +189,7 @@ def test_missing_fields_come_from_the_steps_own_pod(api, config, monkeypatch, tm
     assert made.own.volumes == [claim]
 
 
-def test_elsewhere_than_in_a_step_it_trains_on_this_machine(config):
+def test_training_runs_locally_outside_a_step(config):
     here = config(launcher="auto", nodes=1)
     with launcher_for(here) as found:
         assert isinstance(found, ProcessLauncher)
@@ -210,7 +206,7 @@ def test_elsewhere_than_in_a_step_it_trains_on_this_machine(config):
         ("auto", set(), None),
     ],
 )
-def test_in_a_step_it_trains_as_the_cluster_can(
+def test_step_trains_with_the_clusters_job_kind(
     api, config, monkeypatch, tmp_path, asked, offers, kind
 ):
     monkeypatch.setattr(choose, "own_pod_name", lambda: "step-1")
@@ -226,7 +222,7 @@ def test_in_a_step_it_trains_as_the_cluster_can(
             assert isinstance(found, ProcessLauncher)
 
 
-def test_their_hosts_memory_is_the_limit_of_a_pod(launcher):
+def test_host_memory_is_the_pods_limit(launcher):
     assert launcher().host_memory == 16 * 2**30
     assert launcher(memory="96G").host_memory == 96 * 10**9
 
@@ -239,5 +235,5 @@ def test_their_hosts_memory_is_the_limit_of_a_pod(launcher):
         ({"gpus": 8, "node_selector": {"nvidia.com/gpu.product": "A100"}}, "A100"),
     ],
 )
-def test_what_the_ranks_compute_on_is_what_their_pods_ask_for(launcher, pods, device):
+def test_device_follows_the_pods_request(launcher, pods, device):
     assert launcher(**pods).device == device

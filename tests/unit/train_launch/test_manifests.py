@@ -81,7 +81,7 @@ def container(job):
     return found
 
 
-def test_no_part_of_a_group_is_started_again_alone(job):
+def test_pods_of_a_group_restart_together(job):
     template = runtime(job())["spec"]["template"]["spec"]
     (replicated,) = template["replicatedJobs"]
     assert template["failurePolicy"] == {"maxRestarts": 0}
@@ -89,7 +89,7 @@ def test_no_part_of_a_group_is_started_again_alone(job):
     assert pod_spec(job())["restartPolicy"] == "Never"
 
 
-def test_trainer_finds_what_trains(job):
+def test_trainer_finds_the_training_container(job):
     (replicated,) = runtime(job())["spec"]["template"]["spec"]["replicatedJobs"]
     labels = replicated["template"]["metadata"]["labels"]
     assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
@@ -101,7 +101,7 @@ def test_trainer_finds_what_trains(job):
     assert runtime(made)["metadata"]["name"] == train_job(made)["metadata"]["name"] == "tiny-a3"
 
 
-def test_a_pod_is_allowed_where_all_is_restricted(job):
+def test_pod_passes_restricted_pod_security(job):
     context = container(job())["securityContext"]
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert context["runAsNonRoot"]
@@ -113,7 +113,7 @@ def test_a_pod_is_allowed_where_all_is_restricted(job):
     assert {"/tmp", "/dev/shm"} <= mounts
 
 
-def test_the_kubelet_waits_for_longer_than_the_ranks_may_take(job):
+def test_grace_period_exceeds_the_ranks_own(job):
     made = job(recovery={"stop_grace_seconds": 100.5})
     assert pod_spec(made)["terminationGracePeriodSeconds"] > 100.5
 
@@ -137,13 +137,13 @@ def test_shared_memory_is_memory(job):
         ({"device": "auto"}, None),
     ],
 )
-def test_each_rank_has_a_gpu_of_its_own(job, compute, gpus):
+def test_each_rank_has_its_own_gpu(job, compute, gpus):
     resources = train_job(job(**compute))["spec"]["trainer"]["resourcesPerNode"]
     assert resources["limits"].get("nvidia.com/gpu") == gpus
     assert resources["requests"].get("nvidia.com/gpu") == gpus
 
 
-def test_memory_is_requested_as_it_is_limited(job):
+def test_memory_request_equals_its_limit(job):
     made = job(pods={"memory": "7Gi", "cpu": 3})
     resources = train_job(made)["spec"]["trainer"]["resourcesPerNode"]
     disk = "ephemeral-storage"
@@ -151,7 +151,7 @@ def test_memory_is_requested_as_it_is_limited(job):
     assert resources["requests"] == {"memory": "7Gi", "cpu": "3", disk: "0"}
 
 
-def test_what_a_pod_writes_to_tmp_is_limited(job):
+def test_tmp_size_is_limited(job):
     """Otherwise one run's downloads could fill the disk of a shared node."""
     made = job(pods={"temporary_storage": "3Gi"})
     volumes = {item["name"]: item for item in pod_spec(made)["volumes"]}
@@ -160,7 +160,7 @@ def test_what_a_pod_writes_to_tmp_is_limited(job):
     assert limits["ephemeral-storage"] == "3Gi"
 
 
-def test_where_it_may_run_is_as_configured(job):
+def test_placement_follows_the_configuration(job):
     toleration = {"key": "spot", "operator": "Exists"}
     made = job(
         pods={
@@ -185,7 +185,7 @@ def test_where_it_may_run_is_as_configured(job):
     assert train_job(made)["spec"]["trainer"]["image"] == "mine:2"
 
 
-def test_spot_is_added_and_left_out_of_an_attempt_on_demand(job):
+def test_spot_toleration_is_omitted_for_an_on_demand_attempt(job):
     spot = {
         "node_selector": {"capacity": "spot"},
         "tolerations": [{"key": "spot", "operator": "Exists"}],
@@ -199,13 +199,13 @@ def test_spot_is_added_and_left_out_of_an_attempt_on_demand(job):
     assert safe["tolerations"] == [{"key": "gpu"}]
 
 
-def test_what_is_not_configured_is_left_to_the_cluster(job):
+def test_unset_fields_are_left_to_the_cluster(job):
     spec = pod_spec(job())
     assert "priorityClassName" not in spec
     assert "serviceAccountName" not in spec
 
 
-def test_labels_lead_from_pod_to_run(job):
+def test_labels_identify_the_run(job):
     (replicated,) = runtime(job())["spec"]["template"]["spec"]["replicatedJobs"]
     labels = replicated["template"]["spec"]["template"]["metadata"]["labels"]
     assert labels["steadytrain.io/run"] == "tiny"
@@ -213,7 +213,7 @@ def test_labels_lead_from_pod_to_run(job):
     assert labels["steadytrain.io/generation"] == "2"
 
 
-def test_the_workflow_owns_what_its_step_makes_and_does_not_wait_for_it(job):
+def test_workflow_owns_the_job_without_blocking_deletion(job):
     made = job(own=OwnPod.of(OWN))
     for manifest in (train_job(made), runtime(made)):
         (owner,) = manifest["metadata"]["ownerReferences"]
@@ -225,7 +225,7 @@ def test_the_workflow_owns_what_its_step_makes_and_does_not_wait_for_it(job):
         }
 
 
-def test_the_steps_own_pod_is_passed_on_as_far_as_others_can_share_it():
+def test_shareable_settings_of_the_steps_pod_are_passed_on():
     own = OwnPod.of(OWN)
     assert own.image == "train:1"
     assert own.labels == {"pipeline/runid": "0a1b"}
@@ -268,7 +268,7 @@ def workers(job, **compute):
     return replicas[1]
 
 
-def test_the_training_operator_gets_a_worker_for_each_node(job):
+def test_pytorchjob_has_a_worker_per_node(job):
     spec = pytorch(job, nodes=4, nproc_per_node=2)["spec"]
     assert spec["nprocPerNode"] == "2"
     assert spec["runPolicy"]["backoffLimit"] == 0
@@ -280,7 +280,7 @@ def test_the_training_operator_gets_a_worker_for_each_node(job):
     assert container["resources"]["limits"] == {"memory": "16Gi", "ephemeral-storage": "50Gi"}
 
 
-def test_its_pods_know_where_the_first_is_and_which_they_are(job):
+def test_pods_know_the_master_and_their_index(job):
     manifest = pytorch(job, nodes=2)
     (container,) = workers(job, nodes=2)["template"]["spec"]["containers"]
     told = {item["name"]: item for item in container["env"]}
@@ -294,6 +294,6 @@ def test_pods_are_distinguished_by_their_labels():
     assert node_of({"metadata": {"labels": labels}}) == 2
 
 
-def test_both_kinds_ask_for_the_same_pods(job):
+def test_both_job_kinds_request_the_same_pods(job):
     spec, other = workers(job, nodes=1)["template"]["spec"], pod_spec(job(nodes=1))
     assert {**spec, "containers": []} == {**other, "containers": []}

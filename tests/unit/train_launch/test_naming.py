@@ -25,23 +25,23 @@ ATTEMPTS = st.integers(1, 99_999)
 
 
 @given(RUNS, ATTEMPTS, st.integers(0, 9_999))
-def test_every_name_made_of_a_jobs_is_one_of_a_host(run, attempt, node):
+def test_derived_names_are_valid_host_names(run, attempt, node):
     name = job_name(run, attempt)
     for made in (name, f"{name}-node-0", f"{name}-node-0-{node}-abcde"):
         assert LABEL.fullmatch(made), made
 
 
 @given(RUNS, ATTEMPTS, RUNS, ATTEMPTS)
-def test_other_attempts_have_other_names(run, attempt, other, later):
+def test_attempts_have_distinct_names(run, attempt, other, later):
     same = job_name(run, attempt) == job_name(other, later)
     assert same == ((run, attempt) == (other, later))
 
 
-def test_a_name_is_the_runs_and_the_attempts():
+def test_name_contains_run_and_attempt():
     assert job_name("stdlib-lm-0a1b2c3d", 3) == "stdlib-lm-0a1b2c3d-a3"
 
 
-def test_a_label_begins_with_a_letter():
+def test_label_starts_with_a_letter():
     assert re.fullmatch(r"run-7b-[0-9a-f]{8}-a1", job_name("7b", 1))
     assert job_name("7b", 1) != job_name("run-7b", 1)
 
@@ -64,7 +64,7 @@ def test_labels_are_valid_and_lead_to_the_run(run, attempt):
     assert run_labels(run).items() <= labels.items()
 
 
-def test_a_run_of_the_same_name_elsewhere_is_another():
+def test_equal_run_names_elsewhere_give_other_job_names():
     def job(folder):
         return {"metadata": {"annotations": {FOLDER: folder}}}
 

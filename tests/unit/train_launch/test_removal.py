@@ -32,7 +32,7 @@ def labelled(name, folder):
     return {"metadata": metadata}
 
 
-def test_what_is_left_of_the_run_goes(api, run):
+def test_leftovers_of_the_run_are_removed(api, run):
     assert remove_unfinished(run) == []
     assert api[0].names("trainjobs") == ["elsewhere-a1"]
 
@@ -43,7 +43,7 @@ def test_active_supervisor_keeps_its_job(api, run):
     assert api[0].names("trainjobs") == ["elsewhere-a1", "tiny-a1"]
 
 
-def test_without_trainer_there_is_nothing_to_remove(api, run, monkeypatch):
+def test_nothing_to_remove_without_trainer(api, run, monkeypatch):
     monkeypatch.setattr(api[1], "offers", lambda _: False)
     assert remove_unfinished(run) == []
     assert "tiny-a1" in api[0].names("trainjobs")
@@ -62,7 +62,7 @@ def test_no_server_is_asked_outside_of_a_pipeline(api, run, monkeypatch):
     assert api[0].calls == []
 
 
-def test_what_does_not_go_is_named(api, run):
+def test_objects_that_stay_are_reported(api, run):
     server, here = api
     attempts = Workspace.of(run).attempts
     server.put("pods", labelled("held-by-a-dead-kubelet", attempts / "0001"))
@@ -72,7 +72,7 @@ def test_what_does_not_go_is_named(api, run):
     assert server.names("trainjobs") == ["elsewhere-a1"]
 
 
-def test_a_server_that_comes_back_is_waited_for_and_then_asked(api, run):
+def test_returning_server_is_waited_for(api, run):
     server, here = api
     server.away = True
 

@@ -17,7 +17,7 @@ def task(**fields):
     return dsl.TaskConfig(**{**empty, "resources": {}, **fields})
 
 
-def test_places_and_accelerators_are_taken_over(config):
+def test_node_selectors_and_accelerators_are_adopted(config):
     limits = {"cpu": "16", "memory": "64Gi", "amd.com/gpu": "4"}
     given = task(
         node_selector={"zone": "a"},
@@ -34,7 +34,7 @@ def test_places_and_accelerators_are_taken_over(config):
     assert (pods.cpu, pods.memory) == (of_the_step_itself.cpu, of_the_step_itself.memory)
 
 
-def test_what_the_configuration_says_stays(config):
+def test_configured_fields_stay(config):
     own = {"node_selector": {"zone": "b"}, "gpus": 8, "tolerations": [{"key": "mine"}]}
     before = config(pods=own)
     given = task(
@@ -45,13 +45,13 @@ def test_what_the_configuration_says_stays(config):
     assert with_task(before, given) == before
 
 
-def test_a_task_that_carries_nothing_changes_nothing(config):
+def test_task_without_settings_changes_nothing(config):
     before = config()
     assert with_task(before, task()) == before
     assert with_task(before, None) == before
 
 
-def test_where_it_may_run_is_not_asked_of_the_steps_own_pod():
+def test_placement_is_not_taken_from_the_steps_pod():
     spec = train.component_spec.task_config_passthroughs
     passed = {item.field.name: item.apply_to_task for item in spec}
     assert not passed["KUBERNETES_TOLERATIONS"]

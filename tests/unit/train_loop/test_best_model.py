@@ -20,7 +20,7 @@ OVERFITS = {
 }
 
 
-def test_the_best_model_is_kept_and_exported(make_bench):
+def test_best_model_is_kept_and_exported(make_bench):
     bench = make_bench(rows=4, training=OVERFITS)
 
     bench.train_here()
@@ -37,7 +37,7 @@ def test_the_best_model_is_kept_and_exported(make_bench):
     assert all(torch.equal(best[name], value) for name, value in exported(bench).items())
 
 
-def test_the_last_model_is_exported_where_that_is_wanted(make_bench):
+def test_last_model_is_exported_on_request(make_bench):
     bench = make_bench(rows=4, training={**OVERFITS, "load_best_model_at_end": False})
 
     bench.train_here()
@@ -49,7 +49,7 @@ def test_the_last_model_is_exported_where_that_is_wanted(make_bench):
     assert all(torch.equal(last[name], value) for name, value in exported(bench).items())
 
 
-def test_a_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench, monkeypatch):
+def test_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench, monkeypatch):
     bench = make_bench(rows=4, training=OVERFITS)
     from steadytrain.components.train.loop.training import Training
 

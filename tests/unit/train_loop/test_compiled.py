@@ -46,14 +46,14 @@ def test_another_process_finds_what_was_compiled(tmp_path: Path) -> None:
     assert hits("second") > 0
 
 
-def test_the_users_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_cache_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, "/elsewhere")
     keep_compiled(tmp_path / "compiled")
     assert os.environ[CACHE] == "/elsewhere"
     assert not (tmp_path / "compiled").exists()
 
 
-def test_code_is_not_taken_from_where_others_may_write(
+def test_compiled_code_is_not_loaded_from_a_shared_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE, default_cache_dir())
@@ -69,7 +69,7 @@ def test_code_is_not_taken_from_where_others_may_write(
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling", "missing"])
-def test_a_folder_that_cannot_be_made_costs_no_attempt(
+def test_uncreatable_cache_folder_does_not_fail_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv(CACHE, default_cache_dir())
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_made_costs_no_attempt(
     assert os.environ[CACHE] == default_cache_dir()
 
 
-def test_code_is_not_kept_where_it_cannot_be_written(
+def test_unwritable_cache_folder_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root can write anywhere except on a read-only file system."""
@@ -110,9 +110,7 @@ def test_damaged_code_is_removed_and_compiled_again(
     assert found is error or "file too short" in str(found)
 
 
-def test_it_is_known_whether_an_earlier_attempt_left_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_compiled_code_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "compiled"
     monkeypatch.setenv(CACHE, default_cache_dir())
     assert not keep_compiled(folder)

@@ -90,7 +90,7 @@ def test_average_follows_the_weights_of_each_step(make_bench, example):
     assert training.progress.step == 6
 
 
-def test_the_score_of_a_step_is_that_of_the_model_exported_for_it(make_bench, example):
+def test_score_of_a_step_is_that_of_the_model_exported_for_it(make_bench, example):
     bench = make_bench(training={**EACH_STEP, "components": {"ema": {"decay": 0.9}}})
     training = bench.train_here()
 
@@ -136,7 +136,7 @@ def test_resumed_components_have_the_state_of_an_undisturbed_run(make_bench, exa
     assert len(states[0]["grad_norms"]["state"]["norms"]) == 6
 
 
-def test_monitor_writes_what_it_has_seen(make_bench, example):
+def test_monitor_writes_its_observations(make_bench, example):
     bench = make_bench(training={**EACH_STEP, "components": {"grad_norms": {}}})
     bench.train_here()
 
@@ -154,7 +154,7 @@ def test_monitor_writes_what_it_has_seen(make_bench, example):
         ({"grad_norms": {}}, BOTH, "components grad_norms, and"),
     ],
 )
-def test_checkpoint_with_the_state_of_other_components_is_refused(
+def test_checkpoint_with_the_state_of_other_components_is_rejected(
     make_bench, example, before, now, message
 ):
     first = make_bench("first", training={**EACH_STEP, "components": before})
@@ -230,7 +230,7 @@ def test_failure_that_a_retry_can_fix_keeps_its_class(make_bench, add, error, ki
         ({"../ema": {}}, "String should match pattern"),
     ],
 )
-def test_bad_component_is_refused_before_training(example, components, message):
+def test_bad_component_is_rejected_before_training(example, components, message):
     with pytest.raises(ConfigError, match=message):
         from_mapping(configured(components))
 
@@ -240,7 +240,7 @@ def test_refusal_of_an_option_names_the_known_ones(example):
         from_mapping(configured({"ema": {"decy": 0.9}}))
 
 
-def test_two_components_that_replace_the_weights_are_refused(example, add):
+def test_two_components_that_replace_the_weights_are_rejected(example, add):
     other = add("exports = 'mean'")
     with pytest.raises(ConfigError, match="ema and odd all replace the exported weights"):
         from_mapping(configured({"ema": {}, other: {}}))

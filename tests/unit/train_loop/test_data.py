@@ -32,7 +32,7 @@ def test_rows_are_read_by_global_index_over_files_and_batches(tmp_path):
         rows[30]
 
 
-def test_lengths_are_known_without_what_the_lists_hold(tmp_path):
+def test_lengths_are_read_without_the_values(tmp_path):
     made = language_rows(30)
     for name, part in (("a", made[:11]), ("b", []), ("c", made[11:])):
         write_shard(tmp_path / name, part, PACKED)
@@ -43,13 +43,13 @@ def test_lengths_are_known_without_what_the_lists_hold(tmp_path):
     assert not rows._columns
 
 
-def test_plain_values_come_as_python(tmp_path):
+def test_scalars_come_as_python_values(tmp_path):
     write_shard(tmp_path / "a", class_rows(3), CLASSES)
 
     assert isinstance(Rows([tmp_path / "a"])[0]["label"], int)
 
 
-def test_lists_that_are_no_numbers_come_too(tmp_path):
+def test_non_numeric_lists_are_read(tmp_path):
     schema = pa.schema([("words", pa.list_(pa.string())), ("flags", pa.list_(pa.bool_()))])
     made = {"words": ["a", "b"], "flags": [True, False]}
     write_shard(tmp_path / "a", [made], schema)
@@ -59,7 +59,7 @@ def test_lists_that_are_no_numbers_come_too(tmp_path):
     assert {name: list(value) for name, value in row.items()} == made
 
 
-def test_values_that_are_missing_come_as_none(tmp_path):
+def test_missing_values_are_none(tmp_path):
     schema = pa.schema([("words", pa.list_(pa.int32())), ("name", pa.large_string())])
     made = [{"words": [1], "name": None}, {"words": None, "name": "é"}, {"words": [], "name": ""}]
     write_shard(tmp_path / "a", made, schema)
@@ -73,7 +73,7 @@ def test_values_that_are_missing_come_as_none(tmp_path):
 
 @pytest.mark.parametrize("column", ["words", "name"])
 @pytest.mark.parametrize("damage", [2**31 - 1, -1, 16])
-def test_offsets_that_are_damaged_while_the_file_is_in_use_are_an_error(tmp_path, column, damage):
+def test_offsets_damaged_during_use_are_an_error(tmp_path, column, damage):
     """Arrow itself would kill the process, or allocate gigabytes."""
     values = {"words": [[1] * 5] * 3, "name": ["abcde"] * 3}[column]
     kind = {"words": pa.list_(pa.int32()), "name": pa.string()}[column]
@@ -106,20 +106,20 @@ def test_reading_a_row_imports_no_pandas(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not Arrow at all"])
-def test_a_torn_shard_is_named(tmp_path, content):
+def test_torn_shard_is_named(tmp_path, content):
     (tmp_path / "torn.arrow").write_bytes(content)
 
     with pytest.raises(DataError, match=r"torn\.arrow is not a complete Arrow file"):
         Rows([tmp_path / "torn.arrow"])
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_missing_shard_is_named(tmp_path):
     with pytest.raises(DataError, match=r"gone\.arrow"):
         Rows([tmp_path / "gone.arrow"])
 
 
 @given(count=st.integers(0, 40), world=st.integers(1, 9), micro=st.integers(1, 9))
-def test_ranks_and_micro_batches_change_nothing_of_what_is_seen(count, world, micro):
+def test_ranks_and_micro_batches_see_the_same_rows(count, world, micro):
     batch = list(range(count))
     shares = [share(batch, rank, world) for rank in range(world)]
 
@@ -129,7 +129,7 @@ def test_ranks_and_micro_batches_change_nothing_of_what_is_seen(count, world, mi
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_micro_batch_may_be_limited_by_tokens():
+def test_micro_batch_may_be_limited_by_tokens():
     rows = [{"size": size} for size in (5, 3, 2, 9, 1, 1)]
 
     cuts = list(micro_batches(rows, 8, lambda row: row["size"]))

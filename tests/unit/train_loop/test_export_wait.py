@@ -9,7 +9,7 @@ from steadytrain.components.train.loop import export_wait
 from steadytrain.components.train.loop.export_wait import beating, wait_for_file
 
 
-def test_work_beats_and_standing_still_does_not(monkeypatch):
+def test_only_progress_renews_the_heartbeat(monkeypatch):
     monkeypatch.setattr(export_wait, "EVERY_SECONDS", 0.05)
     beats = []
     with beating(lambda: beats.append(1)):
@@ -24,7 +24,7 @@ def test_work_beats_and_standing_still_does_not(monkeypatch):
     assert "beating" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_it_ends_with_what_it_watches(monkeypatch):
+def test_waiting_ends_with_the_export(monkeypatch):
     monkeypatch.setattr(export_wait, "EVERY_SECONDS", 0.05)
     try:
         with beating(lambda: None):

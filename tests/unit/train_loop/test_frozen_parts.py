@@ -76,12 +76,12 @@ def losses(tmp_path_factory, data, base):
     return of
 
 
-def test_the_base_has_learned(losses):
+def test_base_model_is_trained(losses):
     _, plain = losses()
     assert plain[1] < 3.5
 
 
-def test_looked_up_on_the_host_nothing_differs_by_a_bit(losses, base):
+def test_host_lookup_is_bit_identical(losses, base):
     tied = AutoConfig.from_pretrained(base).tie_word_embeddings
     # A tied table leaves the device only if the head has its own copy there.
     beside = {"frozen_head": "8bit"} if tied else {}
@@ -89,14 +89,14 @@ def test_looked_up_on_the_host_nothing_differs_by_a_bit(losses, base):
 
 
 @pytest.mark.parametrize("bits", TOLERANCES)
-def test_with_a_head_in_fewer_bits_losses_are_within_what_is_stated(losses, bits):
+def test_quantized_head_losses_are_within_the_stated_error(losses, bits):
     _, plain = losses()
     _, found = losses(frozen_head=bits)
     assert found != plain
     assert found == pytest.approx(plain, rel=TOLERANCES[bits])
 
 
-def test_it_resumes_to_the_bit(losses, data, base, tmp_path):
+def test_training_resumes_bit_for_bit(losses, data, base, tmp_path):
     frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
     bench, whole = losses(**frozen)
     rest = bench_of(tmp_path, data, {"base": base, "adapter": {**PLAIN, **frozen}})
@@ -106,7 +106,7 @@ def test_it_resumes_to_the_bit(losses, data, base, tmp_path):
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_checkpoints_and_adapters_hold_nothing_of_it(losses):
+def test_checkpoints_and_adapters_exclude_frozen_parts(losses):
     bench, _ = losses(frozen_embeddings="host", frozen_head="4bit")
     plain, _ = losses()
     held = [
@@ -120,7 +120,7 @@ def test_checkpoints_and_adapters_hold_nothing_of_it(losses):
     assert sizes[0] == sizes[1]
 
 
-def test_what_leaves_is_an_ordinary_model_with_the_bases_own_weights(tmp_path, data, base):
+def test_export_is_an_ordinary_model_with_the_bases_weights(tmp_path, data, base):
     adapter = {**PLAIN, "frozen_head": "4bit", "frozen_embeddings": "host", "merge": True}
     bench = bench_of(tmp_path, data, {"base": base, "adapter": adapter})
     bench.train_here()
@@ -167,7 +167,7 @@ def steps_in_4_bits(data, base, **frozen):
     return found
 
 
-def test_all_that_a_small_card_needs_learns_together(data, base):
+def test_all_small_card_settings_work_together(data, base):
     tied = AutoConfig.from_pretrained(base).tie_word_embeddings
     plain = steps_in_4_bits(data, base)
     if not tied:
@@ -178,7 +178,7 @@ def test_all_that_a_small_card_needs_learns_together(data, base):
 
 
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
-def test_two_ranks_have_it_each(losses, data, base, tmp_path):
+def test_two_ranks_train_with_frozen_parts(losses, data, base, tmp_path):
     frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
     model = {"base": base, "adapter": {**PLAIN, "dropout": 0.0, **frozen}}
     compute = {"device": "cpu", "nproc_per_node": 2}
@@ -194,7 +194,7 @@ def llama(**fields):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_model_is_counted_as_large_as_it_is(tied):
+def test_parameter_count_includes_frozen_parts(tied):
     model = llama(tie_word_embeddings=tied)
     count, table = parameter_count(model), 64 * 64
     assert count == sum(item.numel() for item in model.parameters())
@@ -205,7 +205,7 @@ def test_the_model_is_counted_as_large_as_it_is(tied):
     assert parameter_count(adapted) == count + trained + tied * table
 
 
-def test_the_table_stays_where_it_is_and_counts_as_no_part_of_the_device():
+def test_host_embeddings_are_not_on_the_device():
     adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="8bit")
     model = attach(llama(), adapter)
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -239,19 +239,19 @@ def test_the_table_stays_where_it_is_and_counts_as_no_part_of_the_device():
         ),
     ],
 )
-def test_a_model_that_cannot_be_kept_so_is_refused(fields, frozen, told):
+def test_unsupported_model_is_rejected(fields, frozen, told):
     with pytest.raises(BadInput, match=told) as error:
         attach(llama(**fields), AdapterConfig(kind="lora", **frozen))
     assert error.value.remedy
 
 
 @pytest.mark.parametrize("frozen", [{"frozen_embeddings": "host"}, {"frozen_head": "8bit"}])
-def test_a_model_that_names_no_such_parts_is_refused(frozen):
+def test_model_without_named_embeddings_is_rejected(frozen):
     with pytest.raises(BadInput, match=f"{next(iter(frozen))}.* but None"):
         lighten(torch.nn.Linear(64, 64), AdapterConfig(kind="lora", **frozen))
 
 
-def test_a_second_time_changes_nothing():
+def test_applying_twice_changes_nothing():
     adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="4bit")
     model = llama()
     lighten(model, adapter)
@@ -260,7 +260,7 @@ def test_a_second_time_changes_nothing():
     assert (model.get_input_embeddings(), model.get_output_embeddings()) == parts
 
 
-def test_a_head_with_an_adapter_of_its_own_is_refused():
+def test_head_with_an_adapter_of_its_own_is_rejected():
     adapter = AdapterConfig(kind="lora", targets=["lm_head"], frozen_head="8bit")
     with pytest.raises(BadInput, match="not a plain linear layer but peft"):
         attach(llama(), adapter)

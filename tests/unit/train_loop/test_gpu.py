@@ -44,11 +44,11 @@ def test_utilization_is_a_share(driver):
 
 
 @pytest.mark.parametrize("fault", [{"init": 9}, {"rates": 3}])
-def test_a_driver_that_does_not_say_it(driver, fault):
+def test_driver_that_does_not_say_it(driver, fault):
     assert utilization_of("GPU-1", driver(**fault))() is None
 
 
-def test_a_gpu_that_the_driver_does_not_have(driver):
+def test_gpu_that_the_driver_does_not_have(driver):
     assert utilization_of("GPU-2", driver())() is None
 
 

@@ -14,7 +14,7 @@ from support.training import GPT2, LLAMA, VOCABULARY
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_it_is_the_formula_of_the_models_own_shape(make_bench, config):
+def test_memory_follows_the_models_own_shape(make_bench, config):
     parts = make_bench(model={"config": config}, training={"max_steps": 1}).train_here().parts
     setting = Setting(length=48, recompute=True, accumulates=True, cuda=False)
     shape = shape_of({**config, "vocab_size": VOCABULARY})
@@ -22,7 +22,7 @@ def test_it_is_the_formula_of_the_models_own_shape(make_bench, config):
     assert least_memory(parts) == peak_memory(shape, setting).total
 
 
-def test_a_model_that_does_not_say_how_it_is_built_is_not_known(make_bench):
+def test_model_without_a_configuration_is_unknown(make_bench):
     parts = make_bench(training={"max_steps": 1}).train_here().parts
     parts.strategy.module = torch.nn.Linear(2, 2)
     assert least_memory(parts) == 0

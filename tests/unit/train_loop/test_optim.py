@@ -53,14 +53,14 @@ def trainer_of(tmp_path, model, **arguments):
     )
 
 
-def test_fields_have_the_names_of_transformers():
+def test_fields_have_transformers_names():
     unknown = set(TrainingConfig.model_fields) - set(TrainingArguments.__dataclass_fields__)
 
     assert unknown == OURS_ALONE
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=lambda item: item["model_type"])
-def test_weight_decay_spares_what_trainer_spares(tmp_path, config):
+def test_weight_decay_excludes_what_trainer_excludes(tmp_path, config):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config, vocab_size=VOCABULARY))
     trainer = trainer_of(tmp_path, model, weight_decay=0.1, learning_rate=1e-3)
 
@@ -84,7 +84,7 @@ def decays(model, optimizer):
 @pytest.mark.parametrize(
     "kind", ["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
 )
-def test_schedules_are_trainers(tmp_path, kind, warmup):
+def test_schedules_match_trainer(tmp_path, kind, warmup):
     model = torch.nn.Linear(2, 2)
     training = TrainingConfig(lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=1e-3)
     trainer = trainer_of(
@@ -98,14 +98,14 @@ def test_schedules_are_trainers(tmp_path, kind, warmup):
     assert ours == rates(trainer.optimizer, trainer.lr_scheduler)
 
 
-def test_a_peak_below_the_end_of_a_polynomial_schedule_is_refused():
+def test_peak_below_the_end_of_a_polynomial_schedule_is_rejected():
     training = TrainingConfig(lr_scheduler_type="polynomial", learning_rate=1e-7)
     optimizer = OptimizerBuilder(training)(torch.nn.Linear(2, 2))
     with pytest.raises(BadInput, match=r"1e-07: .* polynomial ends with 1e-07"):
         build_scheduler(optimizer, training, STEPS)
 
 
-def test_template_of_ranks_imports_nothing_that_only_few_models_need():
+def test_rank_template_imports_no_rarely_used_packages():
     rare = ["peft", "bitsandbytes", "deepspeed", "mlflow", "datasets", "sklearn", "kfp"]
     code = (
         f"import sys, {', '.join(RANK_IMPORTS)}\n"
@@ -134,7 +134,7 @@ def rates(optimizer, scheduler):
         ({"num_train_epochs": 3, "global_batch_size": 32}, 5, 1),
     ],
 )
-def test_steps_of_the_whole_training(settings, rows, expected):
+def test_total_steps_are_computed(settings, rows, expected):
     assert total_steps(TrainingConfig(**settings), rows) == expected
 
 

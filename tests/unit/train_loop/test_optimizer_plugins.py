@@ -67,7 +67,7 @@ def picky(monkeypatch, tmp_path):
         ("lr_scheduler_type", "constant, constant_with_warmup, cosine, linear, polynomial"),
     ],
 )
-def test_unknown_names_are_refused_with_the_known_ones(field, known):
+def test_unknown_names_are_rejected_with_the_known_ones(field, known):
     with pytest.raises(ConfigError, match=rf"training\.{field} = 'none_such'.*{known}"):
         from_mapping({**MINIMAL, "training": {field: "none_such"}})
 
@@ -84,27 +84,27 @@ def test_unknown_names_are_refused_with_the_known_ones(field, known):
         ({"training": {"fp16": True}}, "it cannot skip an update, and training.fp16 is true"),
     ],
 )
-def test_what_an_optimizer_does_not_support_is_refused(picky, sections, problem):
+def test_unsupported_settings_of_an_optimizer_are_rejected(picky, sections, problem):
     training = {"optim": "picky", **sections.pop("training", {})}
     with pytest.raises(ConfigError, match=rf"training\.optim = 'picky': {problem}") as error:
         from_mapping({**MINIMAL, "training": training, **sections})
     assert "use adamw_torch, or change" in error.value.message
 
 
-def test_fallbacks_leave_out_what_an_optimizer_does_not_support(picky):
+def test_fallbacks_skip_what_an_optimizer_does_not_support(picky):
     config = from_mapping({**MINIMAL, "training": {"optim": "picky"}})
     excluded = {name: config.conflict_with(name) for name in ("fsdp", "zero3", "cpu")}
     assert excluded == {"fsdp": "", "zero3": "training.optim picky", "cpu": "training.optim picky"}
 
 
-def test_a_rate_that_does_not_fall_to_the_schedules_last_one_is_refused(picky):
+def test_peak_rate_below_the_schedules_last_rate_is_rejected(picky):
     training = {"lr_scheduler_type": "picky", "learning_rate": 1e-4}
     with pytest.raises(ConfigError, match=r"learning_rate = 0\.0001: .* picky ends with 0\.0001"):
         from_mapping({**MINIMAL, "training": training})
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_bnb_8bit", "lion"])
-def test_the_planner_knows_the_bytes_of_the_state(installed, optim):
+def test_planner_knows_the_bytes_of_the_state(installed, optim):
     config = {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     optimizer = OptimizerBuilder(TrainingConfig(optim=optim, learning_rate=1e-3))(model)
@@ -122,7 +122,7 @@ def test_the_planner_knows_the_bytes_of_the_state(installed, optim):
     assert planned == pytest.approx(sum(tensors.values()), rel=0.03 if "8bit" in optim else 1e-9)
 
 
-def test_ranks_share_the_state(installed):
+def test_ranks_shard_the_state(installed):
     shape = shape_of({**LLAMA, "vocab_size": 512})
     alone = states(shape, Setting(length=64, optim="lion")).optimizer
     shared = states(shape, Setting(length=64, optim="lion", strategy="fsdp", ranks=2)).optimizer
@@ -148,7 +148,7 @@ def test_validation_and_planning_import_no_torch(example):
     assert done.stdout == "4.0 False\n", done.stderr
 
 
-def test_the_rate_rises_stays_and_falls(installed):
+def test_learning_rate_rises_stays_and_falls(installed):
     training = TrainingConfig(
         lr_scheduler_type="warmup_stable_decay", learning_rate=1.0, warmup_steps=2
     )
@@ -161,7 +161,7 @@ def test_the_rate_rises_stays_and_falls(installed):
     assert rates == pytest.approx([0, 0.5, *[1] * 9, 0.5, 0])
 
 
-def test_a_spec_is_the_package_s_own_object(installed):
+def test_spec_is_the_packages_object(installed):
     from steadytrain_example.optimizers import LION
 
     assert optimizer_spec("lion") is LION

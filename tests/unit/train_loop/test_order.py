@@ -32,7 +32,7 @@ def test_each_epoch_sees_every_row_once_and_no_tail_is_dropped(grouped, rows, ba
         assert sorted(stream[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
 
 
-def test_the_order_depends_on_seed_epoch_and_position_alone():
+def test_order_depends_on_seed_epoch_and_position_alone():
     first, again, other = RowOrder(50, 1), RowOrder(50, 1), RowOrder(50, 2)
     again.take(170, 3)
 
@@ -41,7 +41,7 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
     assert first.take(0, 50) != other.take(0, 50)
 
 
-def test_an_empty_training_side_is_refused():
+def test_empty_training_side_is_rejected():
     with pytest.raises(DataError, match="training side has no rows"):
         order_of(Rows([]), None, TrainingConfig())
 
@@ -80,7 +80,7 @@ def take(tmp_path, monkeypatch):
         ("negative", "[-1] + [0] * (count - 1)", "rows -1 to 0"),
     ],
 )
-def test_order_that_returns_other_rows_than_asked_is_named(take, name, returned, message):
+def test_order_that_returns_wrong_rows_is_reported(take, name, returned, message):
     with pytest.raises(
         BadInput, match=rf"training.order = '{name}': .* returned {message}"
     ) as caught:
@@ -123,7 +123,7 @@ class Plugin:
 """
 
 
-def test_an_order_gets_its_options(tmp_path, monkeypatch):
+def test_order_gets_its_options(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, "strided", STRIDED))
     options = {"order": "strided", "order_options": {"stride": 3}}
     assert order_of(range(40), None, TrainingConfig(**options)).take(0, 4) == [0, 3, 6, 9]
@@ -135,7 +135,7 @@ def test_an_order_gets_its_options(tmp_path, monkeypatch):
         TrainingConfig(order_options={"stride": 3})
 
 
-def test_unknown_order_is_refused_with_the_known_ones(make_bench):
+def test_unknown_order_is_rejected_with_the_known_ones(make_bench):
     with pytest.raises(ConfigError, match="no installed package has shuffled") as caught:
         make_bench(training={"order": "shuffled"})
     assert "use one of seeded" in str(caught.value)
@@ -147,7 +147,7 @@ def padding(order, lengths, batch, batches):
     return 1 - sum(map(np.sum, stream)) / sum(len(part) * part.max() for part in stream)
 
 
-def test_rows_of_a_global_batch_are_about_equally_long():
+def test_rows_of_a_global_batch_have_similar_lengths():
     lengths = np.random.default_rng(0).geometric(1 / 60, 4003).astype(np.int32)
     grouped, plain = RowOrder(4003, 1, lengths, 16), RowOrder(4003, 1)
 
@@ -156,7 +156,7 @@ def test_rows_of_a_global_batch_are_about_equally_long():
     assert padding(grouped, lengths, 16, 750) < 0.1
 
 
-def test_lengths_change_no_pool_and_batches_keep_no_order_of_length():
+def test_grouping_keeps_pools_and_shuffles_batches():
     rows, batch = 2 * GROUPED_BATCHES * 8, 8
     lengths = np.random.default_rng(0).integers(1, 500, rows).astype(np.int32)
     grouped, plain = RowOrder(rows, 1, lengths, batch), RowOrder(rows, 1)
@@ -166,7 +166,7 @@ def test_lengths_change_no_pool_and_batches_keep_no_order_of_length():
     assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.3
 
 
-def test_grouped_too_the_order_depends_on_the_position_alone():
+def test_grouped_order_depends_only_on_the_position():
     lengths = np.random.default_rng(0).integers(1, 90, 50).astype(np.int32)
     first, again = (RowOrder(50, 1, lengths, 4) for _ in range(2))
     again.take(170, 3)

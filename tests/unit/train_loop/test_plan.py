@@ -29,7 +29,7 @@ def test_micro_batch_and_accumulation(batch, world, micro, expected):
 
 
 @given(share=st.integers(1, 300), world=st.integers(1, 128))
-def test_the_global_batch_never_changes(share, world):
+def test_global_batch_never_changes(share, world):
     plan = plan_batch(share * world, world)
 
     assert plan.global_batch_size == share * world
@@ -44,7 +44,7 @@ def test_the_global_batch_never_changes(share, world):
         (4, 2, 8, "micro_batch_size = 8 does not divide the 2 sequences"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(batch, world, micro, message):
+def test_indivisible_batch_is_rejected(batch, world, micro, message):
     with pytest.raises(BadInput, match=message) as error:
         plan_batch(batch, world, micro)
 

@@ -62,7 +62,7 @@ def _parts(task: _Task) -> Any:
     )
 
 
-def test_shares_come_as_without_it_whatever_the_first_step_is():
+def test_prefetched_batches_equal_direct_ones_from_any_step():
     plain = [take_share(_parts(_Task()), step) for step in range(STEPS)]
     for first in (0, 3):
         with closing(Prefetch(_parts(_Task()))) as data:
@@ -85,7 +85,7 @@ def test_one_step_is_fetched_ahead_and_no_more():
     assert len(task.collated) == STEPS * BATCH
 
 
-def test_while_the_next_share_is_late_the_one_in_use_is_there():
+def test_slow_prefetch_does_not_block_the_current_batch():
     task = _Task()
     task.gate = threading.Semaphore(2)
     with closing(Prefetch(_parts(task))) as data:
@@ -94,7 +94,7 @@ def test_while_the_next_share_is_late_the_one_in_use_is_there():
         assert data.take(1).weight == BATCH
 
 
-def test_what_a_later_share_raises_is_raised_when_its_step_comes():
+def test_prefetch_error_is_raised_at_its_step():
     rows = RowOrder(ROWS, seed=3).take(2 * BATCH, BATCH)
     with closing(Prefetch(_parts(_Task(fails=rows[0])))) as data:
         data.take(0)
@@ -110,7 +110,7 @@ def test_closing_leaves_no_thread():
     assert threading.active_count() == before
 
 
-def test_plain_values_of_a_batch_stay_as_they_are():
+def test_scalars_of_a_batch_are_unchanged():
     moved = to_device({"rows": torch.ones(2), "lengths": [1, 2]}, torch.device("meta"))
     assert moved["rows"].is_meta
     assert moved["lengths"] == [1, 2]
@@ -128,7 +128,7 @@ class Fails(CausalLanguageModel):
         return super().collate(rows)
 
 
-def test_steps_before_the_one_whose_data_fail_are_taken(make_bench):
+def test_steps_before_a_data_failure_complete(make_bench):
     bench = make_bench(
         task="tests.unit.train_loop.test_prefetch:Fails", training={"micro_batch_size": 4}
     )
@@ -138,7 +138,7 @@ def test_steps_before_the_one_whose_data_fail_are_taken(make_bench):
     assert steps == [1, 2, 3]
 
 
-def test_the_share_of_waiting_is_reported(make_bench):
+def test_waiting_share_is_reported(make_bench):
     bench = make_bench(training={"micro_batch_size": 4})
     bench.train_here()
     assert result_of(bench).outcome == "finished"

@@ -30,7 +30,7 @@ def noted(scores, *, greater_is_better=False, **settings):
         ([math.inf, math.nan], False, (0, None)),
     ],
 )
-def test_the_best_is_the_first_of_the_best_finite_scores(scores, greater, best):
+def test_best_is_the_first_of_the_best_finite_scores(scores, greater, best):
     progress = noted(scores, greater_is_better=greater)
 
     assert (progress.best_step, progress.best_score) == best

@@ -27,17 +27,17 @@ def settled(count=128, level=3.0, noise=0.1, seed=0):
     return [draw.gauss(level, noise) for _ in range(count)]
 
 
-def test_spike_is_above_the_noise():
+def test_spike_stands_above_the_noise():
     assert max(settled(seed=1)) < limit(settled()) < 7
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_losses_that_are_not_finite_do_not_blind_it(wrong):
+def test_non_finite_losses_do_not_disable_detection(wrong):
     """One NaN in a window makes a mean NaN, and no loss is above that."""
     assert limit([wrong, *settled(127)]) == pytest.approx(limit(settled(127)))
 
 
-def test_a_spike_in_the_window_does_not_hide_the_next():
+def test_spike_in_the_window_does_not_hide_the_next():
     assert limit([*settled(127), 9.0]) < 7
 
 
@@ -51,7 +51,7 @@ def test_a_spike_in_the_window_does_not_hide_the_next():
     ],
     ids=["no step yet", "under half a window", "switched off", "nothing finite"],
 )
-def test_while_too_little_is_known_nothing_is_a_spike(losses, first, changes):
+def test_too_few_losses_give_no_spike(losses, first, changes):
     assert limit(losses, first, **changes) == math.inf
 
 
@@ -98,7 +98,7 @@ def poisoned(tmp_path):
     return make
 
 
-def test_a_batch_that_contradicts_what_was_learned_is_a_spike(poisoned):
+def test_batch_that_contradicts_what_was_learned_is_a_spike(poisoned):
     run = poisoned("seen", spike_window=20)
     with pytest.raises(Diverged, match=f"at step {GUILTY + 1}: .* spike"):
         run.train_here()

@@ -61,7 +61,7 @@ def test_training_run_reports_what_it_does(make_bench):
     assert (result.metric, result.model) == ("loss", str(workspace.model))
 
 
-def test_the_reported_loss_is_the_mean_since_the_last_report(make_bench):
+def test_reported_loss_is_the_mean_since_the_last_report(make_bench):
     each, every_third = make_bench("each"), make_bench("third", training={"logging_steps": 3})
     for bench in (each, every_third):
         bench.train_here()
@@ -78,7 +78,7 @@ def test_the_reported_loss_is_the_mean_since_the_last_report(make_bench):
     assert triple[3] == pytest.approx(expected, rel=1e-9)
 
 
-def test_micro_batches_change_nothing_but_the_rounding(make_bench):
+def test_micro_batches_change_only_rounding(make_bench):
     found = []
     for micro in (1, 2, 4):
         bench = make_bench(f"micro-{micro}", training={"micro_batch_size": micro})
@@ -108,7 +108,7 @@ def test_equal_runs_are_equal_and_other_seeds_differ(make_bench):
     ],
     ids=lambda item: next(iter(item)),
 )
-def test_other_ways_of_training_learn_the_same(make_bench, settings):
+def test_other_training_options_learn_the_same(make_bench, settings):
     plain, other = make_bench("plain"), make_bench("other", training=settings)
     plain.train_here()
     other.train_here()
@@ -121,7 +121,7 @@ def test_other_ways_of_training_learn_the_same(make_bench, settings):
 
 
 @pytest.mark.long
-def test_compiled_layers_learn_the_same_and_resume_to_the_bit(make_bench):
+def test_compiled_layers_learn_the_same_and_resume_bit_for_bit(make_bench):
     """Rows differ in length: the resumed run starts with a different length than the first."""
     plain = make_bench("plain")
     plain.train_here()
@@ -163,7 +163,7 @@ def test_deterministic_mode_trains(make_bench):
         ({"training": {"fp16": True}, "compute": {"device": "cpu"}}, "that needs a CUDA device"),
     ],
 )
-def test_bad_settings_are_refused_before_the_first_step(make_bench, sections, message):
+def test_bad_settings_are_rejected_before_the_first_step(make_bench, sections, message):
     bench = make_bench(**sections)
 
     with pytest.raises(BadInput, match=message) as error:
@@ -174,7 +174,7 @@ def test_bad_settings_are_refused_before_the_first_step(make_bench, sections, me
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_refused(make_bench):
+def test_missing_device_is_rejected(make_bench):
     with pytest.raises(BadInput, match="finds no CUDA device"):
         make_bench(compute={"device": "cuda"}).train_here()
 
@@ -199,7 +199,7 @@ def test_divergence_fails_at_its_step_and_commits_nothing(make_bench, monkeypatc
 
 
 @pytest.mark.parametrize("content", ["pruned", "stopped", ""])
-def test_a_stop_file_ends_training_at_a_step_with_a_checkpoint(make_bench, monkeypatch, content):
+def test_stop_file_ends_training_at_a_step_with_a_checkpoint(make_bench, monkeypatch, content):
     bench = make_bench(
         task="support.faults:Stops",
         training={"micro_batch_size": 4},
@@ -218,7 +218,7 @@ def test_a_stop_file_ends_training_at_a_step_with_a_checkpoint(make_bench, monke
     assert events_of(bench.workspace, TrainingFinished) == []
 
 
-def test_an_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch):
+def test_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch):
     """Use PyTorch's own scaler on the CPU. float16 itself needs a GPU."""
     from steadytrain.components.train.loop import setup
 
@@ -245,7 +245,7 @@ def test_an_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch)
     assert result_of(bench).outcome == "finished"
 
 
-def test_an_export_that_cannot_be_written_leaves_nothing_half(make_bench, monkeypatch):
+def test_export_that_cannot_be_written_leaves_nothing_half(make_bench, monkeypatch):
     from steadytrain.components.tasks.causal_lm import LanguageModelPackager
 
     def full_disk(self, model, folder):
@@ -261,7 +261,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_half(make_bench, monkey
     assert not [path for path in bench.workspace.folder.iterdir() if "model" in path.name]
 
 
-def test_a_second_export_replaces_the_first(make_bench):
+def test_second_export_replaces_the_first(make_bench):
     bench = make_bench()
     bench.train_here()
     first = weights_digest(bench.workspace)
@@ -272,7 +272,7 @@ def test_a_second_export_replaces_the_first(make_bench):
     assert not list(bench.workspace.folder.glob(".*model*"))
 
 
-def test_a_model_whose_run_is_taken_over_while_it_is_written_stays_out(make_bench, monkeypatch):
+def test_export_of_a_superseded_run_is_discarded(make_bench, monkeypatch):
     from steadytrain.components.tasks.causal_lm import LanguageModelPackager
 
     bench, export = make_bench(), LanguageModelPackager.export
@@ -291,7 +291,7 @@ def test_a_model_whose_run_is_taken_over_while_it_is_written_stays_out(make_benc
     assert (bench.workspace.model / "put in place by another").exists()
 
 
-def test_a_rank_without_its_specification_says_so(tmp_path):
+def test_missing_rank_specification_is_reported(tmp_path):
     with pytest.raises(BadInput, match=r"spec\.json"):
         Rank(AttemptFolder(tmp_path)).run()
 
@@ -302,7 +302,7 @@ def changed_spec(folder, **changes):
     return folder
 
 
-def test_a_lower_learning_rate_holds_after_the_state_is_loaded(make_bench):
+def test_lower_learning_rate_holds_after_the_state_is_loaded(make_bench):
     bench = make_bench()
     bench.train_here()
     before = {event.step: event.learning_rate for event in events_of(bench.workspace, TrainingStep)}
@@ -318,7 +318,7 @@ def test_a_lower_learning_rate_holds_after_the_state_is_loaded(make_bench):
     assert after == pytest.approx({step: 0.1 * before[step] for step in (4, 5, 6)})
 
 
-def test_an_open_learning_rate_is_as_it_was_decided_before(make_bench):
+def test_unset_learning_rate_keeps_its_earlier_decision(make_bench):
     """The rules of a later version do not change it."""
     bench = make_bench(training={"learning_rate": None, "warmup_steps": 1})
     earlier = Decision("training.learning_rate", 0.25, "by an earlier version's rules")
@@ -329,7 +329,7 @@ def test_an_open_learning_rate_is_as_it_was_decided_before(make_bench):
     assert max(event.learning_rate for event in events_of(bench.workspace, TrainingStep)) == 0.25
 
 
-def test_the_plan_can_ask_for_activation_checkpointing(make_bench):
+def test_plan_can_ask_for_activation_checkpointing(make_bench):
     bench = make_bench()
     folder = changed_spec(bench.attempt(), batch=BatchSettings(2, gradient_checkpointing=True))
     rank = Rank(AttemptFolder(folder))
@@ -346,7 +346,7 @@ def test_model_without_checkpointing_support_fails_with_memory_as_the_cause(make
         Rank(AttemptFolder(folder)).run()
 
 
-def test_activations_cannot_be_recomputed_by_a_model_without_that(make_bench):
+def test_model_without_recomputation_is_rejected(make_bench):
     bench = make_bench(
         model={"config": {"model_type": "ctrl", "n_embd": 32, "n_layer": 1, "n_head": 2}},
         training={"gradient_checkpointing": True},

@@ -74,7 +74,7 @@ def test_adapters_alone_and_merged_are_the_same_model_to_plain_transformers(adap
     assert not torch.allclose(logits(merged), logits(before), atol=1e-2)
 
 
-def test_adapters_leave_alone_and_merged_ones_whole(adapted):
+def test_adapters_are_exported_alone_or_merged(adapted):
     sizes = [
         sum(path.stat().st_size for path in adapted[merge].workspace.model.glob("*.safetensors"))
         for merge in (False, True)
@@ -84,7 +84,7 @@ def test_adapters_leave_alone_and_merged_ones_whole(adapted):
     assert not (adapted[True].workspace.model / "adapter_config.json").exists()
 
 
-def test_for_judging_adapters_are_added_to_the_base(adapted, data):
+def test_adapters_are_evaluated_on_their_base(adapted, data):
     bench = adapted[False]
     loaded = LanguageModelPackager(bench.config, data).load_exported(bench.workspace.model)
     merged = AutoModelForCausalLM.from_pretrained(adapted[True].workspace.model)
@@ -114,7 +114,7 @@ def test_adapters_are_not_added_to_another_base(adapted, base, data, tmp_path):
     assert weights_digest(forged) != judged
 
 
-def test_checkpoints_hold_the_adapters_alone(adapted):
+def test_checkpoints_hold_only_the_adapters(adapted):
     bench = adapted[False]
     (checkpoint, *_) = sorted(bench.workspace.checkpoints.glob("step-*"))
     names = [path.name for path in checkpoint.glob("*.model.safetensors")]
@@ -124,7 +124,7 @@ def test_checkpoints_hold_the_adapters_alone(adapted):
     assert size < whole / 2
 
 
-def test_a_classifiers_new_head_is_trained_whole(tmp_path, base):
+def test_classifiers_new_head_is_trained_whole(tmp_path, base):
     labels = ["a", "b", "c"]
     data = write_data(
         tmp_path / "data",
@@ -142,14 +142,14 @@ def test_a_classifiers_new_head_is_trained_whole(tmp_path, base):
     assert torch.allclose(logits(loaded["model"]), logits(plain), atol=1e-5)
 
 
-def test_layers_that_the_model_does_not_have_are_refused(base):
+def test_layers_that_the_model_does_not_have_are_rejected(base):
     model = AutoModelForCausalLM.from_pretrained(base)
     with pytest.raises(BadInput, match=r"model\.adapter\.targets = \['nothing'\]"):
         attach(model, AdapterConfig(kind="lora", targets=["nothing"]))
 
 
 @pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
-def test_a_table_with_two_uses_gets_no_adapters(target):
+def test_table_with_two_uses_gets_no_adapters(target):
     """If trained for one use, they would also change the other use in the exported model."""
     adapter = AdapterConfig(kind="lora", rank=4, targets=[target])
     for tied in (False, True):
@@ -173,7 +173,7 @@ def test_defaults_are_those_of_the_rules():
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def test_where_it_computes_in_16_bits_the_frozen_base_has_no_more(tmp_path, data, base):
+def test_frozen_base_is_in_half_precision_if_training_is(tmp_path, data, base):
     model = {"base": base, "adapter": ADAPTER}
     training = {**RECIPE, "bf16": True}
     bench = Bench.make(tmp_path, data, training=training, model=model, compute={"device": "cpu"})
@@ -194,7 +194,7 @@ def quantized(data, base):
     return attach(module, config.model.adapter), LanguageModelPackager(config, data)
 
 
-def test_a_base_in_4_bits_stays_and_its_adapters_learn(quantized):
+def test_base_in_4_bits_stays_and_its_adapters_learn(quantized):
     model, _ = quantized
     kinds = {
         type(parameter).__name__: parameter.dtype
@@ -209,7 +209,7 @@ def test_a_base_in_4_bits_stays_and_its_adapters_learn(quantized):
     assert {item.dtype for item in model.parameters() if item.requires_grad} == {torch.float32}
 
 
-def test_its_adapters_are_judged_beside_the_base_as_it_was(quantized, tmp_path, base):
+def test_four_bit_adapters_are_evaluated_on_the_original_base(quantized, tmp_path, base):
     model, packager = quantized
     export_model(packager, model, tmp_path / "model")
     loaded = packager.load_exported(tmp_path / "model")["model"]
@@ -228,14 +228,14 @@ def test_its_adapters_are_judged_beside_the_base_as_it_was(quantized, tmp_path, 
         ({"compute": {"strategy": "fsdp", "offload": "all"}}, r"compute\.offload = 'all'"),
     ],
 )
-def test_where_there_is_no_cuda_what_needs_it_is_refused(tmp_path, data, base, sections, told):
+def test_cuda_only_adapters_are_rejected_without_cuda(tmp_path, data, base, sections, told):
     model = {"base": base, **sections.pop("model", {})}
     bench = Bench.make(tmp_path, data, model=model, **sections)
     with pytest.raises(BadInput, match=told):
         bench.train_here()
 
 
-def test_beside_stacked_experts_linear_layers_alone_are_adapted():
+def test_only_linear_layers_are_adapted_beside_stacked_experts():
     fields = {**LLAMA, "model_type": "mixtral", "vocab_size": 40, "num_local_experts": 2}
     config = AutoConfig.for_model(**fields)
     model = attach(AutoModelForCausalLM.from_config(config), AdapterConfig(kind="lora"))

@@ -18,7 +18,7 @@ MODEL = {**LLAMA, "hidden_size": 128, "intermediate_size": 344, "num_hidden_laye
 
 
 @pytest.mark.slow
-def test_replicas_exchange_gradients_once_a_step_however_many_micro_batches_it_has(tmp_path):
+def test_replicas_exchange_gradients_once_per_step(tmp_path):
     once, thrice = (Counter(recorded(tmp_path, "ddp", MODEL, times)) for times in (1, 3))
     assert once == thrice
     assert once["c10d::broadcast_"] == 0
@@ -44,7 +44,7 @@ def test_only_buffers_of_the_models_state_are_sent_to_other_ranks():
 
 
 @pytest.mark.slow
-def test_the_weights_of_the_next_layer_are_gathered_before_its_turn(tmp_path):
+def test_next_layers_weights_are_prefetched(tmp_path):
     names = recorded(tmp_path, "fsdp", MODEL, 1)
     middle = names.index("FSDP::pre_backward")
     for turn, begun in (("forward", names[:middle]), ("backward", names[middle:])):

@@ -39,7 +39,7 @@ def single(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_learns_about_the_same_and_resumes(tmp_path, single, name):
+def test_gpu_training_learns_the_same_and_resumes(tmp_path, single, name):
     folder, losses = single
     strategy, offload, training, adapter = CASES[name]
     sections = {"training": {**RECIPE, **training}, "model": MODEL}

@@ -37,24 +37,24 @@ def configured(**compute):
 
 
 @pytest.mark.parametrize("name", plugins.names(plugins.STRATEGIES))
-def test_a_fallback_shards_more(name):
+def test_fallback_shards_more(name):
     spec = strategy_spec(name)
     if spec.fallback:
         assert strategy_spec(spec.fallback).shards > spec.shards
 
 
 @pytest.mark.parametrize("name", plugins.names(plugins.STRATEGIES))
-def test_what_shards_nothing_supports_every_setting_and_offloads_nothing(name):
+def test_replicated_strategy_supports_every_setting_and_offloads_nothing(name):
     spec = strategy_spec(name)
     assert bool(spec.shards) == bool(spec.unsupported) == bool(spec.offloads)
 
 
-def test_a_strategy_of_another_package_is_refused_without_it():
+def test_strategy_of_another_package_is_rejected_without_it():
     with pytest.raises(ConfigError, match="no installed package has fsdp_keep"):
         configured(strategy="fsdp_keep")
 
 
-def test_its_spec_decides_what_a_configuration_may_ask_for(example):
+def test_spec_decides_what_a_configuration_may_use(example):
     assert configured(strategy="fsdp_keep", nproc_per_node=2).compute.strategy == "fsdp_keep"
     with pytest.raises(ConfigError, match=r"compute\.strategy fsdp_keep cannot do that"):
         configured(strategy="fsdp_keep", offload="all")
@@ -63,7 +63,7 @@ def test_its_spec_decides_what_a_configuration_may_ask_for(example):
         from_mapping(content)
 
 
-def test_its_spec_decides_what_memory_it_shares_and_what_it_falls_back_to(example):
+def test_spec_decides_sharded_memory_and_fallback(example):
     setting = Setting(length=8, strategy="fsdp_keep", ranks=2)
     assert setting.shards_weights
     assert setting.shards_gradients

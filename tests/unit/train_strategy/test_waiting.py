@@ -35,7 +35,7 @@ def test_spans_add_up_and_are_taken_once(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", ["loss", "collate"])
-def test_one_rank_that_is_late_leaves_the_other_waiting(tmp_path, slow):
+def test_late_rank_makes_the_other_wait(tmp_path, slow):
     steps = steps_with_a_slow_rank(tmp_path, "ddp", slow)
     # One of the two waits for most of each step. The late one does not wait.
     assert 0.3 < statistics.mean(step.communication_wait for step in steps) < 0.7
@@ -47,7 +47,7 @@ def test_no_waiting_share_is_reported_if_ranks_synchronize_throughout_a_step(tmp
     assert {step.communication_wait for step in steps} == {None}
 
 
-def test_one_rank_has_none_to_wait_for(make_bench):
+def test_single_rank_waits_for_nobody(make_bench):
     bench = make_bench()
     bench.train_here()
     assert {step.communication_wait for step in events_of(bench.workspace, TrainingStep)} == {None}

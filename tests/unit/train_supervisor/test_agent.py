@@ -54,7 +54,7 @@ def ended(attempt):
     return dict(attempt.exits())
 
 
-def test_it_passes_sigterm_on_and_leaves_as_its_ranks_do(folder, agent, wait_for):
+def test_agent_forwards_sigterm_and_exits_like_its_ranks(folder, agent, wait_for):
     process = agent(folder, "wait")
     wait_for(lambda: waiting(folder))
     process.terminate()
@@ -64,17 +64,19 @@ def test_it_passes_sigterm_on_and_leaves_as_its_ranks_do(folder, agent, wait_for
 
 
 @pytest.mark.parametrize(("how", "status"), [("finish", 0), ("crash", 1), ("kill", 1)])
-def test_its_own_status(folder, agent, how, status):
+def test_agent_reports_its_own_status(folder, agent, how, status):
     assert agent(folder, how).wait(60) == status
 
 
-def test_it_stops_its_ranks_when_nobody_renews_the_lease(make_folder, agent):
+def test_agent_stops_its_ranks_when_the_lease_expires(make_folder, agent):
     folder = make_folder(lease_seconds=4)
     assert agent(folder, "wait").wait(60) == 143
     assert not processes_of(folder.path)
 
 
-def test_ranks_that_ignore_it_are_down_before_another_may_begin(make_folder, agent, held, wait_for):
+def test_stubborn_ranks_are_killed_before_another_supervisor_starts(
+    make_folder, agent, held, wait_for
+):
     folder = make_folder(lease_seconds=4, stop_grace_seconds=3600)
     with held(4):
         process = agent(folder, "ignore")
@@ -84,7 +86,7 @@ def test_ranks_that_ignore_it_are_down_before_another_may_begin(make_folder, age
     assert Exits.load(folder.node(0).exits).statuses == {0: -signal.SIGKILL}
 
 
-def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
+def test_rank_that_never_starts_is_a_hang(make_folder, launcher):
     # The agent itself must start within the same time.
     folder = make_folder(start_timeout_seconds=20)
     with launcher("ignore").start(folder) as attempt:
@@ -94,7 +96,7 @@ def test_a_rank_that_never_begins_is_a_hang(make_folder, launcher):
     assert re.search(r"rank 0 silent for 2\d s, not started", failure.message)
 
 
-def test_an_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
+def test_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
     with launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
         os.kill(Beat.read(folder.node(0).heartbeat).pid, signal.SIGKILL)
@@ -114,7 +116,7 @@ def test_frozen_agent_is_a_lost_node(make_folder, launcher, held, wait_for):
     assert not processes_of(folder.path)
 
 
-def test_agent_that_does_not_obey(folder, launcher, wait_for, monkeypatch):
+def test_agent_that_ignores_signals_is_killed(folder, launcher, wait_for, monkeypatch):
     monkeypatch.setattr(agent_module, "_SLACK_SECONDS", 0.5)
     with launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))
@@ -144,7 +146,7 @@ def test_out_of_memory_is_reported_by_the_control_group(folder, agent):
         ("0::/\n", "memory.events"),
     ],
 )
-def test_where_the_kernel_counts(tmp_path, membership, file):
+def test_kernel_counters_are_found(tmp_path, membership, file):
     (tmp_path / "membership").write_text(membership)
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +167,7 @@ sock_throttled 0
 """
 
 
-def test_the_count_of_control_groups_version_2_as_the_kernel_documents_it(tmp_path):
+def test_cgroup_v2_oom_count_is_read_as_documented(tmp_path):
     """This machine may have only version 1. The test above covers a real kill there."""
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     own = tmp_path / "kubepods.slice" / "pod1.scope"
@@ -178,7 +180,7 @@ def test_the_count_of_control_groups_version_2_as_the_kernel_documents_it(tmp_pa
     assert counted == [0, 0, 1, 12]
 
 
-def test_the_root_of_control_groups_version_2_counts_nothing(tmp_path):
+def test_cgroup_v2_root_has_no_oom_count(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     (tmp_path / "membership").write_text("0::/\n")
     assert oom_kills(tmp_path, tmp_path / "membership") == 0
@@ -192,7 +194,7 @@ def test_the_root_of_control_groups_version_2_counts_nothing(tmp_path):
         ("memory.max", "0::/\n"),
     ],
 )
-def test_a_control_groups_limit_is_all_the_memory_there_is(tmp_path, file, membership):
+def test_cgroup_limit_bounds_the_memory(tmp_path, file, membership):
     (tmp_path / "membership").write_text(membership)
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,11 +203,11 @@ def test_a_control_groups_limit_is_all_the_memory_there_is(tmp_path, file, membe
 
 
 @pytest.mark.parametrize("unlimited", ["max", "9223372036854771712"])
-def test_without_a_limit_it_is_the_machines(tmp_path, unlimited):
+def test_memory_without_a_limit_is_the_machines(tmp_path, unlimited):
     (tmp_path / "membership").write_text("0::/\n")
     (tmp_path / "memory.max").write_text(f"{unlimited}\n")
     assert host_memory(tmp_path, tmp_path / "membership") == psutil.virtual_memory().total
 
 
-def test_where_nothing_counts(tmp_path):
+def test_missing_counters_give_no_count(tmp_path):
     assert oom_kills(tmp_path, tmp_path / "missing") == 0

@@ -28,7 +28,7 @@ SETTINGS = st.builds(
 
 @settings(deadline=None)
 @given(faults=st.lists(FAULTS, max_size=30), recovery=SETTINGS, device=st.sampled_from(["cpu", ""]))
-def test_any_history(faults, recovery, device):
+def test_any_history_gives_a_decision(faults, recovery, device):
     run = Run(recovery, device=device)
     for kind, saves, unexplained in faults:
         decision = run.fail(kind, saves=saves, unexplained=unexplained)
@@ -79,7 +79,7 @@ class Spent:
 
 @settings(deadline=None)
 @given(faults=st.lists(FAULTS, max_size=30), recovery=SETTINGS, device=st.sampled_from(["cpu", ""]))
-def test_no_budget_is_ever_overdrawn(faults, recovery, device):
+def test_no_budget_is_ever_exceeded(faults, recovery, device):
     run, spent = Run(recovery, device=device), Spent(recovery)
     for kind, saves, unexplained in faults:
         decision = run.fail(kind, saves=saves, unexplained=unexplained)
@@ -96,7 +96,7 @@ def test_no_budget_is_ever_overdrawn(faults, recovery, device):
 
 @settings(deadline=None)
 @given(data=st.data(), recovery=SETTINGS)
-def test_without_progress_it_always_ends(data, recovery):
+def test_runs_without_progress_always_end(data, recovery):
     run = Run(recovery)
     fallbacks = 5  # from micro-batch 8: 4, 2, 1, activation checkpointing, no snapshot
     divergences = 3
@@ -110,6 +110,6 @@ def test_without_progress_it_always_ends(data, recovery):
 
 
 @given(kinds=st.lists(st.sampled_from(BUDGETED), min_size=1, max_size=60))
-def test_with_progress_between_them_a_run_survives_any_number_of_faults(kinds):
+def test_run_with_progress_survives_any_number_of_faults(kinds):
     run = Run()
     assert all(run.fail(kind, saves=True).action != "stop" for kind in kinds)

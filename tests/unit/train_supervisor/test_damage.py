@@ -38,7 +38,7 @@ def spec(workspace, attempt):
     return AttemptSpec.load(AttemptFolder(workspace.attempts / f"{attempt:04d}").spec)
 
 
-def test_a_batch_is_left_out_although_the_supervisor_died_before_it_decided(
+def test_batch_is_skipped_even_if_the_supervisor_died_before_deciding(
     supervisor, workspace, data, config
 ):
     """Otherwise the same divergence would happen again, and count as the second one."""
@@ -57,7 +57,7 @@ def test_a_batch_is_left_out_although_the_supervisor_died_before_it_decided(
     assert spec(workspace, 2).skipped_batches == (3,)
 
 
-def test_a_ledger_that_refuses_for_a_while_ends_no_run(supervisor, workspace, wait_for):
+def test_temporary_ledger_failure_does_not_end_the_run(supervisor, workspace, wait_for):
     """A file takes the place of the ledger's folder, so the system itself refuses every write."""
     running = supervisor("save")
     folder, ledger = workspace.attempts / "0001", workspace.ledger
@@ -123,9 +123,7 @@ def make_pipe(path):
         ("config.yaml", make_pipe),
     ],
 )
-def test_a_damaged_file_does_not_keep_a_run_from_going_on(
-    supervisor, workspace, config, pattern, harm
-):
+def test_damaged_file_does_not_stop_the_run(supervisor, workspace, config, pattern, harm):
     recovery = config.recovery.model_copy(update={"lease_seconds": 2.0})
     first = supervisor("diverge", decide=stop_after_skip)
     first.run()

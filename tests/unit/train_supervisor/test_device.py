@@ -20,7 +20,7 @@ def tool(tmp_path, monkeypatch):
     return install
 
 
-def test_the_first_gpu_counts(tool):
+def test_first_gpu_counts(tool):
     tool("echo 'NVIDIA A100-SXM4-80GB'; echo 'NVIDIA A100-SXM4-80GB'")
     assert device_name(ComputeConfig()) == "NVIDIA A100-SXM4-80GB"
     assert device_name(ComputeConfig(device="cpu")) == "cpu"
@@ -33,11 +33,11 @@ def test_hidden_gpus_do_not_count(tool, monkeypatch):
 
 
 @pytest.mark.parametrize("script", ["exit 9", "true"])
-def test_a_tool_that_finds_none(tool, script):
+def test_tool_without_gpus_means_cpu(tool, script):
     tool(script)
     assert device_name(ComputeConfig()) == "cpu"
 
 
-def test_no_tool(monkeypatch, tmp_path):
+def test_missing_tool_means_cpu(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert device_name(ComputeConfig()) == "cpu"

@@ -251,7 +251,7 @@ def judge(failure, expected, remedy):
     CITED,
     ids=[row[-1] for row in CITED],
 )
-def test_what_others_have_reported(kind, message, expected, remedy, issue):
+def test_reported_errors_are_classified(kind, message, expected, remedy, issue):
     judge(classify([reported(kind, message)], {0: 1}, {}), expected, remedy)
 
 
@@ -259,18 +259,18 @@ def test_what_others_have_reported(kind, message, expected, remedy, issue):
 @pytest.mark.parametrize(
     ("fault", "expected", "remedy"), CAPTURED, ids=[row[0].__name__ for row in CAPTURED]
 )
-def test_what_fails_here(fault, expected, remedy):
+def test_local_errors_are_classified(fault, expected, remedy):
     judge(told_by(captured.capture(fault)), expected, remedy)
 
 
 @pytest.mark.parametrize(("error", "expected"), OWN, ids=[row[1] for row in OWN])
-def test_what_the_product_raises(error, expected):
+def test_product_errors_are_classified(error, expected):
     failure = told_by(error)
     judge(failure, expected, error.remedy)
     assert "remedy:" not in failure.message
 
 
-def test_secrets_stay_out():
+def test_secrets_are_redacted():
     secret = "hf_" + "a" * 34
     failure = classify([reported("ValueError", f"token {secret}")], {0: 1}, {})
     assert secret not in failure.message
@@ -278,7 +278,7 @@ def test_secrets_stay_out():
     assert secret not in failure.message + failure.traceback
 
 
-def test_the_products_own_errors_speak_for_themselves():
+def test_product_errors_keep_their_message():
     failure = classify([reported("BadInput", "model 'x': none\n  remedy: give one")], {0: 1}, {})
     assert (failure.message, failure.remedy, failure.traceback) == (
         "model 'x': none",
@@ -292,6 +292,6 @@ def test_every_class_has_a_remedy(kind):
     assert kind.remedy
 
 
-def test_a_users_bug_is_not_worth_a_retry():
+def test_user_bug_is_not_retried():
     assert not FailureClass.USER_BUG.retryable
     assert FailureClass.PREEMPTION.retryable

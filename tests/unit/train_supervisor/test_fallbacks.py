@@ -46,7 +46,7 @@ def test_fallbacks_are_tried_in_order_and_listed_at_the_end():
         ("fsdp", "cpu", []),
     ],
 )
-def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
+def test_several_ranks_shard_more_and_more_state(begins, device, walked):
     run = Run(batch=2, ranks=2, device=device)
     run.plan = run.plan.changed(strategy=begins, gradient_checkpointing=True)
     found = []
@@ -56,7 +56,7 @@ def test_several_ranks_share_more_and_more_of_the_state(begins, device, walked):
     assert ("this memory is host memory" in decision.reason) == (device == "cpu")
 
 
-def test_a_rung_that_would_not_help_is_passed_over():
+def test_fallback_that_would_not_help_is_skipped():
     """In the plan's estimate, weights and moments need most memory at any micro-batch."""
     needed = {4: 990, 2: 985, 1: 980}
 
@@ -81,7 +81,7 @@ def test_option_without_sharding_support_skips_the_sharding_fallback():
     ] == "not with training.fp16"
 
 
-def test_a_divergence_skips_then_slows_then_stops():
+def test_divergence_skips_then_slows_then_stops():
     run = Run()
     first, second, third = (run.fail(FailureClass.DIVERGENCE) for _ in range(3))
     assert (first.skipped_batch, first.learning_rate_scale) == (0, 1)
@@ -98,7 +98,7 @@ def test_after_a_new_checkpoint_a_divergence_is_the_first_again():
     assert again.skipped_batch == 1, "the batch that is taken where the first is left out"
 
 
-def test_rungs_are_no_attempts():
+def test_fallbacks_use_no_retry_budget():
     run = Run()
     for kind in (FailureClass.NETWORK, FailureClass.GPU_OOM) * 2:
         assert run.fail(kind).action != "stop"
@@ -118,7 +118,7 @@ SMALLER = ["4 x 2, ", "2 x 4, ", "1 x 8, ", "1 x 8, activation checkpointing, "]
         ("NVIDIA H100", [NO_SNAPSHOT]),
     ],
 )
-def test_host_memory_is_no_matter_of_the_micro_batch_unless_on_the_cpu(device, walked):
+def test_host_oom_halves_the_micro_batch_only_on_a_cpu(device, walked):
     run, found = Run(device=device), []
     while (decision := run.fail(FailureClass.HOST_OOM)).fallback:
         assert (decision.action, decision.delay_seconds) == ("retry_changed", 0)
@@ -140,7 +140,7 @@ def test_rank_killed_for_an_unknown_reason_changes_nothing(device):
     assert Run(device=device).fail(FailureClass.HOST_OOM, unexplained=True).action == "retry"
 
 
-def test_what_was_lowered_stays_lowered():
+def test_lowered_settings_stay_lowered():
     """The fallbacks for one memory stay in effect when the other memory runs out."""
     run = Run(device="NVIDIA H100")
     kinds = [FailureClass.GPU_OOM, FailureClass.HOST_OOM, FailureClass.GPU_OOM]
@@ -153,7 +153,7 @@ def test_what_was_lowered_stays_lowered():
 
 
 @given(share=st.integers(1, 500), world=st.integers(1, 64))
-def test_the_ladder_ends_and_keeps_the_global_batch(share, world):
+def test_fallbacks_end_and_keep_the_global_batch(share, world):
     plan, fallbacks = BatchPlan(BatchSettings(share), 1, world), 0
     known = [item for item in all_fallbacks(["ddp", "fsdp"]) if item.memory == "device"]
     while found := next_fallback(plan, known):

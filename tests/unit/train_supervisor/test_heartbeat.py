@@ -43,7 +43,7 @@ def test_missing_file_is_not_a_beat(tmp_path):
     assert Beat.read(tmp_path / "beat") is None
 
 
-def test_silence_lasts_until_something_changes(clock):
+def test_silence_ends_with_any_change(clock):
     pulse = Pulse(clock)
     clock.now = 5.0
     assert pulse.silence(None) == 5.0
@@ -53,7 +53,7 @@ def test_silence_lasts_until_something_changes(clock):
     assert pulse.silence("b") == 0.0
 
 
-def test_an_observer_that_slept_looks_before_it_judges(clock):
+def test_suspended_observer_checks_again_before_judging(clock):
     pulse = Pulse(clock)
     pulse.silence(1)
     clock.now = 1000.0

@@ -32,7 +32,7 @@ def run(launcher, folder):
         return ended(attempt)
 
 
-def test_a_rank_that_ends_well(launcher, folder):
+def test_rank_exits_cleanly(launcher, folder):
     assert run(launcher("finish"), folder) == {0: 0}
     assert AttemptResult.load(folder.result).outcome == "finished"
 
@@ -41,18 +41,18 @@ def test_a_rank_that_ends_well(launcher, folder):
     ("how", "status", "said"),
     [("crash", 1, "ZeroDivisionError: stand-in"), ("kill", -signal.SIGKILL, "does kill")],
 )
-def test_a_rank_that_fails_alone(launcher, folder, how, status, said):
+def test_failing_rank_is_reported(launcher, folder, how, status, said):
     assert run(launcher(how), folder) == {0: status}
     assert said in folder.log(0).read_text()
 
 
-def test_the_first_of_two_that_fails_comes_first(launcher, folder):
+def test_first_failing_rank_comes_first(launcher, folder):
     exits = run(launcher("1:kill", ranks=2), folder)
     assert next(iter(exits.items())) == (1, -signal.SIGKILL)
     assert not processes_of(folder.path)
 
 
-def test_who_hangs_while_another_failed_is_killed_soon(launcher, folder):
+def test_rank_that_hangs_after_a_failure_is_killed_soon(launcher, folder):
     """torchrun asks it to exit and then waits 30 s. The root cause must still come first."""
     exits = run(launcher("1:crash_late:ignore", ranks=2), folder)
     assert time.time() - folder.log(1).stat().st_mtime < 15
@@ -61,7 +61,7 @@ def test_who_hangs_while_another_failed_is_killed_soon(launcher, folder):
 
 
 @BOTH
-def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_for):
+def test_stopped_ranks_exit_on_their_own(launcher, folder, ranks, wait_for):
     with launcher("wait", ranks=ranks).start(folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
         attempt.stop(60)
@@ -73,7 +73,9 @@ def test_asked_to_stop_each_rank_leaves_by_itself(launcher, folder, ranks, wait_
 
 
 @BOTH
-def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, ranks, wait_for):
+def test_rank_beyond_the_grace_period_is_killed_with_its_children(
+    launcher, folder, ranks, wait_for
+):
     with launcher("ignore", ranks=ranks).start(folder) as attempt:
         wait_for(lambda: len(list(folder.path.glob("waiting-*"))) == ranks)
         attempt.stop(60)
@@ -83,14 +85,14 @@ def test_who_outstays_the_grace_is_killed_with_all_it_started(launcher, folder, 
     assert not processes_of(folder.path)
 
 
-def test_a_stop_before_the_ranks_are_there(launcher, folder):
+def test_stop_before_the_ranks_start(launcher, folder):
     with launcher("ignore", ranks=2).start(folder) as attempt:
         attempt.stop(5)
         assert any(ended(attempt).values())
     assert not processes_of(folder.path)
 
 
-def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait_for):
+def test_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait_for):
     def supervise():
         with launcher("ignore").start(folder) as attempt:
             kept.append(attempt)
@@ -106,7 +108,7 @@ def test_an_error_in_the_supervisor_leaves_nothing_behind(launcher, folder, wait
     assert not processes_of(folder.path)
 
 
-def test_a_process_that_left_its_tree_goes_too(launcher, folder):
+def test_detached_process_is_killed_too(launcher, folder):
     assert run(launcher("orphan"), folder) == {0: 0}
     orphan = int((folder.path / "orphan").read_text())
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
@@ -114,7 +116,7 @@ def test_a_process_that_left_its_tree_goes_too(launcher, folder):
 
 
 @BOTH
-def test_a_launcher_killed_without_warning_takes_the_ranks_along(folder, ranks, wait_for):
+def test_killed_launcher_takes_its_ranks_along(folder, ranks, wait_for):
     rank = str(Path(__file__).with_name("rank.py"))
     program = (
         "import sys, time\n"
@@ -134,7 +136,7 @@ def test_a_launcher_killed_without_warning_takes_the_ranks_along(folder, ranks, 
     wait_for(lambda: not processes_of(folder.path))
 
 
-def test_threads_and_ranks_are_the_attempts_own(launcher, folder, monkeypatch):
+def test_threads_and_ranks_come_from_the_attempt(launcher, folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "64")
     monkeypatch.setenv("MASTER_ADDR", "elsewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
@@ -160,7 +162,7 @@ def test_no_secret_is_on_a_command_line(folder, monkeypatch):
         assert list(RANK_PROGRAM) == arguments[-3:]
 
 
-def test_a_process_that_only_writes_to_a_file_there_is_not_the_attempts(folder, tmp_path):
+def test_process_that_only_writes_there_does_not_belong_to_the_attempt(folder, tmp_path):
     for place in (tmp_path / "console.log", folder.path / "notes.log", folder.path / "log"):
         place.parent.mkdir(parents=True, exist_ok=True)
         with place.open("wb") as output:

@@ -65,7 +65,7 @@ def elsewhere(storage, generation):
     return name, content
 
 
-def test_each_who_holds_it_has_a_generation_of_its_own(storage):
+def test_each_holder_has_its_own_generation(storage):
     for generation in (1, 2, 3):
         with own(storage) as lease:
             assert lease.generation == generation
@@ -73,19 +73,19 @@ def test_each_who_holds_it_has_a_generation_of_its_own(storage):
     assert storage.list() == ["generation-00000003"]
 
 
-def test_a_live_holder_is_named(folder, other):
+def test_live_holder_is_named(folder, other):
     with pytest.raises(RunBusy, match=f"process {other.pid} on "), own(folder):
         pass
 
 
-def test_a_dead_holder_is_succeeded_at_once(folder, other):
+def test_dead_holder_is_superseded_at_once(folder, other):
     other.kill()
     other.wait()
     with own(folder, seconds=3600) as lease:
         assert lease.generation == 2
 
 
-def test_a_process_that_has_the_number_of_a_dead_holder_is_not_the_holder(folder):
+def test_process_with_a_recycled_pid_is_not_the_holder(folder):
     mine = Holder.here()
     stranger = mine.model_copy(update={"born": mine.born - 1})
     folder.write("generation-00000001", stranger.model_dump_json().encode())
@@ -93,7 +93,7 @@ def test_a_process_that_has_the_number_of_a_dead_holder_is_not_the_holder(folder
         assert lease.generation == 2
 
 
-def test_a_stopped_holder_is_succeeded_when_its_time_is_up_and_finds_itself_fenced(folder, other):
+def test_stopped_holder_is_superseded_after_its_lease_and_fenced(folder, other):
     other.send_signal(signal.SIGSTOP)
     try:
         with own(folder, seconds=1.0) as lease:
@@ -104,13 +104,13 @@ def test_a_stopped_holder_is_succeeded_when_its_time_is_up_and_finds_itself_fenc
         other.send_signal(signal.SIGCONT)
 
 
-def test_a_silent_holder_elsewhere_is_succeeded_by_the_observers_own_clock(storage):
+def test_silent_remote_holder_is_superseded_by_the_observers_clock(storage):
     elsewhere(storage, 4)
     with own(storage, seconds=0.5) as lease:
         assert lease.generation == 5
 
 
-def test_a_holder_elsewhere_that_renews_is_left_alone(folder):
+def test_renewing_remote_holder_is_left_alone(folder):
     name, content = elsewhere(folder, 4)
     ended = threading.Event()
 
@@ -131,7 +131,7 @@ def test_a_holder_elsewhere_that_renews_is_left_alone(folder):
         thread.join()
 
 
-def test_a_holder_renews_and_sees_that_it_lost(folder, wait_for):
+def test_holder_renews_and_notices_a_loss(folder, wait_for):
     with own(folder, seconds=0.8) as lease:
         wait_for(lambda: Generations(folder).holder(1).renewed > 2)
         assert not lease.lost
@@ -157,14 +157,14 @@ def test_missing_lease_has_no_holder(folder):
     assert not held(folder)
 
 
-def test_an_agent_gives_up_after_half_of_the_time(folder, wait_for):
+def test_agent_gives_up_after_half_the_lease(folder, wait_for):
     elsewhere(folder, 1)
     renewal = Renewal(folder, 1, seconds=1.0)
     assert not renewal.lapsed()
     wait_for(renewal.lapsed)
 
 
-def test_an_agent_gives_up_when_another_supervisor_has_the_run(folder, wait_for):
+def test_agent_gives_up_when_another_supervisor_holds_the_run(folder, wait_for):
     elsewhere(folder, 1)
     renewal, silent = (Renewal(folder, 1, seconds=40) for _ in range(2))
     assert not renewal.lapsed()
@@ -173,7 +173,7 @@ def test_an_agent_gives_up_when_another_supervisor_has_the_run(folder, wait_for)
     wait_for(renewal.lapsed, 15)
 
 
-def test_storage_that_cannot_be_read_is_silence_not_a_crash(folder, wait_for):
+def test_unreadable_storage_counts_as_silence(folder, wait_for):
     class Broken(LocalStorage):
         def list(self, prefix=""):
             raise StorageError("gone")
@@ -183,7 +183,7 @@ def test_storage_that_cannot_be_read_is_silence_not_a_crash(folder, wait_for):
     wait_for(renewal.lapsed)
 
 
-def test_of_many_that_ask_at_once_one_gets_it(folder):
+def test_one_of_many_concurrent_requests_gets_the_lease(folder):
     enough, answers, ready = threading.Event(), [], threading.Barrier(8)
 
     def told(answer):
@@ -208,7 +208,7 @@ def test_of_many_that_ask_at_once_one_gets_it(folder):
     assert sorted(filter(None, answers)) == [1]
 
 
-def test_a_number_that_was_used_and_cleared_away_is_not_the_lease(folder):
+def test_number_that_was_used_and_cleared_away_is_not_the_lease(folder):
     """A process saw 1 as the last, slept while 2 came and went, and asks for 2."""
     elsewhere(folder, 1)
 
@@ -224,7 +224,7 @@ def test_a_number_that_was_used_and_cleared_away_is_not_the_lease(folder):
 
 
 @pytest.mark.parametrize("answer", [True, StorageError("no hard links")])
-def test_storage_without_conditional_writes_is_refused(folder, answer):
+def test_storage_without_conditional_writes_is_rejected(folder, answer):
     class Simple(LocalStorage):
         def write(self, name, content, *, if_absent=False):
             if if_absent and isinstance(answer, StorageError):

@@ -57,13 +57,13 @@ def ended(attempt, *, time, outcome="failed", step=0):
     return AttemptEnded(time=time, attempt=attempt, outcome=outcome, step=step)
 
 
-def test_an_empty_ledger_begins_at_attempt_one(ledger):
+def test_empty_ledger_begins_at_attempt_one(ledger):
     history = ledger.history()
     assert history.next_attempt == 1
     assert history.seconds == 0
 
 
-def test_the_cost_of_the_newest_checkpoint_is_known(ledger):
+def test_cost_of_the_newest_checkpoint_is_known(ledger):
     ledger.record(started(1))
     assert ledger.history().checkpoint_seconds is None
     ledger.record(saved(1, 4))
@@ -71,7 +71,7 @@ def test_the_cost_of_the_newest_checkpoint_is_known(ledger):
     assert ledger.history().checkpoint_seconds == (0.1, 0.0)
 
 
-def test_a_new_reader_knows_everything(ledger, storage):
+def test_new_reader_knows_everything(ledger, storage):
     decision = DecisionMade(attempt=1, failure_class="network", action="stop", reason="so")
     for event in [
         started(1, time=100),
@@ -98,7 +98,7 @@ def test_line_that_is_not_a_state_is_skipped(ledger, storage):
     assert storage.list() == []
 
 
-def test_an_object_an_event_under_names_that_sort(ledger, storage):
+def test_each_event_is_an_object_with_a_sortable_name(ledger, storage):
     for attempt in range(1, 13):
         ledger.record(started(attempt))
     names = storage.list()
@@ -127,7 +127,7 @@ def test_two_writers_never_take_the_same_number(storage):
     ]
 
 
-def test_what_a_supervisor_writes_after_it_was_succeeded_is_void(storage):
+def test_entries_of_a_superseded_supervisor_are_void(storage):
     """It checked the lease, was suspended for a long time, and writes when it wakes up."""
     leases = LocalStorage(storage.folder.parent / "lease")
     older, newer = (Ledger(storage, run_id="tiny") for _ in range(2))
@@ -146,7 +146,7 @@ def test_what_a_supervisor_writes_after_it_was_succeeded_is_void(storage):
     assert history.attempts[0].ended.time == 110
 
 
-def test_another_schema_version_is_refused_by_name(ledger, storage):
+def test_another_schema_version_is_rejected_by_name(ledger, storage):
     ledger.record(started(1))
     (name,) = storage.list()
     content = json.loads(storage.read(name)) | {"schema_version": 3}
@@ -215,7 +215,7 @@ def written(ledger):
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("number", range(1, 7))
-def test_an_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm, number):
+def test_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm, number):
     before = written(ledger)
     harm(storage.folder / f"{number:08d}.json")
     reader = Ledger(storage, run_id="tiny")
@@ -226,7 +226,7 @@ def test_an_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm
     assert reader.repair(STORY) == []
 
 
-def test_a_flipped_bit_that_is_json_still_never_changes_what_is_left_out(ledger, storage):
+def test_flipped_bit_in_valid_json_never_changes_skipped_batches(ledger, storage):
     before = written(ledger)
     path = storage.folder / "00000005.json"
     flip(path)
@@ -261,7 +261,7 @@ def test_lost_entry_is_an_error_that_says_what_to_do(ledger, storage, harm):
     assert ledger.history().skipped_batches == (9,)
 
 
-def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
+def test_deleted_ledger_is_restored(ledger, storage):
     before = written(ledger)
     shutil.rmtree(storage.folder)
     reader = Ledger(storage, run_id="tiny")
@@ -269,7 +269,7 @@ def test_a_ledger_that_is_gone_is_restored_as_a_whole(ledger, storage):
     assert reader.history() == before
 
 
-def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, storage):
+def test_unknown_attempts_do_not_start_a_new_run(ledger, storage):
     """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
     with pytest.raises(LedgerDamaged, match="attempt 2 left traces") as raised:
         ledger.repair([], attempts=2)
@@ -280,7 +280,7 @@ def test_attempts_that_neither_ledger_nor_events_know_are_no_new_run(ledger, sto
     assert ledger.history().attempts == []
 
 
-def test_what_lies_in_the_folder_beside_entries_is_passed_over(ledger, storage):
+def test_other_files_in_the_folder_are_skipped(ledger, storage):
     before = written(ledger)
     for name in ("notes.txt", "00000003.json~", "1.json", "99999999.json", "other"):
         (storage.folder / name).write_bytes(b"\x00")
@@ -289,7 +289,7 @@ def test_what_lies_in_the_folder_beside_entries_is_passed_over(ledger, storage):
     assert (storage.folder / "00000007.json").is_file()
 
 
-def test_a_write_that_was_refused_and_made_all_the_same_is_there_once(storage):
+def test_rejected_write_that_succeeded_counts_once(storage):
     """On a network file system, the answer may be lost."""
 
     class Lossy(LocalStorage):
@@ -332,7 +332,7 @@ def shrunk(nodes):
     )
 
 
-def test_a_shrink_holds_until_the_configuration_asks_for_other_nodes(ledger):
+def test_shrink_holds_until_the_configuration_changes_nodes(ledger):
     for event in (taken_over(4), started(1), shrunk(3)):
         ledger.record(event)
     assert ledger.history().nodes == 3

@@ -34,7 +34,7 @@ def ended(attempt):
     return dict(attempt.exits())
 
 
-def test_both_end_well(two_nodes, folder, held):
+def test_both_nodes_finish(two_nodes, folder, held):
     with held(60), two_nodes("finish").start(folder) as attempt:
         assert ended(attempt) == {0: 0, 1: 0}
     assert "rank 0" in folder.log(0).read_text()
@@ -49,7 +49,7 @@ def test_other_node_stops_after_a_failure_and_the_cause_comes_first(two_nodes, f
     assert exits[0] != 0
 
 
-def test_a_node_that_is_lost_takes_the_attempt_along(two_nodes, folder, held, wait_for):
+def test_lost_node_ends_the_attempt(two_nodes, folder, held, wait_for):
     with held(60), two_nodes("wait").start(folder) as attempt:
         wait_for(lambda: all((folder.path / f"waiting-{rank}").exists() for rank in (0, 1)))
         os.kill(Beat.read(folder.node(1).heartbeat).pid, signal.SIGKILL)

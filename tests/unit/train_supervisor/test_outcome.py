@@ -41,7 +41,9 @@ def told(folder, outcome):
         (None, {0: 0}, None, "failed", "unknown"),
     ],
 )
-def test_endings(folder, result, exits, requested, outcome, failure_class):
+def test_outcome_follows_exits_and_requests(
+    folder, result, exits, requested, outcome, failure_class
+):
     if result:
         told(folder, result)
     ending = conclude(folder, exits, requested)
@@ -49,7 +51,7 @@ def test_endings(folder, result, exits, requested, outcome, failure_class):
     assert (ending.failure.failure_class if ending.failure else None) == failure_class
 
 
-def test_only_the_end_of_a_long_log_is_read(folder):
+def test_only_the_tail_of_a_long_log_is_read(folder):
     folder.log(0).write_bytes(b"CUDA out of memory\n" + b"x" * 200_000 + b"\nthe end")
     failure = conclude(folder, {0: 1}, None).failure
     assert failure.failure_class == "unknown"

@@ -22,7 +22,7 @@ def test_failure_that_would_repeat_stops_at_once(kind):
 
 
 @pytest.mark.parametrize("kind", sorted(set(BUDGETED) - {FailureClass.PREEMPTION}))
-def test_three_in_a_row_open_the_breaker_and_its_last_try_stops_the_run(kind):
+def test_three_failures_open_the_breaker_and_its_last_try_stops_the_run(kind):
     run = Run()
     if kind is FailureClass.CHECKPOINT_CORRUPT:
         assert run.fail(kind).delay_seconds == 0
@@ -33,7 +33,7 @@ def test_three_in_a_row_open_the_breaker_and_its_last_try_stops_the_run(kind):
     assert "breaker" in last.reason
 
 
-def test_the_first_damaged_checkpoint_costs_nothing():
+def test_first_damaged_checkpoint_costs_nothing():
     run = Run(replace_settings(max_failures_per_class=1, breaker_failures=1))
     decision = run.fail(FailureClass.CHECKPOINT_CORRUPT)
     assert (decision.action, decision.delay_seconds) == ("retry", 0)
@@ -41,7 +41,7 @@ def test_the_first_damaged_checkpoint_costs_nothing():
     assert "breaker" in run.fail(FailureClass.NETWORK).reason
 
 
-def test_nodes_that_stay_away_are_done_without_down_to_what_is_allowed():
+def test_missing_nodes_are_dropped_down_to_the_allowed_minimum():
     run = Run(EXACT.model_copy(update={"min_nodes": 2}), batch=24, ranks=8, nodes=4)
     assert [run.fail(FailureClass.PENDING_TIMEOUT).nodes for _ in range(3)] == [3, 2, None]
     assert run.plan.global_batch_size == 24
@@ -52,16 +52,16 @@ def test_nodes_that_stay_away_are_done_without_down_to_what_is_allowed():
     assert reasons[2].startswith("pending_timeout, 1 of at most 3 in a row")
 
 
-def test_a_number_of_nodes_that_does_not_divide_the_batch_is_passed_over():
+def test_node_count_that_does_not_divide_the_batch_is_skipped():
     run = Run(EXACT.model_copy(update={"min_nodes": 1}), batch=32, ranks=4, nodes=4)
     assert [run.fail(FailureClass.PENDING_TIMEOUT).nodes for _ in range(3)] == [2, 1, None]
 
 
-def test_unless_it_is_allowed_all_nodes_are_waited_for():
+def test_all_nodes_are_waited_for_unless_fewer_are_allowed():
     assert Run(batch=32, ranks=4, nodes=4).fail(FailureClass.PENDING_TIMEOUT).nodes is None
 
 
-def test_the_breaker_counts_over_the_classes():
+def test_breaker_counts_across_classes():
     run = Run()
     assert run.fail(FailureClass.NETWORK).delay_seconds == 2
     assert run.fail(FailureClass.STORAGE).delay_seconds == 2
@@ -69,14 +69,14 @@ def test_the_breaker_counts_over_the_classes():
     assert run.fail(FailureClass.NETWORK).action == "stop"
 
 
-def test_a_new_checkpoint_closes_the_breaker():
+def test_new_checkpoint_closes_the_breaker():
     run = Run()
     for _ in range(3):
         run.fail(FailureClass.NETWORK)
     assert run.fail(FailureClass.NETWORK, saves=True).delay_seconds == 2
 
 
-def test_a_class_has_a_budget_of_its_own():
+def test_each_class_has_its_own_budget():
     run = Run(EXACT.model_copy(update={"breaker_failures": 9}))
     actions = [run.fail(FailureClass.NETWORK).action for _ in range(2)]
     assert actions == ["retry", "retry"]
@@ -84,7 +84,7 @@ def test_a_class_has_a_budget_of_its_own():
     assert run.fail(FailureClass.NETWORK).action == "stop"
 
 
-def test_preemptions_do_not_eat_the_budget_of_crashes():
+def test_preemptions_do_not_use_the_crash_budget():
     run = Run()
     for _ in range(2):
         assert run.fail(FailureClass.PREEMPTION).action == "retry"
@@ -92,13 +92,13 @@ def test_preemptions_do_not_eat_the_budget_of_crashes():
     assert run.fail(FailureClass.PREEMPTION).action == "stop"
 
 
-def test_preemptions_may_have_a_budget_of_their_own():
+def test_preemptions_may_have_their_own_budget():
     run = Run(EXACT.model_copy(update={"max_preemptions": 5}))
     assert [run.fail(FailureClass.PREEMPTION).action for _ in range(4)] == ["retry"] * 4
     assert run.fail(FailureClass.PREEMPTION).action == "stop"
 
 
-def test_the_last_attempt_that_preemptions_leave_may_be_on_demand():
+def test_last_attempt_of_the_preemption_budget_may_be_on_demand():
     run = Run(EXACT.model_copy(update={"on_demand_at_last": True}))
     told = [run.fail(FailureClass.PREEMPTION) for _ in range(3)]
     assert [item.on_demand for item in told] == [False, True, False]
@@ -106,7 +106,7 @@ def test_the_last_attempt_that_preemptions_leave_may_be_on_demand():
     assert "on-demand" in told[1].reason
 
 
-def test_so_may_the_breakers_last_try_and_a_checkpoint_leads_back():
+def test_breakers_last_try_may_be_on_demand_until_a_checkpoint():
     run = Run(EXACT.model_copy(update={"on_demand_at_last": True, "max_failures_per_class": 9}))
     lost = [run.fail(FailureClass.NODE_LOST) for _ in range(3)]
     assert [item.on_demand for item in lost] == [False, False, True]
@@ -115,12 +115,12 @@ def test_so_may_the_breakers_last_try_and_a_checkpoint_leads_back():
     assert not run.history.on_demand
 
 
-def test_a_crash_moves_nothing():
+def test_crash_keeps_the_placement():
     run = Run(EXACT.model_copy(update={"on_demand_at_last": True}))
     assert not any(run.fail(FailureClass.NETWORK).on_demand for _ in range(3))
 
 
-def test_a_step_that_is_saved_a_third_time_is_no_progress():
+def test_saving_a_step_again_is_not_progress():
     """A checkpoint that is lost and saved again must not keep a run alive forever."""
     run = Run()
     run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
@@ -149,7 +149,7 @@ def test_jitter_is_small_and_the_same_again(run_id, failures):
     assert 0.75 * min(60, 2**failures) <= delay <= min(60, 2**failures)
 
 
-def test_jitter_scatters_runs():
+def test_jitter_differs_between_runs():
     run = Run(RecoveryConfig())
     run.fail(FailureClass.NETWORK)
     delays = {
@@ -172,7 +172,7 @@ def test_progress_after_a_fallback_to_an_older_checkpoint_counts():
     assert run.history.last_step == run.step == 130
 
 
-def test_what_is_left_after_a_fallback_is_less():
+def test_settings_after_a_fallback_need_less_memory():
     run = Run()
     run.fail(FailureClass.NETWORK, saves=True)
     run.step = 0
@@ -181,7 +181,7 @@ def test_what_is_left_after_a_fallback_is_less():
 
 
 @pytest.mark.parametrize("back", [(90,), (90, 80), (90, 80, 70)])
-def test_storage_that_damages_every_checkpoint_does_not_keep_a_run_busy_forever(back):
+def test_storage_that_damages_every_checkpoint_ends_the_run(back):
     run = Run()
     for _ in range(10):
         run.fail(FailureClass.CHECKPOINT_CORRUPT, saves=True)
@@ -192,7 +192,7 @@ def test_storage_that_damages_every_checkpoint_does_not_keep_a_run_busy_forever(
     pytest.fail("it goes on for ever")
 
 
-def test_who_starts_a_run_again_after_a_stop_gets_a_fresh_budget():
+def test_restart_after_a_stop_gets_a_fresh_budget():
     run = Run()
     assert [run.fail(FailureClass.NETWORK).action for _ in range(4)][-1] == "stop"
     for _ in range(3):
@@ -202,13 +202,13 @@ def test_who_starts_a_run_again_after_a_stop_gets_a_fresh_budget():
     assert len(run.history.stalled) == 4
 
 
-def test_after_a_divergence_stopped_it_a_new_start_may_leave_out_another_batch():
+def test_restart_after_a_divergence_may_skip_another_batch():
     run = Run()
     assert [run.fail(FailureClass.DIVERGENCE).action for _ in range(3)][-1] == "stop"
     assert run.fail(FailureClass.DIVERGENCE).skipped_batch is not None
 
 
-def test_a_new_supervisor_of_a_run_that_was_not_stopped_gets_no_fresh_budget():
+def test_new_supervisor_of_a_run_that_was_not_stopped_gets_no_fresh_budget():
     run = Run()
     run.fail(FailureClass.NETWORK)
     run.fail(FailureClass.NETWORK)
@@ -216,13 +216,13 @@ def test_a_new_supervisor_of_a_run_that_was_not_stopped_gets_no_fresh_budget():
     assert len(reader.stalled) == 2
 
 
-def test_a_crash_is_retried_within_its_budget():
+def test_crash_is_retried_within_its_budget():
     run = Run(replace_settings(max_failures_per_class=3, breaker_failures=9))
     decided = [run.fail(FailureClass.CRASH, at=at).action for at in (5, 9, 7)]
     assert decided == ["retry", "retry", "stop"]
 
 
-def test_a_crash_at_the_same_step_again_stops_the_run():
+def test_crash_at_the_same_step_again_stops_the_run():
     run = Run(replace_settings(max_failures_per_class=9, breaker_failures=9))
     assert run.fail(FailureClass.CRASH, at=5).action == "retry"
     assert run.fail(FailureClass.PREEMPTION, at=5).action == "retry"
@@ -232,7 +232,7 @@ def test_a_crash_at_the_same_step_again_stops_the_run():
     assert "after step 5 again" in last.reason
 
 
-def test_a_crash_after_progress_is_a_new_one():
+def test_crash_after_progress_counts_as_new():
     run = Run(replace_settings(max_failures_per_class=9, breaker_failures=9))
     run.fail(FailureClass.CRASH, at=5)
     assert run.fail(FailureClass.CRASH, saves=True, at=5).action == "retry"

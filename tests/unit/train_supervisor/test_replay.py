@@ -51,7 +51,7 @@ def test_recorded_validations_are_passed_on_once_per_step(twin):
     assert record.outcome == "finished"
 
 
-def test_a_recorded_validation_can_prune(twin):
+def test_recorded_validation_can_prune(twin):
     with pytest.raises(Pruned, match="pruned at step 4"):
         step.run_stage(*twin, on_validation=lambda event: event.step > 4)
     assert step.run_stage(*twin).steps == 8

@@ -89,13 +89,13 @@ WATCHDOG = (
         ),
     ],
 )
-def test_how_a_rank_ends_without_a_report(status, log, expected, said):
+def test_silent_exits_are_classified(status, log, expected, said):
     failure = classify([], {0: status}, {0: log})
     assert failure.failure_class == expected
     assert said in failure.message
 
 
-def test_a_crash_wins_over_what_the_others_saw_of_it():
+def test_crash_outranks_its_echoes():
     errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
     failure = classify(errors, {1: -11, 0: 1}, {}, {1: 57})
     assert (failure.failure_class, failure.rank, failure.step) == ("crash", 1, 57)
@@ -103,7 +103,7 @@ def test_a_crash_wins_over_what_the_others_saw_of_it():
     assert failure.failure_class.retryable
 
 
-def test_the_root_cause_wins_over_an_earlier_echo():
+def test_root_cause_outranks_an_earlier_echo():
     errors = [
         reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0, time=1.0),
         reported("OutOfMemoryError", "CUDA out of memory.", rank=1, time=1.2),
@@ -113,13 +113,13 @@ def test_the_root_cause_wins_over_an_earlier_echo():
     assert failure.traceback == "Traceback of 1"
 
 
-def test_a_killed_rank_wins_over_what_the_others_saw_of_it():
+def test_killed_rank_outranks_its_echoes():
     errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
     failure = classify(errors, {1: -9, 0: 1}, {})
     assert (failure.failure_class, failure.rank) == ("host_oom", 1)
 
 
-def test_a_kill_that_the_agent_explains_is_no_longer_unexplained():
+def test_kill_that_the_agent_explains_is_no_longer_unexplained():
     echo = reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0, time=1.0)
     told = reported("OOMKilled", "the kernel killed it", rank=1, time=9.0)
     failure = classify([echo, told], {1: -9, 0: 1}, {})
@@ -127,12 +127,12 @@ def test_a_kill_that_the_agent_explains_is_no_longer_unexplained():
     assert classify([], {1: -9}, {}).unexplained
 
 
-def test_ranks_that_torchrun_takes_down_are_no_cause():
+def test_ranks_stopped_by_torchrun_are_not_the_cause():
     failure = classify([], {1: 3, 0: -15, 2: -9}, {1: "the disk is full: No space left on device"})
     assert (failure.failure_class, failure.rank) == ("storage", 1)
 
 
-def test_a_rank_that_was_killed_for_outliving_another_is_no_cause():
+def test_rank_killed_for_outliving_another_is_not_the_cause():
     """Rank 1 loses the network. Rank 0 waits for it until our agent kills rank 0."""
     told = reported("DistNetworkError", "The client socket has timed out after 60000ms", rank=1)
     failure = classify([told], {1: 1, 0: -9}, {})
@@ -140,7 +140,7 @@ def test_a_rank_that_was_killed_for_outliving_another_is_no_cause():
     assert classify([told], {0: -9, 1: 1}, {}).failure_class == "host_oom"
 
 
-def test_of_echoes_alone_the_earliest_counts():
+def test_earliest_echo_counts_without_a_cause():
     errors = [
         reported("RuntimeError", "Connection reset by peer", rank=1, time=1.0),
         reported("RuntimeError", "Connection closed by peer", rank=0, time=2.0),
@@ -148,5 +148,5 @@ def test_of_echoes_alone_the_earliest_counts():
     assert classify(errors, {1: 1, 0: 1}, {}).rank == 1
 
 
-def test_nothing_at_all_is_unknown():
+def test_no_evidence_is_unknown():
     assert classify([], {0: 0}, {}).failure_class == "unknown"

@@ -127,7 +127,7 @@ def fields(table):
     ]
 
 
-def test_the_tables_leave_out_no_field():
+def test_tables_cover_every_field():
     told = {
         f"{section}.{name}"
         for table in (REFUSED, ACCEPTED)
@@ -181,7 +181,7 @@ def warned(supervisor):
 
 
 @pytest.mark.parametrize(("section", "name", "value"), fields(REFUSED))
-def test_what_decides_what_is_learned_is_refused_by_name(begun, section, name, value):
+def test_changed_learning_settings_are_rejected_by_name(begun, section, name, value):
     other = begun(section, name, value)
     with pytest.raises(BadInput, match="cannot continue with these: ") as error:
         other.run()
@@ -191,7 +191,7 @@ def test_what_decides_what_is_learned_is_refused_by_name(begun, section, name, v
     assert MAY_DIFFER in error.value.remedy
 
 
-def test_of_adapters_only_where_frozen_embeddings_are_kept_may_change(tmp_path, data):
+def test_only_frozen_embedding_placement_of_adapters_may_change(tmp_path, data):
     (tmp_path / "config.json").write_text("{}")
     content = {"name": "a", "data": {"source": ["x"]}}
 
@@ -212,7 +212,7 @@ def test_of_adapters_only_where_frozen_embeddings_are_kept_may_change(tmp_path, 
 
 
 @pytest.mark.parametrize(("section", "name", "value"), fields(ACCEPTED))
-def test_all_else_may_change_and_is_listed(begun, section, name, value):
+def test_other_settings_may_change_and_are_listed(begun, section, name, value):
     other = begun(section, name, value)
     with pytest.raises(Reached):
         other.run()
@@ -234,7 +234,7 @@ def test_pod_settings_may_change_and_are_reported_by_field(begun):
     assert told.endswith("continues with changed settings: compute.pods.memory '16Gi' -> '7Gi'")
 
 
-def test_another_adapter_is_refused_by_its_field(begun):
+def test_changed_adapter_is_rejected_by_its_field(begun):
     with pytest.raises(BadInput, match=r"model\.adapter\.rank 16 -> 8"):
         begun("model", "adapter", {"rank": 8}).run()
 
@@ -249,23 +249,23 @@ def changed(config, data, common, section, name, value):
     return before, settings(from_mapping(content), data)
 
 
-def test_another_optimizer_is_refused(config, data):
+def test_changed_optimizer_is_rejected(config, data):
     change = changed(config, data, {"device": "auto"}, "training", "optim", "adamw_bnb_8bit")
     assert refused(*change) == ["training.optim 'adamw_torch' -> 'adamw_bnb_8bit'"]
 
 
-def test_where_the_optimizer_is_kept_may_change(config, data):
+def test_optimizer_placement_may_change(config, data):
     change = changed(config, data, {"strategy": "zero2"}, "compute", "offload", "optimizer")
     assert refused(*change) == []
     assert "compute.offload 'none' -> 'optimizer'; sums" in accepted(*change)
 
 
-def test_other_data_are_refused(begun):
+def test_changed_data_are_rejected(begun):
     with pytest.raises(BadInput, match=r"data\.fingerprint 'f+' -> 'a+'"):
         begun(fingerprint="a" * 64).run()
 
 
-def test_a_base_model_whose_files_change_is_refused(config, data, tmp_path):
+def test_changed_base_model_files_are_rejected(config, data, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text("{}")
@@ -295,7 +295,7 @@ Plugin = replace(DDP, title="mine")
 """
 
 
-def test_other_code_of_the_same_strategy_is_refused_and_another_strategy_is_not(
+def test_other_code_of_the_same_strategy_is_rejected_and_another_strategy_is_not(
     begun, data, tmp_path, monkeypatch
 ):
     site = write_plugin(tmp_path / "site", plugins.STRATEGIES, "own_ddp", STRATEGY)

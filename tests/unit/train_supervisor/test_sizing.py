@@ -23,7 +23,7 @@ def decided(micro_batch_size, **changes):
     )
 
 
-def test_what_was_decided_holds(config, data):
+def test_earlier_decision_holds(config, data):
     sizing = Sizing(config, data, "GPU", 1)
     assert str(sizing.plan(History())) == "8 x 1"
     history = History(decisions=[decided(8, snapshot=False)])
@@ -33,7 +33,7 @@ def test_what_was_decided_holds(config, data):
     assert str(sizing.plan(history)) == told
 
 
-def test_fewer_nodes_have_more_of_the_same_batch_each(config, data):
+def test_fewer_nodes_get_larger_shares_of_the_same_batch(config, data):
     compute = {"nodes": 4, "nproc_per_node": 2}
     training = {"global_batch_size": 48, "micro_batch_size": 3}
     content = config.model_dump() | {"compute": compute, "training": training}
@@ -52,7 +52,7 @@ def test_host_without_room_for_a_snapshot_sets_no_device_limit(config, data):
     assert not sizing._path.exists()
 
 
-def test_of_a_smaller_micro_batch_all_but_the_snapshot_is_learned(config, data):
+def test_smaller_micro_batch_is_learned_without_its_snapshot(config, data):
     sizing = Sizing(config, data, "GPU", 1)
     sizing.remember(History(decisions=[decided(2, snapshot=False)]))
     assert sizing.learned().batch.micro_batch_size == 2
@@ -80,7 +80,7 @@ def sized(config, data, device=H100, ranks=1, **sections):
     return Sizing(from_mapping(content), data, device, ranks)
 
 
-def test_on_a_gpu_that_the_plan_knows_it_begins_as_planned(config, data):
+def test_run_on_a_known_gpu_starts_as_planned(config, data):
     """The planned micro-batch is larger than the one derived without a plan."""
     sizing = sized(config, data, training=WIDE)
     assert str(sizing.plan(History())) == "64 x 1"
@@ -111,7 +111,7 @@ def test_each_part_of_a_plan_has_its_reason(config, data):
     assert told["training.save_steps"] == ("7", "set by you")
 
 
-def test_what_was_changed_after_a_failure_has_that_as_its_reason(config, data):
+def test_change_after_a_failure_names_the_failure(config, data):
     history = History(decisions=[decided(16)])
     for device in (H100, "GPU"):
         sizing = sized(config, data, device, training={**WIDE, "micro_batch_size": 32})
@@ -122,7 +122,7 @@ def test_what_was_changed_after_a_failure_has_that_as_its_reason(config, data):
     assert reasons(sizing, History())["training.micro_batch_size"] == ("32", "set by you")
 
 
-def test_what_the_user_has_set_is_where_it_begins(config, data):
+def test_user_settings_are_the_starting_point(config, data):
     micro = sized(config, data, training={"global_batch_size": 64, "micro_batch_size": 4})
     assert str(micro.plan(History())) == "4 x 16"
     zero = sized(config, data, ranks=2, compute={"strategy": "zero1"})
@@ -131,7 +131,7 @@ def test_what_the_user_has_set_is_where_it_begins(config, data):
     assert recomputing.plan(History()).settings.gradient_checkpointing
 
 
-def test_what_is_too_large_for_one_gpu_is_shared_from_the_start(config, data):
+def test_model_too_large_for_one_gpu_is_sharded_from_the_start(config, data):
     model = {"config": {**LARGE, "intermediate_size": 8192, "num_attention_heads": 16}}
     sections = {"model": model, "training": {**WIDE, "global_batch_size": 8, "bf16": True}}
     alone = sized(config, data, **sections).plan(History())
@@ -142,20 +142,20 @@ def test_what_is_too_large_for_one_gpu_is_shared_from_the_start(config, data):
     assert known.plan(History()).settings.strategy == "fsdp"
 
 
-def test_what_does_not_fit_anyhow_begins_as_configured(config, data):
+def test_model_that_never_fits_starts_as_configured(config, data):
     """The OOM fallbacks may find a size that fits, even if the formula says that nothing does."""
     sizing = sized(config, data, model={"config": {"model_type": "llama"}}, training=WIDE)
     assert (str(sizing.plan(History())), sizing.planned()) == ("8 x 8", None)
 
 
 @pytest.mark.parametrize(("host", "offloads"), [(None, True), (10**12, True), (10**10, False)])
-def test_what_the_host_has_no_room_for_is_no_way_to_begin(config, data, host, offloads):
+def test_start_stays_within_host_memory(config, data, host, offloads):
     sections = {"model": {"config": TALL}, "training": {**WIDE, "optim": "adamw_torch"}}
     sizing = replace(sized(config, data, ranks=8, **sections), host_memory=host)
     assert (sizing.plan(History()).settings.offload != "none") == offloads
 
 
-def test_what_ran_out_of_memory_all_the_same_goes_down_from_there(config, data):
+def test_oom_after_a_plan_falls_back_from_there(config, data):
     sizing = sized(config, data, training=WIDE)
     history = History(decisions=[decided(32, strategy="ddp")])
     assert str(sizing.plan(history)) == "32 x 2"

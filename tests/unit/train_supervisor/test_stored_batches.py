@@ -49,7 +49,7 @@ WITHOUT_STRATEGY = (
 )
 
 
-def test_a_ledger_of_an_earlier_version(tmp_path):
+def test_ledger_of_an_earlier_version_is_read(tmp_path):
     storage = LocalStorage(tmp_path)
     for number, line in enumerate((LOWERING, RETRYING, STARTED), start=1):
         storage.write(f"{number:08d}.json", line.encode())
@@ -65,7 +65,7 @@ def test_a_ledger_of_an_earlier_version(tmp_path):
 
 
 @pytest.mark.parametrize("line", [STARTED, LOWERING])
-def test_log_readers_find_the_fields_where_they_were(line):
+def test_stored_fields_keep_their_names(line):
     before = json.loads(line)
     assert json.loads(to_json(from_json(line), job_id="tiny")) == {
         name: value
@@ -74,7 +74,7 @@ def test_log_readers_find_the_fields_where_they_were(line):
     }
 
 
-def test_a_decision_without_batch_settings_has_no_micro_batch():
+def test_decision_without_batch_settings_has_no_micro_batch():
     written = json.loads(to_json(from_json(RETRYING), job_id="tiny"))
     assert written["micro_batch_size"] is None
     assert written.keys() <= json.loads(RETRYING).keys()
@@ -82,13 +82,13 @@ def test_a_decision_without_batch_settings_has_no_micro_batch():
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_a_decision_from_before_strategies_keeps_the_strategy(strategy):
+def test_decision_from_before_strategies_keeps_the_strategy(strategy):
     plan = plan_batch(8, 2).changed(strategy=strategy)
     limited = plan.within(from_json(WITHOUT_STRATEGY).batch)
     assert (limited.micro_batch_size, limited.settings.strategy) == (2, strategy)
 
 
-def test_an_attempt_from_before_strategies_was_replicated():
+def test_attempt_from_before_strategies_was_replicated():
     line = json.loads(STARTED)
     del line["strategy"], line["offload"]
     assert from_json(json.dumps(line)).batch.strategy == "ddp"
@@ -108,7 +108,7 @@ def test_an_attempt_from_before_strategies_was_replicated():
         ),
     ],
 )
-def test_what_an_earlier_version_learned(tmp_path, text, limit):
+def test_settings_learned_by_an_earlier_version_are_read(tmp_path, text, limit):
     path = tmp_path / "learned.json"
     path.write_text(text)
     learned = Learned.load(path)

@@ -53,7 +53,7 @@ def retry(*_):
     return RecoveryDecision("retry", "once more")
 
 
-def test_a_run_that_finishes(supervisor, workspace):
+def test_run_finishes(supervisor, workspace):
     outcome = supervisor("finish").run()
     assert (outcome.outcome, outcome.step, outcome.attempts) == ("finished", 5, 1)
     assert outcome.succeeded
@@ -79,7 +79,7 @@ def test_ranks_get_everything_from_their_folder(supervisor, workspace, data):
         ("finish_badly", "unknown", "exit status 7"),
     ],
 )
-def test_a_run_that_fails(supervisor, workspace, how, failure_class, message):
+def test_run_fails(supervisor, workspace, how, failure_class, message):
     outcome = supervisor(how).run()
     assert outcome.outcome == "failed"
     assert not outcome.succeeded
@@ -90,7 +90,7 @@ def test_a_run_that_fails(supervisor, workspace, how, failure_class, message):
     assert ended.remedy
 
 
-def test_a_crash_of_native_code_is_retried(supervisor, workspace):
+def test_crash_of_native_code_is_retried(supervisor, workspace):
     outcome = supervisor("segfault_first").run()
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     first, _ = events(workspace, AttemptEnded)
@@ -98,14 +98,14 @@ def test_a_crash_of_native_code_is_retried(supervisor, workspace):
     assert first.message == "the rank ended with SIGSEGV after step 4"
 
 
-def test_a_crash_at_the_same_step_again_stops_the_run(supervisor):
+def test_crash_at_the_same_step_again_stops_the_run(supervisor):
     outcome = supervisor("segfault").run()
     assert (outcome.outcome, outcome.attempts) == ("failed", 2)
     assert outcome.failure.failure_class == "crash"
     assert "crash after step 4 again" in "; ".join(outcome.account)
 
 
-def test_ranks_that_are_preempted_unasked(supervisor):
+def test_unrequested_preemption_is_retried(supervisor):
     """A reclaimed spot node signals the ranks. The supervisor itself gets no request.
 
     It continues on its own, and gives up if no attempt reaches a checkpoint.
@@ -133,12 +133,12 @@ def test_ranks_that_are_preempted_unasked(supervisor):
     assert outcome.failure.failure_class == "preemption"
 
 
-def test_a_policy_that_retries(supervisor):
+def test_policy_retries(supervisor):
     outcome = supervisor("finish_second", decide=retry).run()
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
 
 
-def test_a_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, workspace):
+def test_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, workspace):
     def halve(history, failure):
         return RecoveryDecision("retry_changed", "smaller", batch=BatchSettings(4))
 
@@ -148,7 +148,7 @@ def test_a_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, w
     assert (second.batch.micro_batch_size, second.gradient_accumulation_steps) == (4, 2)
 
 
-def test_a_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(supervisor, workspace):
+def test_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(supervisor, workspace):
     assert supervisor("fit").run().attempts == 3
     begun = events(workspace, AttemptStarted)
     assert [event.batch.micro_batch_size for event in begun] == [8, 4, 2]
@@ -177,7 +177,7 @@ def test_learned_limit_stays_within_the_next_runs_own_bound(supervisor, workspac
     assert not events(small.workspace, Warned)
 
 
-def test_out_of_memory_to_the_end_the_account_names_every_attempt(supervisor):
+def test_final_oom_error_lists_every_attempt(supervisor):
     outcome = supervisor("report").run()
     assert (outcome.outcome, outcome.attempts) == ("failed", 5)
     text = "\n".join(outcome.account)
@@ -200,7 +200,7 @@ def test_new_supervisor_continues_with_the_decision_of_a_dead_one(supervisor, wo
     assert second.batch.micro_batch_size == 4
 
 
-def test_killed_while_it_waits_for_a_retry(supervisor, workspace, data, config, wait_for):
+def test_supervisor_killed_while_waiting_to_retry(supervisor, workspace, data, config, wait_for):
     recovery = config.recovery.model_copy(update={"backoff_seconds": 6.0, "jitter": False})
     config = config.model_copy(update={"recovery": recovery})
     workspace.create()
@@ -219,7 +219,7 @@ def test_killed_while_it_waits_for_a_retry(supervisor, workspace, data, config, 
     assert second.started.time >= decided.time + decided.delay_seconds == decided.time + 6
 
 
-def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
+def test_supervisor_stopped_while_waiting_to_retry(supervisor):
     def decide(history, failure):
         os.kill(os.getpid(), signal.SIGTERM)
         return RecoveryDecision("retry", "later", delay_seconds=600)
@@ -229,7 +229,7 @@ def test_asked_to_stop_while_it_waits_for_a_retry(supervisor):
     assert outcome.failure is None
 
 
-def test_a_second_signal_does_not_wait_for_the_grace(supervisor, workspace):
+def test_second_signal_skips_the_grace_period(supervisor, workspace):
     running = supervisor("ignore")
     folder = workspace.attempts / "0001"
 
@@ -253,13 +253,13 @@ def test_a_second_signal_does_not_wait_for_the_grace(supervisor, workspace):
     assert not processes_of(folder)
 
 
-def test_signals_are_handled_as_before_when_it_returns(supervisor):
+def test_signal_handlers_are_restored(supervisor):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     supervisor("finish").run()
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_outside_of_the_main_thread(supervisor):
+def test_supervisor_runs_outside_the_main_thread(supervisor):
     outcomes = []
     thread = threading.Thread(target=lambda: outcomes.append(supervisor("finish").run()))
     thread.start()
@@ -267,13 +267,13 @@ def test_outside_of_the_main_thread(supervisor):
     assert outcomes[0].succeeded
 
 
-def test_pruned(supervisor, workspace):
+def test_validation_callback_prunes_the_run(supervisor, workspace):
     outcome = supervisor("validate", on_validation=lambda event: event.metrics["loss"] > 0.2).run()
     assert outcome.outcome == "pruned"
     assert outcome.step >= 5
 
 
-def test_an_error_of_the_callers_own_ends_the_ranks(supervisor, workspace):
+def test_callback_error_ends_the_ranks(supervisor, workspace):
     def broken(event):
         raise LookupError("the caller's own")
 
@@ -284,7 +284,7 @@ def test_an_error_of_the_callers_own_ends_the_ranks(supervisor, workspace):
     assert supervisor("finish").run().attempts == 2
 
 
-def test_a_sink_that_fails_is_left_out(supervisor, workspace):
+def test_failing_sink_is_dropped(supervisor, workspace):
     class Broken:
         calls = 0
 
@@ -301,13 +301,13 @@ def test_a_sink_that_fails_is_left_out(supervisor, workspace):
     assert "Broken" in events(workspace, Warned)[0].message
 
 
-def test_two_on_one_run_are_refused(supervisor, workspace):
+def test_second_supervisor_is_rejected(supervisor, workspace):
     held = hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60)
     with held, pytest.raises(RunBusy, match=str(os.getpid())):
         supervisor("finish").run()
 
 
-def test_a_lease_that_was_lost_does_not_make_the_ledger_deaf(supervisor, workspace):
+def test_ledger_accepts_entries_after_a_lost_lease(supervisor, workspace):
     for _ in range(2):
         supervisor("crash").run()
     shutil.rmtree(workspace.lease)
@@ -315,7 +315,7 @@ def test_a_lease_that_was_lost_does_not_make_the_ledger_deaf(supervisor, workspa
     assert supervisor("finish").ledger.history().attempts[-1].ended.outcome == "finished"
 
 
-def test_other_data_under_the_same_name_is_refused(supervisor, data):
+def test_changed_data_under_the_same_name_are_rejected(supervisor, data):
     supervisor("crash").run()
     running = supervisor("finish")
     running.data = data.model_copy(update={"fingerprint": "0" * 64})

@@ -39,7 +39,7 @@ def run(launcher, folder):
         return dict(attempt.exits())
 
 
-def test_what_is_imported_ahead_is_imported_once(module, make_folder, tmp_path):
+def test_preloaded_modules_are_imported_once(module, make_folder, tmp_path):
     imported = tmp_path / "imported"
     with module(f"open({str(imported)!r}, 'a').write('once ')") as launcher:
         folders = [make_folder(attempt=number) for number in (1, 2)]
@@ -48,7 +48,7 @@ def test_what_is_imported_ahead_is_imported_once(module, make_folder, tmp_path):
     assert all("agent.template" in folder.log(0).read_text() for folder in folders)
 
 
-def test_a_template_that_was_killed_is_replaced(module, folder, make_folder):
+def test_template_that_was_killed_is_replaced(module, folder, make_folder):
     with module("") as launcher:
         run(launcher, folder)
         psutil.Process(launcher._template._process.pid).kill()
@@ -68,7 +68,7 @@ def test_agent_that_dies_with_its_template_is_reported_with_its_signal(module, f
     assert failure.message.endswith("ends with: install something")
 
 
-def test_what_an_import_prints_is_no_answer(module, folder):
+def test_output_of_an_import_is_not_a_response(module, folder):
     with module("print('hello')") as launcher:
         assert run(launcher, folder) == {0: 0}
     assert "hello" in folder.node(0).log.read_text()
@@ -101,7 +101,7 @@ def test_failed_import_is_reported(module, folder):
         ("raise OSError(28, 'No space left on device')", "storage", "No space left"),
     ],
 )
-def test_agent_that_never_starts_is_reported_with_what_is_known(
+def test_agent_that_never_starts_is_reported_with_its_evidence(
     module, folder, code, expected, said
 ):
     with module(code) as launcher:
@@ -112,7 +112,7 @@ def test_agent_that_never_starts_is_reported_with_what_is_known(
     assert str(folder.node(0).log) in failure.message
 
 
-def test_an_agent_that_never_gives_a_sign_of_life_is_a_hang(module, make_folder):
+def test_silent_agent_is_a_hang(module, make_folder):
     """For example, an import waits for a file server that does not respond."""
     folder = make_folder(start_timeout_seconds=1)
     code = "import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(600)"
@@ -128,7 +128,7 @@ def test_an_agent_that_never_gives_a_sign_of_life_is_a_hang(module, make_folder)
     assert str(folder.node(0).log) in failure.message
 
 
-def test_with_a_second_thread_ranks_are_started_and_not_forked(module, folder):
+def test_ranks_are_spawned_if_the_template_has_threads(module, folder):
     """In a fork, nothing would release a lock that the second thread holds."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True)"
     with module(f"{thread}.start()") as launcher:
@@ -137,13 +137,13 @@ def test_with_a_second_thread_ranks_are_started_and_not_forked(module, folder):
     assert f"COMMAND={sys.executable} {RANK} tell {folder.path}" in folder.log(0).read_text()
 
 
-def test_what_ranks_import_lets_them_be_forked(folder):
+def test_imports_of_ranks_allow_forking(folder):
     with ProcessLauncher(ComputeConfig(), [sys.executable, str(RANK), "tell"]) as launcher:
         assert run(launcher, folder) == {0: 0}
     assert "agent.template" in folder.log(0).read_text()
 
 
-def test_a_stop_while_it_imports(module, folder):
+def test_stop_during_imports(module, folder):
     with module("import time; time.sleep(600)") as launcher, launcher.start(folder) as attempt:
         attempt.stop(0)
         assert not attempt.poll()

@@ -132,7 +132,7 @@ FAULTS = st.lists(
 
 
 @pytest.mark.parametrize("write", [0.5, 2.0, 3.0, 11.0])
-def test_a_wait_for_the_writer_is_counted_where_it_was(write):
+def test_writer_waits_are_counted_where_they_occur(write):
     """Each save waits for the one before it, however long that one writes during training."""
     clock, waited, under_way = 1000.0, 0.0, None
     one = AttemptHistory(started(1, clock), ready(1, clock))
@@ -194,7 +194,7 @@ ATTEMPTS = st.lists(
 
 
 @given(attempts=ATTEMPTS, until=MOMENTS)
-def test_whatever_the_clocks_say_the_spans_follow_each_other_and_add_up(attempts, until):
+def test_spans_are_contiguous_and_add_up_for_any_clock(attempts, until):
     history = History()
     for number, (start, resumed, first, saves, end, outcome) in enumerate(attempts, 1):
         history.attempts.append(
@@ -220,13 +220,13 @@ def test_no_attempt_takes_no_time():
     assert Times.of([]).goodput == 0
 
 
-def test_an_attempt_at_work_counts_up_to_its_last_sign_of_life():
+def test_running_attempt_counts_to_its_last_heartbeat():
     history = History([AttemptHistory(started(1, 100), ready(1, 110), [saved(1, 130, 20, 5)])])
     assert Times.of(spans(history)) == Times(useful=15, restarting=10, checkpointing=5)
     assert Times.of(spans(history, until=150)).useful == 35
 
 
-def test_work_that_was_saved_and_not_recorded_survives_in_part():
+def test_saved_but_unrecorded_work_partly_survives():
     """The supervisor died after a save at step 30 that its ledger does not contain."""
     history = History(
         [
@@ -238,12 +238,12 @@ def test_work_that_was_saved_and_not_recorded_survives_in_part():
     assert times == Times(useful=20 + 10 + 20, lost=10, restarting=20, waiting=10)
 
 
-def test_cost_leaves_out_the_waits():
+def test_cost_excludes_waits():
     times = Times(useful=3600, lost=1800, restarting=1800, waiting=999_999)
     assert times.cost(8) == 16
 
 
-def test_what_a_dead_supervisor_left_unrecorded_is_found_among_the_events():
+def test_unrecorded_attempts_of_a_dead_supervisor_are_found_in_events():
     attempt = AttemptHistory(started(2, 100, 10), None, [saved(2, 120, 20)])
     late = saved(2, 130, 30)
     begun = ready(2, 105)
@@ -269,7 +269,7 @@ def point(attempt, time, step):
     )
 
 
-def test_the_time_in_which_a_rank_stood_still_is_lost_whatever_was_saved_after_it():
+def test_time_of_a_stalled_rank_is_lost():
     """Resumed to dump its stacks, the rank committed a checkpoint before it was killed."""
     hung = AttemptHistory(started(1, 100), ready(1, 107))
     hung.checkpoints = [saved(1, 110.25, 3), saved(1, 720, 4)]

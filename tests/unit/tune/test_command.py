@@ -57,7 +57,7 @@ def documented(command):
     return set(re.findall(r"`(\w+)`", text.split(f"| `steadytrain {command}` |")[1].split("\n")[0]))
 
 
-def test_a_study_ends_with_a_configuration_that_run_takes(folder, world):
+def test_study_ends_with_a_configuration_that_run_takes(folder, world):
     told = json.loads(steadytrain("tiny.yaml", "--json"))
     place = folder / "out" / "studies" / told["study"]
     best = load(place / "best.yaml")
@@ -88,7 +88,7 @@ def test_each_trial_has_its_line_with_the_best_so_far_and_what_is_left(folder, w
     assert lines[-1].startswith("folder ")
 
 
-def test_the_same_command_continues_and_a_larger_budget_adds_trials(folder, world):
+def test_same_command_continues_and_a_larger_budget_adds_trials(folder, world):
     first = json.loads(steadytrain("tiny.yaml", "--json"))
     again = json.loads(steadytrain("tiny.yaml", "--json"))
     assert again == first
@@ -108,7 +108,7 @@ def test_another_study_starts_from_the_best_of_an_earlier_one(folder, world, mon
         steadytrain("tiny.yaml", "--set", "tune.seed=2", "--from", "nothing")
 
 
-def test_a_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(folder):
+def test_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(folder):
     shown = steadytrain("tiny.yaml", "--dry-run")
     for words in ("hyperband: 10, 30, 90 steps", "12 trials", "of training on", "$"):
         assert words in shown
@@ -120,18 +120,18 @@ def test_a_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(f
     assert not (folder / "out").exists()
 
 
-def test_a_study_without_a_space_is_an_error_with_an_example(folder):
+def test_study_without_a_space_is_an_error_with_an_example(folder):
     with pytest.raises(BadInput, match=r"(?s)tune\.space.*low: 1e-4"):
         steadytrain("tiny.yaml", "--set", "tune.space={}")
 
 
-def test_a_wrong_space_is_found_before_anything_starts(folder, world):
+def test_wrong_space_is_found_before_anything_starts(folder, world):
     with pytest.raises(ConfigError, match="did you mean"):
         steadytrain("tiny.yaml", "--set", "tune.space={training.lerning_rate: {low: 1, high: 2}}")
     assert not world.configs
 
 
-def test_the_winner_is_trained_on_seeds_that_no_trial_had(folder, world, monkeypatch):
+def test_winner_is_trained_on_seeds_that_no_trial_had(folder, world, monkeypatch):
     calls = []
 
     def retrain(best, seeds, *, compared, greater_is_better):
@@ -146,12 +146,12 @@ def test_the_winner_is_trained_on_seeds_that_no_trial_had(folder, world, monkeyp
     assert (told["promoted"], told["gate"]) == (True, "better")
 
 
-def test_a_study_in_which_no_trial_finishes_fails(folder, world):
+def test_study_in_which_no_trial_finishes_fails(folder, world):
     with pytest.raises(SteadytrainError, match="no trial finished"):
         steadytrain("tiny.yaml", "--set", "tune.budget.steps=20")
 
 
-def test_a_study_is_written_to_an_optuna_storage_again_and_again(folder, world):
+def test_study_is_written_to_an_optuna_storage_again_and_again(folder, world):
     import optuna
 
     for _ in range(2):
@@ -183,7 +183,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_report_shows_every_trial_and_loads_nothing(folder, world):
+def test_report_shows_every_trial_and_loads_nothing(folder, world):
     world.failing = {3: "oom<b>"}
     told = json.loads(steadytrain("tiny.yaml", "--set", "tune.budget.trials=40", "--json"))
     text = (folder / "out" / "studies" / told["study"] / "report.html").read_text()

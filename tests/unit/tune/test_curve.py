@@ -89,17 +89,17 @@ CUT = [
 ]
 
 
-def test_a_trial_without_events_is_new():
+def test_trial_without_events_is_new():
     assert state().condition == "new"
 
 
-def test_a_trial_that_was_cut_is_paused_at_its_checkpoint():
+def test_trial_that_was_cut_is_paused_at_its_checkpoint():
     found = state(*CUT)
     assert (found.condition, found.step, found.seconds) == ("paused", 4, 4.0)
     assert found.validations == (Validation(4, {"loss": 0.5}),)
 
 
-def test_a_paused_trial_that_goes_on_adds_up():
+def test_paused_trial_that_goes_on_adds_up():
     found = state(
         *CUT,
         took_over(100),
@@ -112,18 +112,18 @@ def test_a_paused_trial_that_goes_on_adds_up():
     assert [item.step for item in found.validations] == [4, 8]
 
 
-def test_a_running_trial_has_the_steps_that_it_reports():
+def test_running_trial_has_the_steps_that_it_reports():
     begun = state(took_over(0), started(1), trained(2, 3), running=True)
     assert (begun.condition, begun.step) == ("running", 3)
     assert begun.seconds > 1e9, "it is running since 1970"
 
 
-def test_a_killed_trial_has_the_steps_that_it_saved():
+def test_killed_trial_has_the_steps_that_it_saved():
     found = state(took_over(0), started(1), saved(2, 2), trained(3, 3))
     assert (found.condition, found.step, found.seconds) == ("paused", 2, 2.0)
 
 
-def test_a_repeated_validation_counts_once():
+def test_repeated_validation_counts_once():
     found = state(
         *[took_over(0), started(1), validated(2, 4, 0.5), ended(3, "failed", 5)],
         decided(3, "retry"),
@@ -132,7 +132,7 @@ def test_a_repeated_validation_counts_once():
     assert found.validations == (Validation(4, {"loss": 0.5}),)
 
 
-def test_a_validation_of_an_abandoned_course_does_not_count():
+def test_validation_of_an_abandoned_course_does_not_count():
     """After a divergence, training goes back and skips a batch."""
     found = state(
         *[took_over(0), started(1), saved(2, 4), validated(2, 4, 0.5), validated(3, 8, 0.1)],
@@ -142,7 +142,7 @@ def test_a_validation_of_an_abandoned_course_does_not_count():
     assert [item.step for item in found.validations] == [4]
 
 
-def test_a_failure_has_its_class_and_message():
+def test_failure_has_its_class_and_message():
     failed = ended(3, "failed", 2, failure_class="divergence", message="the loss is nan")
     found = state(took_over(0), started(1), failed, decided(3, "stop"))
     assert (found.condition, found.failure, found.error) == (
@@ -152,7 +152,7 @@ def test_a_failure_has_its_class_and_message():
     )
 
 
-def test_a_failed_trial_that_is_started_again_gets_another_try():
+def test_failed_trial_that_is_started_again_gets_another_try():
     failed = ended(3, "failed", 2, failure_class="storage", message="disk full")
     again = [took_over(9), started(10, 2)]
     found = state(took_over(0), started(1), failed, decided(3, "stop"), *again)
@@ -163,7 +163,7 @@ def test_a_failed_trial_that_is_started_again_gets_another_try():
     ("error", "kind"),
     [("BadInput", "user_bug"), ("DataError", "data"), ("NodeLost", "node_lost")],
 )
-def test_a_trial_that_never_began_fails_with_the_class_of_its_error(error, kind):
+def test_trial_that_never_began_fails_with_the_class_of_its_error(error, kind):
     found = state(StepFailed(stage="train", error=error, message="no such file"))
     assert (found.condition, found.failure, found.error) == ("failed", kind, "no such file")
 

@@ -70,7 +70,7 @@ def driven(config, log, world, **options):
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc"])
 @pytest.mark.parametrize(("late", "orphans_live"), [(False, False), (True, True)])
-def test_a_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed_one(
+def test_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed_one(
     sampler, late, orphans_live
 ):
     config = settings_of(sampler=sampler)
@@ -90,7 +90,7 @@ def test_a_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed
     assert other.trained == world.trained
 
 
-def test_a_log_that_lost_its_last_records_leads_to_the_same_history():
+def test_log_that_lost_its_last_records_leads_to_the_same_history():
     config = settings_of()
     undisturbed, world = MemoryLog(), World()
     driven(config, undisturbed, world)
@@ -107,7 +107,7 @@ def test_a_log_that_lost_its_last_records_leads_to_the_same_history():
 
 
 @pytest.mark.parametrize("pruner", ["none", "median", "asha", "hyperband"])
-def test_a_larger_budget_continues_a_study(pruner):
+def test_larger_budget_continues_a_study(pruner):
     log, world = MemoryLog(), World()
     driven(settings_of(trials=6, pruner=pruner), log, world)
     study = driven(settings_of(trials=20, pruner=pruner), log, world)
@@ -124,14 +124,14 @@ def test_other_settings_are_another_study():
         Study(settings_of("tune.seed=1", trials=2), log)
 
 
-def test_the_search_finds_a_good_trial_with_a_part_of_the_steps():
+def test_search_finds_a_good_trial_with_a_part_of_the_steps():
     study = driven(settings_of(trials=60, pruner="hyperband"), MemoryLog(), World())
     finished = [trial for trial in study.history.trials if trial.standing == "finished"]
     assert min(study.history.values(trial)[0] for trial in finished) < 2.1
     assert study.steps < 60 * 270 * 0.5
 
 
-def test_a_failed_trial_reaches_the_sampler_with_its_class_and_the_study_continues():
+def test_failed_trial_reaches_the_sampler_with_its_class_and_the_study_continues():
     study = driven(settings_of(), MemoryLog(), World(failing={1: "oom", 4: "crash"}))
     failed = {t.number: t.failure for t in study.history.trials if t.standing == "failed"}
     assert failed == {1: "oom", 4: "crash"}
@@ -160,7 +160,7 @@ def test_impossible_combinations_fail_as_bad_input():
     assert "training.fp16" in failed.error
 
 
-def test_a_grid_ends_when_every_combination_was_tried():
+def test_grid_ends_when_every_combination_was_tried():
     space = {
         "training.lr_scheduler_type": {"choices": ["linear", "constant"]},
         "training.warmup_steps": {
@@ -181,7 +181,7 @@ def test_a_grid_ends_when_every_combination_was_tried():
     ]
 
 
-def test_a_stop_request_ends_the_trials_and_the_study_can_be_continued():
+def test_stop_request_ends_the_trials_and_the_study_can_be_continued():
     config, log, world = settings_of("tune.budget.parallel=3"), MemoryLog(), World(pace=3)
     looks = iter(range(20))
 
@@ -198,7 +198,7 @@ def test_a_stop_request_ends_the_trials_and_the_study_can_be_continued():
     assert not study.running
 
 
-def test_an_objective_that_no_validation_has_is_an_error_that_lists_the_metrics():
+def test_objective_that_no_validation_has_is_an_error_that_lists_the_metrics():
     with pytest.raises(BadInput, match=r"(?s)'accuracy'.*one of loss"):
         driven(settings_of("tune.objective.metric=accuracy"), MemoryLog(), World())
 

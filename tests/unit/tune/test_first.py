@@ -36,7 +36,7 @@ def test_without_a_registry_trial_0_has_the_configurations_own_values(config):
     assert not Workspace.of(config).tracking_store.exists()
 
 
-def test_a_field_that_is_left_open_is_sampled(config):
+def test_field_that_is_left_open_is_sampled(config):
     content = load(config.to_yaml(), {"training.learning_rate": None})
     assert first.first_trials(content) == [{"training.weight_decay": 0.1}]
 
@@ -48,5 +48,5 @@ def test_trial_0_has_the_champions_parameters(config, champion):
     assert first.first_trials(config)[0]["training.learning_rate"] == 2e-3
 
 
-def test_a_champion_whose_run_is_elsewhere_is_left_out(config, champion):
+def test_champion_whose_run_is_elsewhere_is_left_out(config, champion):
     assert first.first_trials(config)[0]["training.learning_rate"] == 3e-3

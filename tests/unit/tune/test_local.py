@@ -30,7 +30,7 @@ def config():
     return make
 
 
-def test_a_trial_is_a_run_in_a_folder_of_its_own(tmp_path, config):
+def test_trial_is_a_run_in_a_folder_of_its_own(tmp_path, config):
     place = TrialFolder(tmp_path, 3)
     place.configure(config(), 4)
     own = load(place.config)
@@ -38,7 +38,7 @@ def test_a_trial_is_a_run_in_a_folder_of_its_own(tmp_path, config):
     assert (own.compute.launcher, own.compute.threads_per_rank) == ("process", 4)
 
 
-def test_a_trial_keeps_the_threads_that_it_began_with(tmp_path, config):
+def test_trial_keeps_the_threads_that_it_began_with(tmp_path, config):
     place = TrialFolder(tmp_path, 3)
     for threads in (4, 2):
         place.configure(config(), threads)
@@ -55,7 +55,7 @@ def test_trials_of_one_study_have_their_checkpoints_apart(tmp_path, config):
     assert places == {"s3://bucket/all/study-0000", "s3://bucket/all/study-0001"}
 
 
-def test_a_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
+def test_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
     checkpoints = tmp_path / "elsewhere"
     place = TrialFolder(tmp_path / "study", 0)
     place.configure(config(recovery={"checkpoints": str(checkpoints)}), 1)
@@ -72,7 +72,7 @@ def test_a_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
         trials.train(0, config(), 8)
 
 
-def test_a_discarded_trial_may_have_diverged(tmp_path):
+def test_discarded_trial_may_have_diverged(tmp_path):
     place = TrialFolder(tmp_path, 0)
     diverged = Validation(4, {"loss": math.inf, "perplexity": -math.inf})
     place.discard(TrialState("failed", 4, (diverged,), failure="divergence"))
@@ -82,9 +82,7 @@ def test_a_discarded_trial_may_have_diverged(tmp_path):
     assert math.isnan(found.metrics["loss"])
 
 
-def test_a_discard_that_was_interrupted_is_finished_by_the_next_driver(
-    tmp_path, config, monkeypatch
-):
+def test_discard_that_was_interrupted_is_finished_by_the_next_driver(tmp_path, config, monkeypatch):
     place = TrialFolder(tmp_path, 0)
     place.configure(config(), 1)
     place.workspace.model.mkdir(parents=True)
@@ -103,7 +101,7 @@ def test_a_discard_that_was_interrupted_is_finished_by_the_next_driver(
     assert list(place.path.iterdir()) == [place.record]
 
 
-def test_a_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, config, monkeypatch):
+def test_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, config, monkeypatch):
     monkeypatch.setattr(connection, "_PROGRAM", "steadytrain.no_such_program")
     trials = local_trials(tmp_path)
     trials.attach()

@@ -44,7 +44,7 @@ def test_records_are_read_back_in_order(opened):
     assert opened().read() == RECORDS
 
 
-def test_a_torn_last_line_costs_that_line_at_every_byte(tmp_path, monkeypatch):
+def test_torn_last_line_costs_that_line_at_every_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     whole = written(tmp_path / "whole").read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -61,7 +61,7 @@ def test_a_torn_last_line_costs_that_line_at_every_byte(tmp_path, monkeypatch):
         assert path.read_bytes().rstrip() == whole.rstrip()
 
 
-def test_a_damaged_last_line_costs_that_line(tmp_path):
+def test_damaged_last_line_costs_that_line(tmp_path):
     path = written(tmp_path / "log")
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
@@ -86,7 +86,7 @@ def test_any_other_damage_is_an_error_that_names_the_line(tmp_path, damage):
         FileLog(path).read()
 
 
-def test_a_missing_object_is_an_error(tmp_path):
+def test_missing_object_is_an_error(tmp_path):
     log = ObjectLog(LocalStorage(tmp_path))
     for record in RECORDS:
         log.append(record)
@@ -95,7 +95,7 @@ def test_a_missing_object_is_an_error(tmp_path):
         ObjectLog(LocalStorage(tmp_path)).read()
 
 
-def test_a_damaged_last_object_is_written_again(tmp_path):
+def test_damaged_last_object_is_written_again(tmp_path):
     log = ObjectLog(LocalStorage(tmp_path))
     for record in RECORDS:
         log.append(record)
@@ -113,7 +113,7 @@ def test_two_writers_of_one_object_do_not_overwrite_each_other(tmp_path):
         second.append(RECORDS[1])
 
 
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
     path = written(tmp_path / "log")
     before, log = path.read_bytes(), FileLog(path)
     log.read()
@@ -140,7 +140,7 @@ def written(path):
     return path
 
 
-def test_a_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path):
+def test_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "any")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -55,7 +55,7 @@ def test_each_seed_is_a_run_of_its_own_that_says_how_many_were_compared(best):
 
 
 @pytest.mark.parametrize(("greater", "seed"), [(True, 2), (False, 3)])
-def test_the_best_by_validation_is_chosen(greater, seed):
+def test_best_by_validation_is_chosen(greater, seed):
     scores = {1: trained(0.5), 2: trained(0.7), 3: trained(0.2), 4: trained(0.7)}
     assert best_seed(scores, greater_is_better=greater) == seed
 
@@ -89,7 +89,7 @@ def winner(tmp_path, empty_store, monkeypatch):
     return config, learns
 
 
-def test_the_best_seed_goes_through_the_gate_and_the_card_says_how_many_were_compared(winner):
+def test_best_seed_goes_through_the_gate_and_the_card_says_how_many_were_compared(winner):
     config, learns = winner
     learns({1: (0.9, 0.3), 2: (0.8, 0.2), 3: None})
     found = retrain(config, [1, 2, 3], compared=1200, greater_is_better=False)
@@ -105,7 +105,7 @@ def test_the_best_seed_goes_through_the_gate_and_the_card_says_how_many_were_com
     assert not losers.record("evaluate").exists(), "the test side was opened for one model"
 
 
-def test_a_winner_that_fails_on_every_seed_is_an_error(winner):
+def test_winner_that_fails_on_every_seed_is_an_error(winner):
     config, learns = winner
     learns({1: None, 2: None})
     with pytest.raises(TrainingFailed, match="it diverged"):

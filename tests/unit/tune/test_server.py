@@ -96,7 +96,7 @@ def test_trials_wait_for_a_free_slot_and_get_its_devices(study):
     assert (study.made[2].number, study.made[2].slot.gpus) == (2, ("1",))
 
 
-def test_a_trial_that_is_running_is_not_started_twice(study):
+def test_trial_that_is_running_is_not_started_twice(study):
     driver = study.connect()
     for _ in range(3):
         driver.say({"train": 0, "until": 8})
@@ -105,7 +105,7 @@ def test_a_trial_that_is_running_is_not_started_twice(study):
     assert [process.number for process in study.made] == [0, 1]
 
 
-def test_the_next_driver_hears_which_trials_are_running(study):
+def test_next_driver_hears_which_trials_are_running(study):
     first = study.connect()
     assert (first.running, first.slots) == ({}, 2)
     first.say({"train": 3, "until": 8})
@@ -117,7 +117,7 @@ def test_the_next_driver_hears_which_trials_are_running(study):
     assert until(lambda: second.messages(0.1)) == [3]
 
 
-def test_a_process_that_dies_again_and_again_fails_the_trial(study):
+def test_process_that_dies_again_and_again_fails_the_trial(study):
     driver = study.connect()
     driver.say({"train": 0, "until": 8})
     for times in (1, 2, 3):
@@ -130,7 +130,7 @@ def test_a_process_that_dies_again_and_again_fails_the_trial(study):
     assert "died 3 times in a row without a new checkpoint" in found.error
 
 
-def test_a_trial_that_is_stopped_is_not_started_again(study):
+def test_trial_that_is_stopped_is_not_started_again(study):
     driver = study.connect()
     driver.say({"train": 0, "until": 8})
     until(lambda: study.made)
@@ -140,7 +140,7 @@ def test_a_trial_that_is_stopped_is_not_started_again(study):
     assert len(study.made) == 1
 
 
-def test_a_waiting_trial_is_stopped_without_a_process(study):
+def test_waiting_trial_is_stopped_without_a_process(study):
     driver = study.connect()
     for number in (0, 1, 2):
         driver.say({"train": number, "until": 8})

@@ -55,7 +55,7 @@ def test_each_suggestion_is_in_the_space_and_keeps_the_conditions(sampler):
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "qmc"])
-def test_the_seed_decides(sampler):
+def test_seed_decides(sampler):
     first, again, other = (
         suggested(study_of(f"tune.seed={seed}", trials=12, sampler=sampler)) for seed in (1, 1, 2)
     )
@@ -69,12 +69,12 @@ def test_suggestions_beyond_a_constraint_are_replaced():
     assert sizes == {48, 96}
 
 
-def test_a_constraint_that_nothing_keeps_is_an_error():
+def test_constraint_that_nothing_keeps_is_an_error():
     with pytest.raises(BadInput, match=r"tune\.constraints"):
         study_of("tune.constraints.parameters=10").next()
 
 
-def test_a_sobol_sequence_covers_the_space_more_evenly_than_random_samples():
+def test_sobol_sequence_covers_the_space_more_evenly_than_random_samples():
     def gaps(sampler):
         rates = sorted(
             params["training.weight_decay"]
