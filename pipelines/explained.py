@@ -101,6 +101,9 @@ def explained(name: str, chosen: Chosen | None = None) -> Explained:
         return Explained(field, None, "", _affects(field), inner)
     value: Any = chosen.config.model_dump(mode="json")
     for part in name.split("."):
+        if isinstance(value, list):
+            # Each item of the list has a value of its own.
+            return Explained(field, None, "", _affects(field), inner)
         value = value[part]
     return Explained(field, value, chosen.origin(name), _affects(field), inner)
 
