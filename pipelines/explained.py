@@ -20,9 +20,13 @@ _EFFECTS = {
     "with",
     "pipeline": "how many pods the steps need, not what they do",
     "evaluation": "the scores. They are computed again; training is reused",
+    "gate.compared": "what the gate record and the model card state, not the verdict",
     "gate": "the verdict on the new model. The gate decides again; training is reused",
     "registry": "the names under which the model is registered",
     "tracking": "where the run is recorded and reported",
+    "observability": "how a run is watched, not what it does",
+    "tune": "only `steadytrain tune`. A study continues with another budget, other seeds and another "
+    "max_failed_share, and with nothing else changed",
     "retrain": "when the pipeline retrain goes on to train, not what it trains",
     "schema_version": "how the configuration is read",
     "compute.price_per_hour": "only the cost that is shown",

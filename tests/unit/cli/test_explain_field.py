@@ -76,6 +76,9 @@ def test_origin_names_the_data(tmp_path):
         ("compute.pods.memory", "pods"),
         ("gate.margin", "gate decides again"),
         ("data.split_salt", "prepared data"),
+        ("tune.budget.trials", "only `steadytrain tune`"),
+        ("observability.prometheus_port", "how a run is watched"),
+        ("gate.compared", "not the verdict"),
     ],
 )
 def test_explanation_says_what_a_change_affects(chosen, field, words):
