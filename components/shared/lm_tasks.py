@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import os
 import re
@@ -110,15 +111,12 @@ def _is_file(name: str) -> bool:
 
 
 def _known(name: str) -> tuple[Any, str]:
-    """Return the task manager that knows the task, and the task's name in it.
-
-    Reading all installed tasks takes 6 s. A file does not need that.
-    """
+    """Return the task manager that knows the task, and the task's name in it."""
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if not _is_file(name):
-        manager = TaskManager()
+        manager = _all_tasks()
         if name not in manager.task_index:
             close = difflib.get_close_matches(name, manager.all_tasks, n=3)
             raise BadInput(
@@ -140,6 +138,14 @@ def _known(name: str) -> tuple[Any, str]:
             return TaskManager(include_defaults=False), name
         # A group names other tasks, beside it or installed.
         return TaskManager(include_path=str(path.parent)), str(group)
+
+
+@functools.cache
+def _all_tasks() -> Any:
+    """Return the task manager of all installed tasks, which takes 7 s to read them."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
 
 
 def _built(name: str, manager: Any, known_as: str) -> Any:
