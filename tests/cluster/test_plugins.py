@@ -96,8 +96,9 @@ def start(walker, run):
 
 @pytest.fixture(scope="module")
 def whole(walker):
-    start(walker(), "whole")
-    return "whole"
+    # Other tests have runs on the same volume.
+    start(walker(), "plugins-whole")
+    return "plugins-whole"
 
 
 def test_plugins_of_many_kinds_work_in_one_run(cluster, whole):
@@ -109,8 +110,8 @@ def test_plugins_of_many_kinds_work_in_one_run(cluster, whole):
 def test_run_with_plugins_survives_a_deleted_pod_with_the_same_weights(walker, cluster, whole):
     killed = walker()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(start, killed, "killed")
-        saved = f"ls -d {MOUNT_PATH}/runs/killed/checkpoints/step-*/COMMIT* 2>/dev/null || true"
+        running = pool.submit(start, killed, "plugins-killed")
+        saved = f"ls -d {MOUNT_PATH}/runs/plugins-killed/checkpoints/step-*/COMMIT* 2>/dev/null || true"
         wait_for(lambda: cluster.shell("sh", "-c", saved) or running.done(), 300)
         pod = f"train-{killed.job[:8]}"
         cluster.core.delete_namespaced_pod(pod, cluster.namespace, grace_period_seconds=0)
@@ -118,8 +119,8 @@ def test_run_with_plugins_survives_a_deleted_pod_with_the_same_weights(walker, c
             running.result()
     assert killed.states["train"] == "failed"
 
-    start(walker(), "killed")
-    trained = record(cluster, "killed", "train")
+    start(walker(), "plugins-killed")
+    trained = record(cluster, "plugins-killed", "train")
     assert trained["attempts"] > 1
     assert trained["weights_digest"] == record(cluster, whole, "train")["weights_digest"]
 
