@@ -25,8 +25,8 @@ _EFFECTS = {
     "registry": "the names under which the model is registered",
     "tracking": "where the run is recorded and reported",
     "observability": "how a run is watched, not what it does",
-    "tune": "only `steadytrain tune`. A study continues with another budget, other seeds and another "
-    "max_failed_share, and with nothing else changed",
+    "tune": "only `steadytrain tune`. Of a study, the budget, the seeds and max_failed_share may "
+    "change while it goes on",
     "retrain": "when the pipeline retrain goes on to train, not what it trains",
     "schema_version": "how the configuration is read",
     "compute.price_per_hour": "only the cost that is shown",

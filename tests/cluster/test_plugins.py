@@ -111,7 +111,8 @@ def test_run_with_plugins_survives_a_deleted_pod_with_the_same_weights(walker, c
     killed = walker()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(start, killed, "plugins-killed")
-        saved = f"ls -d {MOUNT_PATH}/runs/plugins-killed/checkpoints/step-*/COMMIT* 2>/dev/null || true"
+        committed = f"{MOUNT_PATH}/runs/plugins-killed/checkpoints/step-*/COMMIT*"
+        saved = f"ls -d {committed} 2>/dev/null || true"
         wait_for(lambda: cluster.shell("sh", "-c", saved) or running.done(), 300)
         pod = f"train-{killed.job[:8]}"
         cluster.core.delete_namespaced_pod(pod, cluster.namespace, grace_period_seconds=0)
