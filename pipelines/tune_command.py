@@ -161,7 +161,7 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     steps = expected_steps(study.rungs, config.tune.budget.trials)
     hours, text = _cost(config, steps)
     if not as_json:
-        typer.echo("\n".join(outline(study, samples, text)))
+        typer.echo("\n".join(outline(study, samples, steps, text)))
         return
     json_output.show(
         {

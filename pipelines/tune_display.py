@@ -8,7 +8,7 @@ from typing import Any
 from steadytrain.components.report.words import number
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.tune.history import Trial
-from steadytrain.components.tune.outlook import Outlook, expected_steps
+from steadytrain.components.tune.outlook import Outlook
 from steadytrain.components.tune.results import best
 from steadytrain.components.tune.study import Study, study_name
 
@@ -41,10 +41,15 @@ def as_words(params: Mapping[str, Any]) -> str:
     )
 
 
-def outline(study: Study, samples: Sequence[Mapping[str, Any]], cost: str) -> list[str]:
-    """Return lines on what a study would do, for `--dry-run`."""
+def outline(study: Study, samples: Sequence[Mapping[str, Any]], steps: int, cost: str) -> list[str]:
+    """Return lines on what a study would do, for `--dry-run`.
+
+    Args:
+        samples: the parameters of the first trials.
+        steps: optimizer steps of all trials together.
+        cost: the estimated cost in words.
+    """
     tune, rungs = study.tune, study.rungs
-    steps = expected_steps(rungs, tune.budget.trials)
     full = tune.budget.trials * rungs.cuts[-1]
     goals = ", ".join(f"{item.direction} {item.metric}" for item in tune.objectives)
     limits = tune.budget.model_dump(exclude_none=True, exclude={"trials", "parallel"})

@@ -9,10 +9,10 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
-    DecisionMade,
 )
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.train.failures import Failure, FailureClass
+from steadytrain.components.train.recovery.as_events import decision_made
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.policy import decide
 
@@ -62,21 +62,7 @@ class Run:
         self.failure = Failure(kind, 0, "told", "do this", unexplained=unexplained)
         self.failure = replace(self.failure, memory_needed=memory_needed)
         decision = decide(self.history, self.failure, self.settings, "run")
-        self.history.decisions.append(
-            DecisionMade(
-                attempt=number,
-                failure_class=kind,
-                action=decision.action,
-                reason=decision.reason,
-                delay_seconds=decision.delay_seconds,
-                batch=decision.batch,
-                fallback=decision.fallback,
-                skipped_batch=decision.skipped_batch,
-                learning_rate_scale=decision.learning_rate_scale,
-                nodes=decision.nodes,
-                on_demand=decision.on_demand,
-            )
-        )
+        self.history.decisions.append(decision_made(number, self.failure, decision))
         if decision.nodes:
             self.plan = plan_batch(
                 plan.global_batch_size, plan.world_size // self.nodes * decision.nodes

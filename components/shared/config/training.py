@@ -24,7 +24,11 @@ from steadytrain.components.shared.config.base import (
 )
 from steadytrain.components.shared.errors import BadInput
 
-_GROUPS: Final = {"optim": plugins.OPTIMIZERS, "lr_scheduler_type": plugins.SCHEDULES}
+_GROUPS: Final = {
+    "optim": plugins.OPTIMIZERS,
+    "lr_scheduler_type": plugins.SCHEDULES,
+    "order": plugins.ORDERS,
+}
 """Fields whose values are names that packages register."""
 _OPTIONS: Final = ("optim_args", "lr_scheduler_kwargs", "order_options")
 """Fields with options of a plugin."""
@@ -195,14 +199,6 @@ class TrainingConfig(Section):
         if value == 0:
             raise ValueError("give a positive number, or -1 to train by epochs")
         return value
-
-    @field_validator("order")
-    @classmethod
-    def _known_order(cls, order: str) -> str:
-        # Skip the default: listing all installed packages takes 50 ms.
-        if order != cls.model_fields["order"].default:
-            check_plugins(plugins.ORDERS, [order])
-        return order
 
     @field_validator("components")
     @classmethod
