@@ -1,9 +1,9 @@
 """Program that runs the compiled pipeline on this machine with kfp.local.
 
 It is a separate process, so that the command can show progress next to it: `python -m
-steadytrain.pipelines.dag PIPELINE PARAMETERS ROOT`. If a signal asks it to stop, or if its parent
-dies, it stops the running step and starts no other. The exit handler still writes the report, as on
-a cluster.
+steadytrain.pipelines.dag PIPELINE PARAMETERS ROOT [--trains]`. If a signal asks it to stop, or if
+its parent dies, it stops the running step and starts no other. The exit handler still writes the
+report, as on a cluster.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from steadytrain.pipelines.step_processes import StepProcesses
 
 LOCK_VARIABLE = "STEADYTRAIN_RUN_LOCK"
 """Passes the descriptor of the run's lock to this program. Its steps must hold the lock too."""
+TRAINS = "--trains"
 END_NOW = signal.SIGINT
 """Kills the running step immediately. Every other stop signal gives it its grace period."""
 
 
-def main(pipeline: str, parameters: str, root: str) -> int:
+def main(pipeline: str, parameters: str, root: str, *options: str) -> int:
     """Run a compiled pipeline, unmodified.
 
     Args:
         pipeline: path of the compiled YAML.
         parameters: path of a JSON file with the pipeline's parameters.
         root: folder for KFP's own artifacts, inside the run's folder.
+        options: TRAINS if ranks will start, so that what they import is imported early.
 
     Returns:
         0 if every task succeeded, otherwise 1.
@@ -40,7 +42,9 @@ def main(pipeline: str, parameters: str, root: str) -> int:
     lock = os.environ.pop(LOCK_VARIABLE, "")
     run = Path(root).absolute().parent
     processes = StepProcesses(
-        Workspace(run.parent.parent, run.name), also_hold=[int(lock)] if lock else []
+        Workspace(run.parent.parent, run.name),
+        also_hold=[int(lock)] if lock else [],
+        trains=TRAINS in options,
     )
 
     def stop(number: int, _: object) -> None:

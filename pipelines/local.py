@@ -31,7 +31,7 @@ from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.lease import held
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.compile import compile_pipeline
-from steadytrain.pipelines.dag import LOCK_VARIABLE
+from steadytrain.pipelines.dag import LOCK_VARIABLE, TRAINS
 from steadytrain.pipelines.interrupts import Display, Interrupts
 from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.step_processes import died
@@ -184,7 +184,9 @@ def _command(config: RunConfig, workspace: Workspace) -> list[str]:
     stated = to_parameters(config, run=workspace.run_id)
     parameters.write_text(json.dumps(stated), encoding="utf-8")
     program = [sys.executable, "-m", "steadytrain.pipelines.dag"]
-    return [*program, str(pipeline), str(parameters), str(workspace.folder / "kfp")]
+    trains = config.model.framework == "pytorch" and not workspace.record("train").exists()
+    options = [TRAINS] if trains else []
+    return [*program, str(pipeline), str(parameters), str(workspace.folder / "kfp"), *options]
 
 
 def _start(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol, Self
 
-from steadytrain.components.train.agent.processes import MARK
+import psutil
+
+from steadytrain.components.train.agent.processes import MARK, alive
 from steadytrain.pipelines.step_template import BEGUN, STATUS
 
 _PROGRAM = "steadytrain.pipelines.step_template"
@@ -25,27 +29,61 @@ _VARIABLES = {
 }
 
 
+class _Program(Protocol):
+    """A template's process, as subprocess.Popen has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 class StepTemplate:
-    """A program that imports what steps need. It starts with that at once.
+    """A process that has imported what steps need, or is still importing it."""
 
-    Args:
-        folder: the run's folder. It marks the program and the steps as processes of the run.
-        also_hold: descriptors that the program and every step inherit.
-    """
-
-    def __init__(self, folder: Path, also_hold: Sequence[int]) -> None:
-        self._channel, theirs = socket.socketpair()
-        self._answers = self._channel.makefile("r")
+    def __init__(self, process: _Program, channel: socket.socket) -> None:
+        self._process, self._channel = process, channel
+        self._answers = channel.makefile("r")
         self._ended: int | None = None
+
+    @classmethod
+    def start(cls, folder: Path, also_hold: Sequence[int]) -> Self:
+        """Start a template as a new program.
+
+        Args:
+            folder: the run's folder. It marks the program and the steps as processes of the run.
+            also_hold: descriptors that the program and every step inherit.
+        """
+        channel, theirs = socket.socketpair()
         with theirs:
             # In its own session, so that signals to the terminal's process group do not reach it.
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_VARIABLES, MARK: str(folder)},
                 pass_fds=(theirs.fileno(), *also_hold),
                 start_new_session=True,
             )
+        return cls(process, channel)
+
+    def with_imports(self, modules: Sequence[str]) -> Self | None:
+        """Fork another template from this one, which imports the modules in the background.
+
+        Returns:
+            The other template, which dies with this one; or None if this one is dead.
+        """
+        channel, theirs = socket.socketpair()
+        with theirs:
+            self._ask({"imports": list(modules)}, [theirs.fileno()])
+            _, number = self._answer()
+        if number is None:
+            channel.close()
+            return None
+        return type(self)(_Fork(number), channel)
 
     @property
     def pid(self) -> int:
@@ -66,13 +104,10 @@ class StepTemplate:
             output, which ends once the last process that holds it has ended.
         """
         reading, writing = os.pipe()
-        request = json.dumps({"command": list(command), "environment": dict(environment)})
         with os.fdopen(reading, encoding="utf-8", errors="replace") as output:
             try:
-                # If the template has just died, there is no answer either.
-                with contextlib.suppress(ConnectionError):
-                    socket.send_fds(self._channel, [b" "], [writing, lifeline])
-                    self._channel.sendall(request.encode() + b"\n")
+                request = {"command": list(command), "environment": dict(environment)}
+                self._ask(request, [writing, lifeline])
             finally:
                 os.close(writing)
             kind, number = self._answer()
@@ -93,6 +128,12 @@ class StepTemplate:
         self._answers.close()
         self._channel.close()
 
+    def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        # If the template has just died, there is no answer either.
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._channel, [b" "], descriptors)
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
+
     def _answer(self) -> tuple[str, int | None]:
         """Return the next answer's kind and number; "" and None if the template is dead."""
         with contextlib.suppress(ConnectionError):
@@ -100,3 +141,24 @@ class StepTemplate:
                 kind, number = line.split()
                 return kind, int(number)
         return "", None
+
+
+class _Fork:
+    """A template that another template forked. It is a zombie from its end to the other's end."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return None if alive(self._process) else self.wait()
+
+    def wait(self) -> int:
+        """Wait for its end. Return the likely status, because only its parent gets the real one."""
+        while alive(self._process):
+            time.sleep(0.01)
+        return -signal.SIGKILL
+
+    def kill(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.kill()

@@ -19,11 +19,14 @@ from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import MARK, end_processes
+from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.lease import held
 from steadytrain.pipelines.step_forks import StepTemplate
 
 _FUNCTION = "--function_to_execute"
 _EXIT_HANDLER = "report"
+_BEFORE_TRAINING = "preprocess"
+_WITH_TORCH = ("train", "evaluate", "register")
 _NOT_STARTED = 128 + signal.SIGTERM
 _REMEDY = "the same command continues the run where it stopped"
 
@@ -38,12 +41,17 @@ class StepProcesses:
     Args:
         workspace: the run's; a step that was killed is recorded in its events.
         also_hold: descriptors that every step inherits.
+        trains: whether to import what training needs while the data is prepared.
     """
 
-    def __init__(self, workspace: Workspace, also_hold: Sequence[int] = ()) -> None:
+    def __init__(
+        self, workspace: Workspace, also_hold: Sequence[int] = (), *, trains: bool = False
+    ) -> None:
         self._workspace, self._also_hold = workspace, tuple(also_hold)
         self._steps, self._closing = Lifeline(), Lifeline()
-        self._template = StepTemplate(workspace.folder, self._also_hold)
+        self._template = StepTemplate.start(workspace.folder, self._also_hold)
+        self._trains = trains
+        self._heavy: StepTemplate | None = None
         self._step: int | None = None
         self._stopped = self._urgent = False
 
@@ -54,22 +62,21 @@ class StepProcesses:
         if self._stopped and not closing:
             return _NOT_STARTED
         began = time.time()
-        if not self._template.alive:
-            self._template = StepTemplate(self._workspace.folder, self._also_hold)
+        template = self._template_for(name)
         line = (self._closing if closing else self._steps).descriptor
         environment = {**os.environ, **(env_vars or {}), MARK: str(self._workspace.folder)}
-        with self._template.fork(full_command, environment, line) as (step, output):
+        with template.fork(full_command, environment, line) as (step, output):
             if not closing:
                 self._step = step
             if self._urgent:
                 self.end_now()
             shown = threading.Thread(target=_show, args=(output,), daemon=True)
             shown.start()
-            status = self._template.status()
+            status = template.status()
             self._step = None
             # Processes that a step leaves behind would keep its output open, and block this
             # process.
-            end_processes(self._workspace.folder, spared=self._template.pid)
+            end_processes(self._workspace.folder, spared=self._templates())
             shown.join()
         if status and not self._taken_over():
             self._tell(name, status, began)
@@ -90,8 +97,22 @@ class StepProcesses:
 
     def close(self) -> None:
         """End all processes, so that none is left behind."""
+        if self._heavy is not None:
+            self._heavy.kill()
         self._template.kill()
         end_processes(self._workspace.folder)
+
+    def _template_for(self, name: str) -> StepTemplate:
+        if not self._template.alive:
+            self._template = StepTemplate.start(self._workspace.folder, self._also_hold)
+        if name == _BEFORE_TRAINING and self._trains:
+            self._heavy = self._template.with_imports(RANK_IMPORTS)
+        if name in _WITH_TORCH and self._heavy is not None and self._heavy.alive:
+            return self._heavy
+        return self._template
+
+    def _templates(self) -> list[int]:
+        return [item.pid for item in (self._template, self._heavy) if item is not None]
 
     def _taken_over(self) -> bool:
         """Return whether another supervisor trains the run, and so will report on it."""

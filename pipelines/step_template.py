@@ -4,6 +4,9 @@ It imports once what every step imports, MLflow above all, so that a step starts
 on the channel is a line of JSON with the step's command and environment. Two descriptors come with
 it: the step's output and its lifeline. The answers are lines: BEGUN with the step's process id,
 once the step leads its own session, and then STATUS with its exit status.
+
+Another request is for a second template, a fork of this one that imports torch while the data is
+prepared. One descriptor comes with it: the second template's channel. The only answer is BEGUN.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,26 +36,39 @@ def main(channel: int) -> int:
 
     die_with_parent()
     prepared = _prepared()
-    with socket.socket(fileno=channel) as requests, requests.makefile("rb") as lines:
-        while True:
-            _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
-            line = lines.readline()
-            if not line:
-                return 0
-            sys.stdout.flush()
-            pid = os.fork()
-            if pid == 0:
-                os.setsid()
-                _answer(requests, BEGUN, os.getpid())
-                break
-            for descriptor in descriptors:
-                os.close(descriptor)
+    requests = socket.socket(fileno=channel)
+    while (received := _receive(requests)) is not None:
+        request, descriptors = received
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0 and "imports" in request:
+            die_with_parent()
+            requests.close()
+            requests = socket.socket(fileno=descriptors[0])
+            if not (prepared and _import_more(request["imports"])):
+                return 1
+            continue
+        if pid == 0:
+            os.setsid()
+            _answer(requests, BEGUN, os.getpid())
+            requests.close()
+            # A step exits through the interpreter's own shutdown, like any program.
+            return _be_step(request, descriptors, prepared)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if "imports" in request:
+            _answer(requests, BEGUN, pid)
+        else:
             _answer(requests, STATUS, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    # A step exits through the interpreter's own shutdown, like any program.
-    request = json.loads(line)
-    _become(request["environment"], *descriptors)
-    _run(request["command"], prepared)
     return 0
+
+
+def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next request and the descriptors with it, or None once the channel ends."""
+    _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+    with requests.makefile("rb") as lines:
+        line = lines.readline()
+    return (json.loads(line), descriptors) if line else None
 
 
 def _prepared() -> bool:
@@ -66,6 +82,18 @@ def _prepared() -> bool:
         start_process("steps", error)
         return False
     return freeze("steps")
+
+
+def _import_more(modules: Iterable[str]) -> bool:
+    """Import what training needs too. Return whether a fork is still as good as a new process."""
+    from steadytrain.components.train.agent import forking
+
+    try:
+        forking.prepare(modules)
+    except Exception as error:
+        # The training process gets the same error, and reports it.
+        forking.start_process("ranks", error)
+    return forking.possible()
 
 
 def _import() -> None:
@@ -84,6 +112,21 @@ def _import() -> None:
 
 def _answer(requests: socket.socket, kind: str, number: int) -> None:
     requests.sendall(f"{kind} {number}\n".encode())
+
+
+def _be_step(request: Mapping[str, Any], descriptors: Sequence[int], prepared: bool) -> int:
+    from steadytrain.components.train.agent import forking
+
+    _become(request["environment"], *descriptors)
+    if forking.possible():
+        from steadytrain.components.train.launch.process import template_forked_early
+
+        # Now, because soon this process will have other threads, and cannot be forked then.
+        with template_forked_early():
+            _run(request["command"], prepared)
+    else:
+        _run(request["command"], prepared)
+    return 0
 
 
 def _become(environment: Mapping[str, str], output: int, line: int) -> None:

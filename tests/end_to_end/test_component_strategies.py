@@ -27,7 +27,7 @@ PLAIN = {**MODEL, "training": RUN}
 COMPONENTS = {"ema": {"decay": DECAY}, "grad_norms": {}}
 AVERAGED = {**MODEL, "training": {**RUN, "components": COMPONENTS}}
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
-each = selected.each("name", STRATEGIES, few=("ddp", "fsdp", "zero3"))
+each = selected.each("name", STRATEGIES, few=("fsdp", "zero3"))
 
 
 @pytest.fixture(scope="module")

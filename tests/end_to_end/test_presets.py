@@ -20,6 +20,7 @@ from steadytrain.components.shared.records import (
 )
 
 from support.command import TINY_LM, TINY_RUN
+from support.selected import each
 
 STEPS = ["preprocess", "train", "evaluate", "gate", "register"]
 RECORDS = [DataRecord, TrainRecord, EvaluationRecord, GateRecord, RegistrationRecord]
@@ -95,7 +96,7 @@ def test_repeated_command_repeats_no_work(lm, shared_steadytrain):
     assert after["preprocess"].fingerprint == before["preprocess"].fingerprint
 
 
-@pytest.mark.parametrize("step", ["preprocess", "train", "evaluate", "register", "promote"])
+@each("step", ["preprocess", "train", "evaluate", "register", "promote"], few=("train", "evaluate"))
 def test_finished_step_imports_no_heavy_packages(lm, step):
     (folder,) = lm.runs
     code = (

@@ -191,9 +191,9 @@ def test_user_bug_stops_at_once_with_its_traceback(bench, data, monkeypatch):
     ("ranks", "file"),
     [
         (1, "rank-0000.model.safetensors"),
-        (1, "rank-0000.optimizer.safetensors"),
-        (1, "state.json"),
-        (1, "rank-0000.json"),
+        pytest.param(1, "rank-0000.optimizer.safetensors", marks=pytest.mark.long),
+        pytest.param(1, "state.json", marks=pytest.mark.long),
+        pytest.param(1, "rank-0000.json", marks=pytest.mark.long),
         (2, "rank-0001.json"),
     ],
 )
@@ -260,7 +260,7 @@ def finite_checkpoints(workspace):
             assert bool(tensor.isfinite().all())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_diverging_batch_is_skipped(bench, tmp_path, ranks):
     guilty = 6
     run = bench("poisoned", ranks=ranks, data=poisoned_data(tmp_path / "data", [guilty]))
@@ -277,7 +277,7 @@ def test_diverging_batch_is_skipped(bench, tmp_path, ranks):
     finite_checkpoints(run.workspace)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_spiking_batch_is_skipped(bench, tmp_path, ranks):
     size, guilty, steps = 4, 30, 40
     rows = language_rows(steps * size + size)
@@ -355,7 +355,11 @@ class RandomKills(Kills):
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.soak), 2])
 @pytest.mark.parametrize(
     ("ranks", "kills"),
-    [(1, 5), (2, 5), *(pytest.param(ranks, 20, marks=pytest.mark.soak) for ranks in (1, 2, 4))],
+    [
+        pytest.param(1, 5, marks=pytest.mark.long),
+        (2, 5),
+        *(pytest.param(ranks, 20, marks=pytest.mark.soak) for ranks in (1, 2, 4)),
+    ],
 )
 def test_run_killed_at_random_steps_has_the_weights_of_an_undisturbed_one(
     bench, ranks, kills, accumulation

@@ -26,6 +26,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.lock import holder
 
 from support.command import Command, wait_for
+from support.selected import each
 from support.signals import heard
 
 __all__ = ["heard"]
@@ -139,7 +140,7 @@ def assert_stopped(running: Running, number: signal.Signals, moment: float) -> N
     assert set(failed) <= {"Stopped"}, failed
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@each("number", SIGNALS, few=(signal.SIGTERM, signal.SIGKILL), ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", ["startup", "later"])
 def test_run_stopped_at_sampled_moments_continues(start, number, phase):
     draw = random.Random(f"{SEED} {number} {phase}")
@@ -231,7 +232,10 @@ def test_terminal_that_is_closed_stops_the_run(start):
     assert_stopped(running, signal.SIGHUP, time.time())
 
 
-@pytest.mark.parametrize(("step", "name"), [("train", "SIGKILL"), ("evaluate", "SIGSEGV")])
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [("train", "SIGKILL"), pytest.param("evaluate", "SIGSEGV", marks=pytest.mark.long)],
+)
 def test_step_that_is_killed_is_named_with_its_signal(start, step, name):
     """The message must also appear if a child of the step, as in train, keeps its output open."""
     running = start(QUICK_STEPS_KILL=f"{step} {name}")

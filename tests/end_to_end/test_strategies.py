@@ -22,7 +22,7 @@ CASES = [
     Case("zero3-small-bucket", "zero3", "single", bucket=2000),
 ]
 BY_NAME = {case.name: case for case in CASES}
-each = selected.each("name", BY_NAME, few=("ddp", "fsdp", "zero3", "lora"))
+each = selected.each("name", BY_NAME, few=("ddp", "fsdp", "zero3"))
 
 
 def sections(root, name):

@@ -19,6 +19,8 @@ TINY_MODEL = (
     "model.config.num_key_value_heads=4",
 )
 TINY_RUN = (
+    # With more, the threads of concurrent tests wait for each other.
+    "compute.threads_per_rank=1",
     "training.max_steps=6",
     "training.global_batch_size=4",
     "training.eval_steps=3",

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 
-def each(name: str, values: Collection[str], few: Collection[str]) -> Callable[..., Any]:
+def each(
+    name: str, values: Collection[Any], few: Collection[Any], **options: Any
+) -> Callable[..., Any]:
     """Parametrize a test by the values of a name; mark those not among the few as long."""
     marked = [
         value if value in few else pytest.param(value, marks=pytest.mark.long) for value in values
     ]
-    return pytest.mark.parametrize(name, marked)
+    return pytest.mark.parametrize(name, marked, **options)
 
 
 def selected(request: pytest.FixtureRequest, name: str) -> set[str]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -34,13 +34,13 @@ class Process(Protocol):
     def wait(self) -> object: ...
 
 
-def end_processes(folder: Path, root: int | None = None, *, spared: int | None = None) -> None:
+def end_processes(folder: Path, root: int | None = None, *, spared: Collection[int] = ()) -> None:
     """Kill all processes of an attempt's folder or of a folder inside it, and the tree of `root`.
 
     Args:
-        spared: ID of a process to leave alone.
+        spared: IDs of processes to leave alone.
     """
-    while remaining := [item for item in processes_of(folder, root) if item.pid != spared]:
+    while remaining := [item for item in processes_of(folder, root) if item.pid not in spared]:
         kill(remaining)
         time.sleep(0.02)
 

@@ -29,6 +29,7 @@ def main(folder: str, *command: str) -> int:
 
 def _run(program: Sequence[str]) -> int:
     """Do what Python does with these arguments, but use the modules that are already imported."""
+    _use_threads()
     is_module = program[0] == "-m"
     sys.argv = list(program[1:] if is_module else program)
     try:
@@ -41,6 +42,12 @@ def _run(program: Sequence[str]) -> int:
         print(traceback_of(error), end="", file=sys.stderr)
         return 1
     return 0
+
+
+def _use_threads() -> None:
+    """Let torch use as many threads as a new process would: it has read the variable already."""
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 if __name__ == "__main__":

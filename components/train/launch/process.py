@@ -37,11 +37,32 @@ RANK_IMPORTS = (
 _TEMPLATE = "steadytrain.components.train.agent.template"
 
 
+@contextlib.contextmanager
+def template_forked_early() -> Iterator[None]:
+    """Fork the template of this process's next launcher now, while there are no other threads.
+
+    The process must descend from a prepared one (`forking.possible`).
+    """
+    _early.append(Template(_Fork()))
+    try:
+        yield
+    finally:
+        if (unused := _take_early()) is not None:
+            unused.kill()
+
+
+_early: list[Template] = []
+
+
+def _take_early() -> Template | None:
+    return _early.pop() if _early else None
+
+
 class ProcessLauncher:
     """Starts an agent for the ranks of this machine, from a template that is kept for the next one.
 
     Use it as a context manager; the template ends with the context. In a process that descends
-    from a prepared one, the template is forked and imports nothing.
+    from a prepared one, the template is forked and imports nothing (see `template_forked_early`).
 
     Args:
         program: command of a rank; the attempt's folder is appended to it.
@@ -58,7 +79,8 @@ class ProcessLauncher:
         self._template: Template | None = None
 
     def __enter__(self) -> Self:
-        if forking.possible():
+        self._template = _take_early()
+        if self._template is None and forking.possible():
             # Now: soon this process will have other threads, and cannot be forked then.
             self._template = Template(_Fork())
         return self

@@ -47,8 +47,6 @@ def train_trial(study: Path, number: int, until: int, parent: int) -> int:
         data = known_data(study, config)
         if status or data is None:
             return status
-    if forking.possible():
-        _use_threads(config)
     with _reported(config):
         if run(config, data, until=until).outcome in ("preempted", "stopped"):
             return STOPPED_EXIT
@@ -60,13 +58,6 @@ def _prepare(study: Path, config: RunConfig) -> int:
     with _reported(config):
         prepare_data(study, config)
     return 0
-
-
-def _use_threads(config: RunConfig) -> None:
-    """Let torch, which is imported already, use as many threads as the trial began with."""
-    import torch
-
-    torch.set_num_threads(config.compute.threads_per_rank or 1)
 
 
 def _in_fork(work: Callable[[], int]) -> int:

@@ -12,6 +12,14 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _STEPS = ("preprocess", "train", "evaluate", "register", "report")
+_EMPTY = (
+    "torch",
+    "transformers",
+    "steadytrain.components.tasks.causal_lm",
+    "steadytrain.components.tasks.fused_head",
+    "steadytrain.components.train.loop",
+)
+"""Packages and modules that steps only import early. They are empty here, with all inside them."""
 
 
 class _Quick(importlib.abc.MetaPathFinder):
@@ -20,6 +28,8 @@ class _Quick(importlib.abc.MetaPathFinder):
             return importlib.util.spec_from_file_location(
                 name, Path(__file__).with_name("quick.py")
             )
+        if any(name == empty or name.startswith(f"{empty}.") for empty in _EMPTY):
+            return ModuleSpec(name, loader=None, is_package=True)
         return None
 
 

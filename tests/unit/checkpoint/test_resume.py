@@ -169,6 +169,7 @@ def test_two_ranks_killed_and_resumed(make_bench):
     assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sigterm_to_one_rank_stops_all_ranks_at_one_step(make_bench):
     bench = make_bench(**{**TWO_RANKS, "training": {**LONG, "max_steps": 100_000}})

@@ -105,6 +105,7 @@ def test_unreadable_file_is_reported(output, hidden):
         path.chmod(before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["/nonexistent", "/proc", "x" * 300])
 def test_bad_temporary_folder_is_skipped(tmp_path, folder):
     done = steadytrain("submit", "causal-lm", "--set", "output=/mnt", "--dry-run", TMPDIR=folder)

@@ -107,6 +107,7 @@ def test_pipeline_ends_early_and_succeeds_if_there_is_no_new_data(learned, retra
     assert runs == []
 
 
+@pytest.mark.long
 def test_pipeline_continues_if_there_is_new_data(config, learned, retrain):
     learned("champion")
     # The data are too small to be split: the next step starts and reports that.

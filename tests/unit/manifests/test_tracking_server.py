@@ -118,8 +118,11 @@ def test_artifact_path_on_another_host_is_rejected(server, login):
     "change",
     [
         {"MLFLOW_TRACKING_PASSWORD": None},
-        {"MLFLOW_FLASK_SERVER_SECRET_KEY": None},
-        {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "password1234"},
+        pytest.param({"MLFLOW_FLASK_SERVER_SECRET_KEY": None}, marks=pytest.mark.long),
+        pytest.param(
+            {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "password1234"},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda change: "+".join(change),
 )

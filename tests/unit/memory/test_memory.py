@@ -112,6 +112,7 @@ def within_what_is_stated(cases, truths):
     assert_near(cases, truths, by_dry_run, mean=0.015, worst=0.04)
 
 
+@pytest.mark.long
 @LAYERS
 def test_formula_and_dry_run_hold_on_held_out_configurations(layers):
     cases = cut(HELD_OUT, layers)

@@ -204,6 +204,7 @@ def cases(run):
     return [(name, harm) for name in files(run) for harm in HARMS]
 
 
+@pytest.mark.long
 def test_sampled_damage_is_survived(runs):
     hurt, other = runs
     go_through(hurt, other, random.Random(SEED).sample(cases(hurt), SAMPLE))

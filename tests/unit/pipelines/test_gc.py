@@ -169,6 +169,7 @@ def stored(run):
     return list(open_storage(checkpoints_of(run.config)).folders())
 
 
+@pytest.mark.long
 def test_newest_and_best_checkpoints_stay_on_s3(make_run, bucket):
     """It also removes torn checkpoints and the remains of a killed upload."""
     run = make_run(saved=(10, 20, 30, 40), best=20, **ON_S3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -13,9 +14,24 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import alive
-from steadytrain.pipelines import step_forks
+from steadytrain.pipelines import step_forks, step_processes
 from steadytrain.pipelines.step_processes import StepProcesses
 
+SLOW = "import time\ntime.sleep(0.2)\n"
+ORIGIN = """
+def train():
+    import json, os, sys
+    from steadytrain.components.train.launch.process import ProcessLauncher
+    from steadytrain.components.shared.config import ComputeConfig
+    import threading
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    with ProcessLauncher(ComputeConfig()) as launcher:
+        ready = launcher._template is not None and launcher._template.alive
+    had = "slow_import" in sys.modules
+    with open(os.environ["TOLD"], "w") as file:
+        json.dump({"parent": os.getppid(), "had": had, "ready": ready}, file)
+"""
 HEAVY = ["torch", "transformers", "datasets", "sklearn", "kubernetes", "kfp.compiler"]
 PROBE = f"""
 def probe():
@@ -88,7 +104,7 @@ def test_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(step_forks, "_PROGRAM", "killed_at_once")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    template = step_forks.StepTemplate(tmp_path, ())
+    template = step_forks.StepTemplate.start(tmp_path, ())
     try:
         with template.fork(["sh"], {}, Lifeline().descriptor) as (step, _):
             assert step is None
@@ -154,3 +170,61 @@ def test_no_process_is_left_at_the_end(processes):
     assert not psutil.pid_exists(template)
     with pytest.raises(ChildProcessError):
         os.waitpid(template, os.WNOHANG)
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """Processes of a run that trains, with one slow import in place of torch."""
+    (tmp_path / "slow_import.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(step_processes, "RANK_IMPORTS", ("slow_import",))
+    workspace = Workspace(tmp_path, "tiny")
+    workspace.create()
+    made = StepProcesses(workspace, trains=True)
+    yield made
+    made.close()
+
+
+def origin(processes, told):
+    """Run a train step. Return what it found out about where it comes from."""
+    assert processes.run(command(ORIGIN, "train"), {"TOLD": str(told)}) == 0
+    return json.loads(told.read_text())
+
+
+def test_imports_of_training_begin_while_data_is_prepared(training, tmp_path):
+    assert processes_ran(training, "preprocess")
+    found = origin(training, tmp_path / "told")
+    assert found == {"parent": training._heavy.pid, "had": True, "ready": True}
+    assert training._heavy.pid != training._template.pid
+
+
+def test_training_starts_without_the_early_imports(training, tmp_path):
+    """Whatever happens to the process that has them."""
+    assert processes_ran(training, "preprocess")
+    os.kill(training._heavy.pid, signal.SIGKILL)
+    wait_for_end(training._heavy)
+    found = origin(training, tmp_path / "told")
+    assert found == {"parent": training._template.pid, "had": False, "ready": False}
+
+
+def test_import_that_fails_is_left_to_the_training_process(training, tmp_path):
+    (tmp_path / "slow_import.py").write_text("raise OSError('not this one')")
+    assert processes_ran(training, "preprocess")
+    wait_for_end(training._heavy)
+    assert origin(training, tmp_path / "told")["parent"] == training._template.pid
+
+
+def test_early_imports_leave_no_process(training, tmp_path):
+    assert processes_ran(training, "preprocess")
+    heavy = training._heavy.pid
+    training.close()
+    assert not runs(heavy)
+
+
+def processes_ran(processes, name):
+    return processes.run(command(f"def {name}(): pass", name)) == 0
+
+
+def wait_for_end(template):
+    while template.alive:
+        time.sleep(0.01)

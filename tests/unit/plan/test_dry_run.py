@@ -53,6 +53,7 @@ def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
     assert min(found.parts.values()) >= 0
 
 
+@pytest.mark.long
 def test_dry_run_samples_layers_of_a_deep_model(monkeypatch):
     deep = {**LLAMA_1B, "num_hidden_layers": 9}
     setting = replace(CPU, precision="bf16", recompute=True)

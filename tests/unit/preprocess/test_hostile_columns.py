@@ -113,6 +113,7 @@ def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
     assert min(outcomes.values()) > 10, outcomes
 
 
+@pytest.mark.long
 def test_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> None:
     """The file has 469 bytes and holds a gigabyte of text."""
     table = pa.table({"text": ["a" * 1_000_000] * 1024})

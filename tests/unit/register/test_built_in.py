@@ -96,6 +96,7 @@ def better(model, tokenizer):
     return model.eval()
 
 
+@pytest.mark.long
 def test_language_models_with_other_tokenizers_are_compared_by_bytes(finished):
     first, second = make_tokenizer(10), make_tokenizer(100)
     random = make_language_model("gpt2", len(first))

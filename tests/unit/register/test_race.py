@@ -36,6 +36,7 @@ def start(config):
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_better_of_two_concurrent_promotions_becomes_champion(trained):
     """Neither gate saw a champion. The second promotion must be compared with the first."""

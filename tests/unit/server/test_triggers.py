@@ -195,6 +195,7 @@ def test_deleted_run_is_started_again(kfp, what):
     assert trigger(server, what).kind == "started"
 
 
+@pytest.mark.long
 def test_started_runs_are_recorded_on_s3(kfp, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")

@@ -19,8 +19,10 @@ from steadytrain.components.shared.storage import S3Storage, open_storage, s3
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
+from support.selected import each
 
 FAULTS = ["500", "503", "reset", "hang", "lose", "truncate"]
+FEW = ("503", "lose")
 LARGE = 9 << 20
 """Size in bytes of a file that is uploaded and downloaded in parts."""
 
@@ -37,7 +39,7 @@ def large(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@each("fault", FAULTS, FEW)
 def test_each_operation_is_retried_until_it_succeeds(storage, proxy, fault):
     def through(operation, *arguments, **options):
         proxy.queued.extend([fault] * (1 if fault == "hang" else 2))
@@ -61,7 +63,7 @@ def test_each_operation_is_retried_until_it_succeeds(storage, proxy, fault):
         through(storage.read, "one")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@each("fault", FAULTS, FEW)
 def test_files_survive_faults_in_multipart_transfers(storage, proxy, large, tmp_path, fault):
     times = 1 if fault == "hang" else 3
     proxy.queued.extend([fault] * times)
@@ -73,7 +75,7 @@ def test_files_survive_faults_in_multipart_transfers(storage, proxy, large, tmp_
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["large"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@each("fault", FAULTS, FEW)
 def test_streams_survive_faults(storage, proxy, large, fault):
     content = large.read_bytes()
     times = 1 if fault == "hang" else 3
@@ -84,7 +86,7 @@ def test_streams_survive_faults(storage, proxy, large, fault):
     assert b"".join(storage.read_stream("large")) == content
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "reset", "hang"])
+@each("fault", ["500", "503", "reset", "hang"], FEW)
 def test_lasting_faults_are_reported_by_name(storage, proxy, large, tmp_path, fault, monkeypatch):
     storage.write("kept", b"before")
     monkeypatch.setattr(s3, "ATTEMPTS", 2)

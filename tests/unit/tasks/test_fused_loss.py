@@ -200,6 +200,7 @@ def test_adapters_beside_a_frozen_head_learn_the_same():
         torch.testing.assert_close(fused_one, plain_one, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_compiled_model_and_activation_checkpointing_learn_the_same():
     model, batch = model_of(LLAMA).train(), a_batch()
     expected = next_token_loss(model, batch).detach()

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from steadytrain.components.tasks.liger import has_kernel_for
@@ -60,6 +61,7 @@ print("equal", "liger_kernel.ops.cross_entropy" in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_loss_and_gradients_equal_the_plain_computation():
     # Run it in its own process: the interpreter is chosen when the kernel is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -97,6 +97,7 @@ def test_run_of_the_same_name_in_another_folder_is_another_run(
     assert parent_run(other, other_workspace) != parent_run(config, workspace)
 
 
+@pytest.mark.long
 def test_processes_that_begin_at_once_create_one_run(
     config: RunConfig, workspace: Workspace
 ) -> None:

@@ -177,6 +177,7 @@ def test_all_small_card_settings_work_together(data, base):
     assert found[-1] < found[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
 def test_two_ranks_train_with_frozen_parts(losses, data, base, tmp_path):
     frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}

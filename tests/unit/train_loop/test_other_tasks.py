@@ -191,6 +191,7 @@ def test_texts_are_classified(tmp_path):
     assert last.metrics["accuracy"] > 0.9
 
 
+@pytest.mark.long
 def test_task_that_ends_its_rank_is_reported(tmp_path, digits):
     """It would look like a rank that ended normally and wrote no result."""
     task = f"{Path(__file__).stem}:LEAVING"

@@ -34,6 +34,7 @@ def ended(attempt):
     return dict(attempt.exits())
 
 
+@pytest.mark.long
 def test_both_nodes_finish(two_nodes, folder, held):
     with held(60), two_nodes("finish").start(folder) as attempt:
         assert ended(attempt) == {0: 0, 1: 0}
@@ -59,6 +60,7 @@ def test_lost_node_ends_the_attempt(two_nodes, folder, held, wait_for):
     assert "node 1" in failure.message
 
 
+@pytest.mark.long
 def test_ranks_of_both_nodes_exit_on_request(two_nodes, folder, held, wait_for):
     with held(60), two_nodes("wait").start(folder) as attempt:
         wait_for(lambda: all((folder.path / f"waiting-{rank}").exists() for rank in (0, 1)))
