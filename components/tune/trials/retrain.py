@@ -11,8 +11,8 @@ from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 
 
 @dataclass(frozen=True)
-class Retrained:
-    """What became of a winner.
+class Trained:
+    """A winner on several seeds.
 
     config: the run with the best model.
     trained: by seed, the runs that did not fail.
@@ -20,8 +20,20 @@ class Retrained:
 
     config: RunConfig
     trained: Mapping[int, TrainRecord]
+
+
+@dataclass(frozen=True)
+class Retrained(Trained):
+    """What became of a winner."""
+
     gate: GateRecord
     registration: RegistrationRecord
+
+
+def fresh_seeds(best: RunConfig, count: int) -> Sequence[int]:
+    """Return seeds that no trial of a study trained with."""
+    own = best.training.seed
+    return range(own + 1, own + 1 + count)
 
 
 def retrain(
@@ -29,8 +41,31 @@ def retrain(
 ) -> Retrained:
     """Train a configuration on each seed as an ordinary run; evaluate and register the best one.
 
-    The best is chosen by its score on the validation side: the test side is opened once, for that
-    one model. A seed whose training fails is left out. Calling this again continues the same runs.
+    The test side is opened once, for the best model. For the arguments and errors of the training,
+    see `train_on`.
+
+    Raises:
+        SteadytrainError: another step failed; the message and the remedy are those of the step.
+    """
+    from steadytrain.components.evaluate.step import run as evaluate
+    from steadytrain.components.register.promote import promote
+    from steadytrain.components.register.step import run as register
+
+    chosen = train_on(best, seeds, compared=compared, greater_is_better=greater_is_better)
+    _, gate = evaluate(chosen.config)
+    registration = register(chosen.config)
+    if gate.promoted:
+        registration = promote(chosen.config)
+    return Retrained(chosen.config, chosen.trained, gate, registration)
+
+
+def train_on(
+    best: RunConfig, seeds: Sequence[int], *, compared: int, greater_is_better: bool
+) -> Trained:
+    """Train a configuration on each seed as an ordinary run, and choose the best run.
+
+    The best is chosen by its score on the validation side. A seed whose training fails is left
+    out. Calling this again continues the same runs.
 
     Args:
         best: the winner; its `run` and its seed are replaced.
@@ -40,12 +75,7 @@ def retrain(
 
     Raises:
         TrainingFailed: training failed on every seed.
-        SteadytrainError: another step failed; the message and the remedy are those of the step.
     """
-    from steadytrain.components.evaluate.step import run as evaluate
-    from steadytrain.components.register.promote import promote
-    from steadytrain.components.register.step import run as register
-
     configs = {seed: on_seed(best, seed, compared) for seed in seeds}
     trained, failed = dict[int, TrainRecord](), list[TrainingFailed]()
     for seed, config in configs.items():
@@ -55,12 +85,7 @@ def retrain(
             failed.append(error)
     if not trained:
         raise failed[0]
-    chosen = configs[best_seed(trained, greater_is_better=greater_is_better)]
-    _, gate = evaluate(chosen)
-    registration = register(chosen)
-    if gate.promoted:
-        registration = promote(chosen)
-    return Retrained(chosen, trained, gate, registration)
+    return Trained(configs[best_seed(trained, greater_is_better=greater_is_better)], trained)
 
 
 def on_seed(best: RunConfig, seed: int, compared: int) -> RunConfig:
