@@ -49,7 +49,8 @@ def tune(
     Each trial is an ordinary run that pauses at a rung and continues from its checkpoint if it is
     promoted. The study can be stopped or killed at any time: the same command continues it, and so
     does one with a larger budget. The result is in OUTPUT/studies/STUDY: best.yaml, which
-    `steadytrain run` takes, tuning.json, and report.html.
+    `steadytrain run` takes, tuning.json, and report.html. `steadytrain submit --pipeline tune` runs
+    it on a cluster.
     """
     from steadytrain.components.shared.config import load
     from steadytrain.components.tune.study import check_space

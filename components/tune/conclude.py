@@ -21,7 +21,7 @@ from steadytrain.components.train.lease import held
 from steadytrain.components.tune.driver import lease_of, study_folder
 from steadytrain.components.tune.results import BEST, WINNER
 from steadytrain.components.tune.trials.place import trials_of
-from steadytrain.components.tune.trials.retrain import fresh_seeds, on_seed
+from steadytrain.components.tune.trials.retrain import fresh_seeds, named_after, on_seed
 
 
 def conclude(config: RunConfig, job: str = "") -> Path:
@@ -68,7 +68,7 @@ def _runs_on_seeds(config: RunConfig) -> Iterator[RunConfig]:
     place = study_folder(config) / BEST
     if not place.is_file():
         return
-    best = load(place)
+    best = named_after(config, load(place))
     for seed in fresh_seeds(best, config.tune.seeds):
         run = on_seed(best, seed, compared=0)
         if Workspace.of(run).events.exists():

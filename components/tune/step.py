@@ -19,7 +19,7 @@ from steadytrain.components.tune.results import WINNER, best_config, write_resul
 from steadytrain.components.tune.study import Study, check_space
 from steadytrain.components.tune.trials.cluster import trials_for
 from steadytrain.components.tune.trials.data import share_data
-from steadytrain.components.tune.trials.retrain import Trained, fresh_seeds, train_on
+from steadytrain.components.tune.trials.retrain import Trained, fresh_seeds, named_after, train_on
 
 
 def search(
@@ -108,7 +108,7 @@ def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
     """
     with stage(config, "winner") as current:
         found = train_on(
-            best,
+            named_after(config, best),
             fresh_seeds(best, config.tune.seeds),
             compared=compared,
             greater_is_better=config.tune.objective.direction == "maximize",

@@ -119,7 +119,8 @@ def submit(
     Args:
         source: a preset's name, the path of a YAML file, YAML text, or a RunConfig.
         overrides: "a.b=value" strings, or a mapping with the same content.
-        pipeline: "retrain" looks for new data first, and ends early if there is none.
+        pipeline: "retrain" looks for new data first, and ends early if there is none. "tune"
+            searches for better settings first.
         host: the server's address (see `connect`).
         namespace: your namespace on a multi-user server.
         experiment: "" means the configuration's `tracking.experiment`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -28,9 +29,12 @@ def launched(cluster, train_image):
     return made
 
 
-def begin(launched, study, tune, *, pod="", **changes):
-    compute = {**SETTINGS["compute"], **changes}
-    settings = {**SETTINGS, "compute": compute}
+def begin(launched, study, tune, *, pod="", recovery=None, **compute):
+    settings = {
+        **SETTINGS,
+        "compute": {**SETTINGS["compute"], **compute},
+        "recovery": recovery or {},
+    }
     return launched.start(study, pod=pod, step="tune", tune=tune, **settings)
 
 
@@ -98,6 +102,41 @@ def test_study_whose_driver_lost_its_pod_has_the_log_of_an_undisturbed_one(launc
     assert log_of(launched, "lost") == log_of(launched, "calm")
     assert any(item["kind"] == "promoted" for item in log_of(launched, "calm"))
     assert left(launched, "lost", 3) == left(launched, "calm", 3) == []
+
+
+def test_too_few_nodes_mean_fewer_trials_at_once(launched):
+    study, recovery = "small", {"max_failures_per_class": 1}
+    pods = {**SETTINGS["compute"]["pods"], "pending_timeout_seconds": 15}
+    with room_for_one_trial(launched.cluster):
+        begin(launched, study, PAIR, pods=pods, recovery=recovery)
+        phase, log = launched.end(study, 900)
+    assert phase == "Succeeded", log
+    found = results(launched, study)
+    assert (found["trials_completed"], found["trials_failed"]) == (2, 0)
+    assert "exceeded quota" in log
+    assert "found no room on the cluster" in log
+    attempts = [log_of_attempts(launched, study, number) for number in (0, 1)]
+    (first, second) = sorted(attempts, key=len)
+    assert first == [""]
+    assert second == ["pending_timeout", ""]
+    assert left(launched, study, 2) == []
+
+
+@contextlib.contextmanager
+def room_for_one_trial(cluster):
+    """Set a quota that fits the driver and the pod of one trial."""
+    body = {"metadata": {"name": "one-trial"}, "spec": {"hard": {"requests.memory": "2Gi"}}}
+    cluster.core.create_namespaced_resource_quota(cluster.namespace, body)
+    try:
+        yield
+    finally:
+        cluster.core.delete_namespaced_resource_quota("one-trial", cluster.namespace)
+
+
+def log_of_attempts(launched, study, number):
+    """The failure class of each attempt of a trial; "" for a successful one."""
+    ended = launched.ended(run_of(study, number))
+    return [event.failure_class for event in ended]
 
 
 def test_trial_sees_no_test_side(launched):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrainingFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord, TrainRecord
+
+_LONGEST_PREFIX: Final = 43
+"""So that, with a digest, it is the name of a run."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def train_on(
     out. Calling this again continues the same runs.
 
     Args:
-        best: the winner; its `run` and its seed are replaced.
+        best: the winner. Its seed is replaced, and its `run` begins the names of the runs.
         seeds: seeds that the study did not train with.
         compared: number of configurations that the study compared.
         greater_is_better: whether a higher validation score is better.
@@ -88,15 +92,30 @@ def train_on(
     return Trained(configs[best_seed(trained, greater_is_better=greater_is_better)], trained)
 
 
+def named_after(study: RunConfig, best: RunConfig) -> RunConfig:
+    """Return a winner's configuration whose runs have the name of the study, if that is set.
+
+    So the same settings are another run in the next study, which may have other data.
+    """
+    return best.model_copy(update={"run": study.run})
+
+
 def on_seed(best: RunConfig, seed: int, compared: int) -> RunConfig:
-    """Return the configuration of a winner's run on one seed. Each seed is a run of its own."""
-    return best.model_copy(
+    """Return the configuration of a winner's run on one seed.
+
+    Each seed is a run of its own, named by its configuration, after `best.run` if that is set.
+    """
+    config = best.model_copy(
         update={
             "run": None,
             "training": best.training.model_copy(update={"seed": seed}),
             "gate": best.gate.model_copy(update={"compared": compared}),
         }
     )
+    if best.run is None:
+        return config
+    run = f"{best.run[:_LONGEST_PREFIX]}-{config.digest()[:8]}"
+    return config.model_copy(update={"run": run})
 
 
 def best_seed(trained: Mapping[int, TrainRecord], *, greater_is_better: bool) -> int:

@@ -176,7 +176,9 @@ def test_exit_handler_reports_on_the_study_and_on_its_winner(
     step.run(made, data)
     best = load(study_folder(made) / "best.yaml")
     winner = step.train_winner(made, best, compared=6).config
-    runs = [retrain.on_seed(best, seed, 6).run_id for seed in (43, 44)]
+    named = retrain.named_after(made, best)
+    runs = [retrain.on_seed(named, seed, 6).run_id for seed in (43, 44)]
+    assert all(run.startswith("study-") for run in runs)
     assert conclude(made, "job-1") == "page"
     assert concluded == [
         *(("remove", run, "job-1") for run in runs),
