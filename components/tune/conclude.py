@@ -12,6 +12,7 @@ from steadytrain.components.report.step import run as report
 from steadytrain.components.report.step import write_page
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import (
     remove_unfinished,
@@ -19,7 +20,9 @@ from steadytrain.components.train.launch.removal import (
 )
 from steadytrain.components.train.lease import held
 from steadytrain.components.tune.driver import lease_of, study_folder
+from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.results import BEST, WINNER
+from steadytrain.components.tune.study import logs_address, study_name
 from steadytrain.components.tune.trials.place import trials_of
 from steadytrain.components.tune.trials.retrain import fresh_seeds, named_after, on_seed
 
@@ -39,16 +42,16 @@ def conclude(config: RunConfig, job: str = "") -> Path:
     Raises:
         StorageError: the page cannot be written.
     """
-    workspace, folder, lease = Workspace.of(config), study_folder(config), lease_of(config)
-    problems = remove_unfinished_below(config, trials_of(folder), lease, job)
-    if held(lease):
+    workspace, folder = Workspace.of(config), study_folder(config)
+    problems, driven, progress = _cleaned_up(config, job)
+    if driven:
         write_page(workspace)
         return workspace.report
     for run in _runs_on_seeds(config):
         problems += remove_unfinished(run, job)
     for problem in problems:
         print(f"not removed: {problem}", file=sys.stderr)
-    page = _reported(config, job)
+    page = _reported(config, job, progress=progress)
     if (folder / WINNER).is_file():
         # A pipeline run is submitted again at most once, here or there.
         finished = outcome(gather(workspace)).state == "finished"
@@ -56,9 +59,25 @@ def conclude(config: RunConfig, job: str = "") -> Path:
     return page
 
 
-def _reported(config: RunConfig, job: str) -> Path:
+def _cleaned_up(config: RunConfig, job: str) -> tuple[list[str], bool, int]:
+    """Remove the jobs of trials that nobody supervises any more.
+
+    Returns:
+        What could not be removed; whether a driver works on the study; and how much its log holds.
+    """
     try:
-        return report(config, job)
+        lease = lease_of(config)
+        problems = remove_unfinished_below(config, trials_of(study_folder(config)), lease, job)
+        log = open_log(logs_address(config), study_name(config))
+        return problems, held(lease), len(log.read())
+    except (BadInput, StorageError) as error:
+        # The pages still show why the study stopped.
+        return [error.message], False, 0
+
+
+def _reported(config: RunConfig, job: str, *, progress: int | None = None) -> Path:
+    try:
+        return report(config, job, progress=progress)
     finally:
         notify(Workspace.of(config))
 

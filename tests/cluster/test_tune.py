@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 
 import pytest
 from kubernetes import client
@@ -90,6 +91,20 @@ def test_two_trials_train_at_once_and_survive_the_drivers_pod(launched):
     assert left(launched, study, 2) == []
 
 
+def test_driver_that_is_asked_to_stop_leaves_no_job(launched):
+    study, cluster = "asked", launched.cluster
+    begin(launched, study, PAIR)
+    for number in (0, 1):
+        launched.until(run_of(study, number), TrainingStep, lambda _: True)
+    cluster.core.delete_namespaced_pod(study, cluster.namespace, grace_period_seconds=60)
+    while any(
+        pod.metadata.name == study
+        for pod in cluster.core.list_namespaced_pod(cluster.namespace).items
+    ):
+        time.sleep(1)
+    assert left(launched, study, 2) == []
+
+
 def test_study_whose_driver_lost_its_pod_has_the_log_of_an_undisturbed_one(launched):
     begin(launched, "calm", ASHA)
     begin(launched, "lost", ASHA, pod="lost-1")
@@ -115,10 +130,6 @@ def test_too_few_nodes_mean_fewer_trials_at_once(launched):
     assert (found["trials_completed"], found["trials_failed"]) == (2, 0)
     assert "exceeded quota" in log
     assert "found no room on the cluster" in log
-    attempts = [log_of_attempts(launched, study, number) for number in (0, 1)]
-    (first, second) = sorted(attempts, key=len)
-    assert first == [""]
-    assert second == ["pending_timeout", ""]
     assert left(launched, study, 2) == []
 
 
@@ -131,12 +142,6 @@ def room_for_one_trial(cluster):
         yield
     finally:
         cluster.core.delete_namespaced_resource_quota("one-trial", cluster.namespace)
-
-
-def log_of_attempts(launched, study, number):
-    """The failure class of each attempt of a trial; "" for a successful one."""
-    ended = launched.ended(run_of(study, number))
-    return [event.failure_class for event in ended]
 
 
 def test_trial_sees_no_test_side(launched):

@@ -43,7 +43,8 @@ def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:
 
     Args:
         job: KFP's id of the run that ends.
-        last_step: of the run's newest checkpoint; 0 without one.
+        last_step: of the run's newest checkpoint; 0 without one. For a study, how much its log
+            holds.
 
     Returns:
         A Resubmitted event, or a warning that says why not. None if the run was terminated, is

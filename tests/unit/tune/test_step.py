@@ -94,6 +94,11 @@ def begin(config):
         current.workspace.config.write_text(config.to_yaml())
 
 
+def records(config):
+    """How many records a study's log holds."""
+    return len((study_folder(config) / "log.jsonl").read_text().splitlines())
+
+
 def standing(config):
     return outcome(gather(Workspace.of(config)))
 
@@ -161,11 +166,16 @@ def concluded(monkeypatch):
     """The calls of the exit handler: what it removes, and on which runs it reports."""
     calls = []
 
-    def note(name, answer):
-        return lambda config, *rest: calls.append((name, config.run_id, *rest)) or answer
+    def remove(config, job):
+        calls.append(("remove", config.run_id, job))
+        return []
 
-    monkeypatch.setattr(concluding, "remove_unfinished", note("remove", []))
-    monkeypatch.setattr(concluding, "report", note("report", "page"))
+    def report(config, job, *, progress):
+        calls.append(("report", config.run_id, job, progress))
+        return "page"
+
+    monkeypatch.setattr(concluding, "remove_unfinished", remove)
+    monkeypatch.setattr(concluding, "report", report)
     return calls
 
 
@@ -182,8 +192,8 @@ def test_exit_handler_reports_on_the_study_and_on_its_winner(
     assert conclude(made, "job-1") == "page"
     assert concluded == [
         *(("remove", run, "job-1") for run in runs),
-        ("report", "study", "job-1"),
-        ("report", winner.run_id, "job-1"),
+        ("report", "study", "job-1", records(made)),
+        ("report", winner.run_id, "job-1", None),
     ]
 
 
@@ -196,7 +206,10 @@ def test_pipeline_that_lost_a_step_is_submitted_again_for_that_step_alone(
     winner = step.train_winner(made, best, compared=6).config
     begin(made)
     conclude(made, "job-2")
-    assert concluded[-2:] == [("report", "study", "job-2"), ("report", winner.run_id, "")]
+    assert [call[:3] for call in concluded[-2:]] == [
+        ("report", "study", "job-2"),
+        ("report", winner.run_id, ""),
+    ]
 
 
 def test_exit_handler_leaves_a_study_alone_that_another_driver_works_on(
@@ -209,3 +222,13 @@ def test_exit_handler_leaves_a_study_alone_that_another_driver_works_on(
     assert page == Workspace.of(made).report
     assert page.is_file()
     assert concluded == []
+
+
+def test_exit_handler_reports_on_a_study_with_a_damaged_log(config, data, world, concluded, capsys):
+    made = config()
+    step.run(made, data)
+    log = study_folder(made) / "log.jsonl"
+    log.write_text(log.read_text().replace('"kind":"started"', '"kind":"begun"', 1))
+    assert conclude(made, "job-1") == "page"
+    assert concluded == [("report", "study", "job-1", 0)]
+    assert "log is damaged" in capsys.readouterr().err
