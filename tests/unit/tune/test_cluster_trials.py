@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from steadytrain.components.shared import patience
@@ -9,9 +12,10 @@ from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.train.launch import choose
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TrainJob
-from steadytrain.components.tune.trials.cluster import STUDY, ClusterTrials, trials_for
+from steadytrain.components.tune.trials.cluster import STUDY, ClusterTrials, RanksInPods, trials_for
 from steadytrain.components.tune.trials.local import LocalTrials
 from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.components.tune.trials.process import warn
 
 from support.api_server import serving
 
@@ -111,6 +115,28 @@ def test_trial_keeps_its_nodes_and_its_jobs_get_the_studys_label(
     own = load(TrialFolder(study, 3).config).compute
     assert (own.launcher, own.nodes, own.threads_per_rank) == ("auto", 2, None)
     assert own.pods.labels == {"team": "nlp", STUDY: "tiny-1a2b3c4d"}
+
+
+def test_what_a_trial_waits_for_is_told_once(trials, study, config, monkeypatch):
+    place = TrialFolder(study, 3)
+    warn(place.workspace, "told by the driver before")
+    monkeypatch.setattr(LocalTrials, "_ask", lambda own, *asked: own._asked.update([asked]))
+    trials.train(3, config, 20)
+    trials.state(3)
+    warn(place.workspace, "waits: Insufficient cpu")
+    for _ in range(2):
+        assert trials.state(3).condition == "running"
+    assert trials.told == ["trial 3: waits: Insufficient cpu"]
+
+
+def test_supervisors_share_one_process_without_torch_that_can_be_forked():
+    imports = ["steadytrain.components.tune.trials.server", *RanksInPods.imports]
+    code = (
+        "import sys, importlib; from steadytrain.components.train.agent import forking\n"
+        f"forking.prepare({imports!r})\n"
+        "assert forking.possible() and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(("in_pod", "kind"), [(True, ClusterTrials), (False, LocalTrials)])
