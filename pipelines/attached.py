@@ -35,8 +35,10 @@ STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
     "detect-change": (*_ARTIFACTS, *_HUB),
     # Stores the address of the pipeline run in the MLflow run.
     "preprocess": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
-    # The training pods get the same keys as this step.
+    # The training pods get the same keys as these steps.
     "train": (*_ARTIFACTS, *_HUB),
+    "tune": (*_ARTIFACTS, *_HUB),
+    "train-winner": (*_ARTIFACTS, *_HUB),
     "evaluate-and-register": _ARTIFACTS,
     "evaluate": _ARTIFACTS,
     "register": _ARTIFACTS,
@@ -60,6 +62,9 @@ STEP_LABELS: Final = {
     "app.kubernetes.io/component": "step",
 }
 """Labels of every step's pod. The network policies select by them."""
+
+SUPERVISING: Final = ("train", "tune", "train-winner")
+"""Steps that supervise training for as long as it takes."""
 
 METRICS_LABEL: Final = ("steadytrain.io/step", "train")
 """Label and value of the pod that serves metrics. The PodMonitor selects by it."""

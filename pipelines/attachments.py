@@ -12,14 +12,15 @@ from steadytrain.pipelines.attached import (
     SCRAPE_ANNOTATIONS,
     STEP_LABELS,
     STEP_SECRETS,
+    SUPERVISING,
 )
 
 
 def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
     """Give a task the volume, its keys of the Secret, and labels.
 
-    The train step also gets shared memory for ranks, and an annotation that protects its pod from
-    the autoscaler.
+    Steps that train also get shared memory for ranks, and an annotation that protects their pods
+    from the autoscaler.
 
     Args:
         volume: name of the claim, or the pipeline parameter that holds it.
@@ -33,7 +34,7 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
     if task.name == "report":
         # Resubmits a run that lost a step.
         kubernetes.add_pod_label(task, *API_ACCESS)
-    if task.name == "train":
+    if task.name in SUPERVISING:
         # It serves the run's metrics, if a port is configured.
         kubernetes.add_pod_label(task, *METRICS_LABEL)
         for name, value in SCRAPE_ANNOTATIONS.items():

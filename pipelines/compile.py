@@ -15,7 +15,7 @@ from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.written import write_asked
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 
-Pipeline = Literal["finetune", "retrain"]
+Pipeline = Literal["finetune", "retrain", "tune"]
 
 
 def compile_pipeline(
@@ -30,7 +30,7 @@ def compile_pipeline(
     Args:
         path: the YAML file to write; its folder is created.
         tell: called with each warning: something unwise on a server, although nothing breaks.
-        pipeline: the main pipeline, or the one that looks for new data first.
+        pipeline: the main pipeline, the one that looks for new data first, or the one that tunes.
         fuse: whether one step does everything after training.
 
     Raises:

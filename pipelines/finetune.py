@@ -43,14 +43,17 @@ def train_and_evaluate(parameters: Mapping[str, Any], volume: str) -> None:
     prepared = step(preprocess(**parameters), "Preprocess", volume)
     resolved, data = prepared.outputs["resolved"], prepared.outputs["data"]
     trained = step(train(resolved=resolved, data=data), "Train", volume)
+    judge(resolved, data, trained.outputs["model"], volume)
+
+
+def judge(resolved: Any, data: Any, model: Any, volume: str) -> None:
+    """Add the steps from a trained model to the champion to the pipeline that is being built."""
     if _fused.get():
-        done = evaluate_and_register(resolved=resolved, data=data, model=trained.outputs["model"])
+        done = evaluate_and_register(resolved=resolved, data=data, model=model)
         step(done, "Evaluate, gate, register", volume)
         return
     evaluated = step(
-        evaluate(resolved=resolved, data=data, model=trained.outputs["model"]),
-        "Evaluate and gate",
-        volume,
+        evaluate(resolved=resolved, data=data, model=model), "Evaluate and gate", volume
     )
     registered = step(
         register(resolved=resolved, decision=evaluated.outputs["decision"]), "Register", volume

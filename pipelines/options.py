@@ -102,9 +102,10 @@ Overrides = Annotated[
     ),
 ]
 Pipeline = Annotated[
-    Literal["finetune", "retrain"],
+    Literal["finetune", "retrain", "tune"],
     typer.Option(
-        help="Pipeline to run. retrain checks for new data first, and ends early if there is none."
+        help="Pipeline to run. retrain checks for new data first, and ends early if there is "
+        "none. tune searches for better settings, and trains the winner."
     ),
 ]
 Host = Annotated[

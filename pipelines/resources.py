@@ -32,6 +32,8 @@ LIGHT: Final = Size("250m", "512Mi", "2", "4Gi")
 SIZES: Final[Mapping[str, Size]] = {
     "preprocess": Size("500m", "1Gi", "8", "16Gi"),
     "train": Size("1", "2Gi", "16", "64Gi"),
+    "tune": Size("1", "2Gi", "16", "64Gi"),
+    "train-winner": Size("1", "2Gi", "16", "64Gi"),
     "evaluate-and-register": Size("1", "2Gi", "8", "32Gi"),
     "evaluate": Size("1", "2Gi", "8", "32Gi"),
     "register": Size("500m", "1Gi", "4", "16Gi"),

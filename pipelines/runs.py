@@ -21,7 +21,10 @@ from steadytrain.components.train.lease import held
 from steadytrain.pipelines.json_output import moment
 from steadytrain.pipelines.lock import holder
 
-STEPS = ("begin", "preprocess", "train", "evaluate", "register", "promote", "report")
+STEPS = (
+    *("begin", "preprocess", "tune", "winner"),
+    *("train", "evaluate", "register", "promote", "report"),
+)
 
 
 @dataclass(frozen=True)

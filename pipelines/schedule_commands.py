@@ -62,7 +62,8 @@ def apply(
 
     Safe to repeat: unchanged schedules are left alone. A schedule that differs is replaced, the new
     one first, and stays paused if it was paused. Each scheduled time starts a new run, which ends
-    early if there is no new data. With `pipeline: finetune`, it trains every time.
+    early if there is no new data. With `pipeline: finetune`, it trains every time; with
+    `pipeline: tune`, it searches for better settings first.
     """  # noqa: D301  the backspace keeps the example's lines
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.applying import Declaration

@@ -17,7 +17,7 @@ _LINGER_SECONDS = 30.0
 
 
 Written = Mapping[str, Record | Path]
-"""What a step wrote: its records by name, or the path of a report."""
+"""What a step wrote: its records by name, or the paths of files."""
 
 
 def run_step(name: str, config: RunConfig) -> Written:
@@ -55,6 +55,16 @@ def _preprocess(config: RunConfig) -> Written:
     return {"preprocess": run(config)}
 
 
+def _tune(config: RunConfig) -> Written:
+    from steadytrain.components.tune.driver import study_folder
+    from steadytrain.components.tune.results import BEST, SUMMARY
+    from steadytrain.components.tune.step import run
+
+    run(config)
+    folder = study_folder(config)
+    return {"best": folder / BEST, "tuning": folder / SUMMARY}
+
+
 def _train(config: RunConfig) -> Written:
     from steadytrain.components.train.step import run_stage
 
@@ -87,6 +97,7 @@ def _report(config: RunConfig) -> Written:
 
 _STEPS: Mapping[str, Callable[[RunConfig], Written]] = {
     "preprocess": _preprocess,
+    "tune": _tune,
     "train": _train,
     "evaluate": _evaluate,
     "register": _register,

@@ -129,5 +129,5 @@ def _trigger(
     from steadytrain.pipelines.server.submission import Submission
     from steadytrain.pipelines.server.triggers import Trigger
 
-    submission = Submission.of(load(source, overrides), experiment=experiment)
+    submission = Submission.of(load(source, overrides), pipeline=pipeline, experiment=experiment)
     return Trigger.of(submission, pipeline, state)

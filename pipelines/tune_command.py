@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,18 +49,15 @@ def tune(
     Each trial is an ordinary run that pauses at a rung and continues from its checkpoint if it is
     promoted. The study can be stopped or killed at any time: the same command continues it, and so
     does one with a larger budget. The result is in OUTPUT/studies/STUDY: best.yaml, which
-    `steadytrain run` takes, tuning.json, and report.html.
+    `steadytrain run` takes, tuning.json, and report.html. `steadytrain submit --pipeline tune` runs
+    it on a cluster.
     """
     from steadytrain.components.shared.config import load
+    from steadytrain.components.tune.study import check_space
     from steadytrain.pipelines.plugin_checks import check_plugins
 
     config = load(source, given(overrides, run=run, output=output))
-    if not config.tune.space:
-        raise BadInput(
-            f"tune.space of {source} is empty: there is nothing to vary",
-            remedy="name fields and their values, such as tune: {space: {training.learning_rate: "
-            "{low: 1e-4, high: 1e-2, log: true}}}",
-        )
+    check_space(config)
     if find_spec("optuna") is None:
         raise BadInput(
             "trials are chosen by the package optuna, which is not installed",
@@ -73,30 +71,20 @@ def tune(
 
 
 def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -> None:
-    from steadytrain.components.shared.stopping import stoppable
-    from steadytrain.components.tune.driver import drive, driving, study_folder
-    from steadytrain.components.tune.first import first_trials
-    from steadytrain.components.tune.page import write_page
-    from steadytrain.components.tune.results import summary, write_results
-    from steadytrain.components.tune.study import Study
-    from steadytrain.components.tune.trials.local import local_trials
+    from steadytrain.components.tune.display import Lines, ending
+    from steadytrain.components.tune.driver import driving, study_folder
+    from steadytrain.components.tune.results import summary
+    from steadytrain.components.tune.step import search
     from steadytrain.pipelines.interrupts import say
-    from steadytrain.pipelines.tune_display import Lines, ending
 
     folder = study_folder(config)
-    lines = Lines((lambda _: None) if as_json else typer.echo)
-    with driving(config) as log:
-        study = Study(config, log, first=lambda: first_trials(config, other))
-        trials = local_trials(folder, parallel=config.tune.budget.parallel)
-        try:
-            with stoppable() as stopping:
-                drive(study, trials, lines, stopping.check)
-        except Stopped:
-            say("stopped; nothing is lost: the same command continues the study")
-            raise
-        finally:
-            write_results(study, folder)
-            write_page(study, folder)
+    tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
+    try:
+        with driving(config) as log:
+            study = search(config, log, Lines(tell), tell, other=other)
+    except Stopped:
+        say("stopped; nothing is lost: the same command continues the study")
+        raise
     if export_optuna:
         _export(study, export_optuna)
     if not as_json:
@@ -114,22 +102,16 @@ def _retrain(study: Study) -> dict[str, Any]:
     Raises:
         SteadytrainError: no trial has finished, or a step of the winner's run failed.
     """
-    from steadytrain.components.tune.results import best_config
+    from steadytrain.components.tune.step import best_of
 
-    config, tune = best_config(study), study.tune
-    if config is None:
-        raise SteadytrainError(
-            "no trial finished, so there is no best one",
-            remedy="raise tune.budget and run the same command again: the study continues",
-        )
+    config, tune = best_of(study), study.tune
     if not tune.seeds:
         return {"winner": None, "promoted": None, "gate": None}
-    from steadytrain.components.tune.trials.retrain import retrain
+    from steadytrain.components.tune.trials.retrain import fresh_seeds, retrain
 
-    own = config.training.seed
     done = retrain(
         config,
-        range(own + 1, own + 1 + tune.seeds),
+        fresh_seeds(config, tune.seeds),
         compared=len(study.history.trials),
         greater_is_better=tune.objective.direction == "maximize",
     )
@@ -148,11 +130,11 @@ def _export(study: Study, url: str) -> None:
 
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.display import outline
     from steadytrain.components.tune.first import first_trials
     from steadytrain.components.tune.log import MemoryLog
     from steadytrain.components.tune.outlook import expected_steps
     from steadytrain.components.tune.study import Study, study_name
-    from steadytrain.pipelines.tune_display import outline
 
     study = Study(config, MemoryLog(), first=lambda: first_trials(config))
     samples = list[dict[str, Any]]()

@@ -34,8 +34,11 @@ def write_page(workspace: Workspace) -> Facts:
     return facts
 
 
-def resubmit_lost(config: RunConfig, job: str) -> Event | None:
+def resubmit_lost(config: RunConfig, job: str, progress: int | None = None) -> Event | None:
     """Submit the pipeline again if a step was lost.
+
+    Args:
+        progress: as for `run`.
 
     Returns:
         The event to report: the resubmission, or why there was none. None if no step was lost, if
@@ -47,10 +50,10 @@ def resubmit_lost(config: RunConfig, job: str) -> Event | None:
     facts = gather(Workspace.of(config))
     if outcome(facts).state not in _LOST:
         return None
-    return resubmit(config, job, facts.history.last_step)
+    return resubmit(config, job, facts.history.last_step if progress is None else progress)
 
 
-def run(config: RunConfig, job: str = "") -> Path:
+def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Path:
     """Clean up after a lost step, write the page, and end the run in MLflow.
 
     Remove the jobs of a lost train step. If a step was lost, submit the pipeline again. If another
@@ -59,6 +62,8 @@ def run(config: RunConfig, job: str = "") -> Path:
 
     Args:
         job: KFP's id of the run; "" if it is not a step of a pipeline.
+        progress: how far the run has come, to count resubmissions without progress. None means its
+            last step.
 
     Returns:
         The page's path.
@@ -75,7 +80,7 @@ def run(config: RunConfig, job: str = "") -> Path:
     with stage(config, "report") as current:
         for problem in problems:
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
-        if resubmitted := resubmit_lost(config, job):
+        if resubmitted := resubmit_lost(config, job, progress):
             current.emit(resubmitted)
         facts = write_page(workspace)
         standing = outcome(facts)

@@ -26,6 +26,8 @@ StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
 RunState = Literal["finished", "failed", "stopped", "unfinished", "resubmitted", "empty"]
 
 FIRST_STEP, REPORT_STEP = "begin", "report"
+TUNE_STEP, WINNER_STEP = "tune", "winner"
+"""Steps of the pipeline `tune`. The winner is evaluated and registered in a run of its own."""
 _ON_REQUEST = {"Stopped", "KeyboardInterrupt", "Pruned"}
 
 
@@ -171,7 +173,7 @@ def outcome(facts: Facts) -> RunSummary:
             f"killed{_at_step(facts)}.",
         )
     if _complete(facts, last.stage):
-        return RunSummary("finished", _success(facts, str(name)))
+        return RunSummary("finished", _success(facts, str(name), last))
     return RunSummary("unfinished", f"{name} has not continued after {last.stage}.")
 
 
@@ -190,8 +192,10 @@ def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execut
 
 
 def _complete(facts: Facts, last_stage: str) -> bool:
-    if last_stage == "promote":
+    if last_stage in ("promote", WINNER_STEP):
         return True
+    if last_stage == TUNE_STEP:
+        return bool(facts.setting("tune.seeds") == 0)
     promoted = facts.gate is not None and facts.gate.promoted
     return last_stage == "register" and not promoted
 
@@ -207,7 +211,9 @@ def _at_step(facts: Facts) -> str:
     return f", at training step {steps[-1].step}" if steps else ""
 
 
-def _success(facts: Facts, name: str) -> str:
+def _success(facts: Facts, name: str, last: Execution) -> str:
+    if last.stage in (TUNE_STEP, WINNER_STEP):
+        return f"{name} is tuned: {last.summary}."
     trained = facts.training
     work = f"{name} is trained"
     if trained:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kfp import dsl
 
-from steadytrain.components.shared.config import load
-from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.task import with_task
 from steadytrain.components.train.step import run_stage
@@ -24,7 +24,11 @@ def train(
 ) -> None:
     """Run the step. The model stays in the workspace, and the artifact's metadata points to it."""
     config = with_task(load(Path(resolved.path)), task)
-    record = run_stage(config, DataRecord.load(Path(data.path)))
+    publish(config, run_stage(config, DataRecord.load(Path(data.path))), model, result)
+
+
+def publish(config: RunConfig, record: TrainRecord, model: dsl.Model, result: dsl.Metrics) -> None:
+    """Describe a trained model in KFP artifacts."""
     shutil.copyfile(Workspace.of(config).record("train"), model.path)
     model.metadata.update(folder=record.model, weights_digest=record.weights_digest)
     result.log_metric(f"best_{record.metric}", record.best_score)

@@ -12,15 +12,17 @@ _OF_THE_PODS = (
     _FIELD.KUBERNETES_TOLERATIONS,
 )
 _OF_BOTH = (_FIELD.RESOURCES, _FIELD.ENV, _FIELD.KUBERNETES_VOLUMES)
+PASSED_ON = [
+    *_OF_THE_PODS,
+    *(dsl.TaskConfigPassthrough(field=field, apply_to_task=True) for field in _OF_BOTH),
+]
+"""What the author of a pipeline sets on the task of a step that trains in pods."""
 
 
 @dsl.component(
     base_image=TRAIN_IMAGE,
     install_kfp_package=False,
-    task_config_passthroughs=[
-        *_OF_THE_PODS,
-        *(dsl.TaskConfigPassthrough(field=field, apply_to_task=True) for field in _OF_BOTH),
-    ],
+    task_config_passthroughs=PASSED_ON,
 )
 def train(
     resolved: dsl.Input[dsl.Artifact],

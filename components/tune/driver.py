@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import ConfigError, SteadytrainError
-from steadytrain.components.shared.storage import open_storage
+from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.log import Log, Record, open_log
@@ -60,10 +60,14 @@ def driving(config: RunConfig) -> Iterator[Log]:
         RunBusy: another driver holds it; the message says which one, where, and since when.
         BadInput, StorageError: see `hold`.
     """
-    name, address = study_name(config), logs_address(config)
-    storage, seconds = open_storage(address).sub(f"{name}/lease"), config.recovery.lease_seconds
-    with hold(storage, run_id=name, seconds=seconds) as lease:
-        yield _Fenced(open_log(address, name), lease)
+    name, seconds = study_name(config), config.recovery.lease_seconds
+    with hold(lease_of(config), run_id=name, seconds=seconds) as lease:
+        yield _Fenced(open_log(logs_address(config), name), lease)
+
+
+def lease_of(config: RunConfig) -> Storage:
+    """Return where a study's driver holds its lease."""
+    return open_storage(logs_address(config)).sub(f"{study_name(config)}/lease")
 
 
 def drive(

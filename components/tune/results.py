@@ -15,6 +15,8 @@ from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.study import Study, study_name
 
 BEST, SUMMARY = "best.yaml", "tuning.json"
+WINNER = "winner.yaml"
+"""The run with the best of the models that were trained on fresh seeds, once that is known."""
 
 
 def best(study: Study) -> Trial | None:

@@ -35,6 +35,16 @@ def study_name(config: RunConfig) -> str:
     return config.run or f"{config.name}-{study_digest(config)[:8]}"
 
 
+def check_space(config: RunConfig) -> None:
+    """Raise BadInput if there is nothing to vary."""
+    if not config.tune.space:
+        raise BadInput(
+            f"tune.space of {config.name} is empty: there is nothing to vary",
+            remedy="name fields and their values, such as tune: {space: {training.learning_rate: "
+            "{low: 1e-4, high: 1e-2, log: true}}}",
+        )
+
+
 def studies_folder(config: RunConfig) -> Path:
     """Return the folder of all studies of an output folder."""
     return Path(config.output).absolute() / "studies"

@@ -48,7 +48,9 @@ class Declaration:
         file = read_schedules(path)
         parameters, fused = {}, set()
         for schedule in file.schedules:
-            config = Submission.of(configuration(schedule, path.parent)).config
+            config = Submission.of(
+                configuration(schedule, path.parent), pipeline=schedule.pipeline
+            ).config
             # Each time needs its own run name: the same name would continue a run that is already
             # done.
             run = f"{schedule.name}-{EACH}"

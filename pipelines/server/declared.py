@@ -60,7 +60,7 @@ class Schedule(Section):
     pipeline: Pipeline = Field(
         "retrain",
         description="Pipeline to run. retrain ends early if there is no new data; finetune trains "
-        "every time.",
+        "every time; tune searches for better settings, and trains the winner.",
     )
     cron: Annotated[str, AfterValidator(_valid_cron)] | None = Field(
         None,

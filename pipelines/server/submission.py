@@ -15,6 +15,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server, connect
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tune.study import check_space, study_name
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
@@ -42,6 +43,8 @@ class Submission:
         cls,
         source: RunConfig | str | Path,
         overrides: Iterable[str] | Mapping[str, Any] = (),
+        *,
+        pipeline: Pipeline = "finetune",
         **options: str,
     ) -> Submission:
         """Return the submission of a configuration.
@@ -49,11 +52,12 @@ class Submission:
         Args:
             source: a preset's name, a file, YAML text, or a RunConfig.
             overrides: "a.b=value" strings, or a mapping with the same content.
+            pipeline: the pipeline that it is for. "tune" names the run as the study.
             options: the other fields, such as `experiment`.
 
         Raises:
             ConfigError: with every problem in the configuration.
-            BadInput: its output is a folder that pods do not share.
+            BadInput: its output is a folder that pods do not share, or there is nothing to tune.
         """
         config = source if isinstance(source, RunConfig) else load(source, overrides)
         check_plugins(config)
@@ -64,6 +68,9 @@ class Submission:
                 remedy=f"use {MOUNT_PATH}, where every step mounts the shared volume, or a "
                 "folder below it",
             )
+        if pipeline == "tune":
+            check_space(config)
+            config = config.model_copy(update={"run": study_name(config)})
         experiment = options.pop("experiment", "") or config.tracking.experiment
         return cls(config, experiment, **options)
 
@@ -119,7 +126,8 @@ def submit(
     Args:
         source: a preset's name, the path of a YAML file, YAML text, or a RunConfig.
         overrides: "a.b=value" strings, or a mapping with the same content.
-        pipeline: "retrain" looks for new data first, and ends early if there is none.
+        pipeline: "retrain" looks for new data first, and ends early if there is none. "tune"
+            searches for better settings first.
         host: the server's address (see `connect`).
         namespace: your namespace on a multi-user server.
         experiment: "" means the configuration's `tracking.experiment`.
@@ -134,6 +142,7 @@ def submit(
     submission = Submission.of(
         source,
         overrides,
+        pipeline=pipeline,
         experiment=experiment,
         pipeline_root=pipeline_root,
         service_account=service_account,

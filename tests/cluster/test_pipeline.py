@@ -54,3 +54,19 @@ def test_report_is_written_after_a_failed_step(walker, cluster):
     assert walker.states["preprocess"] == "failed"
     assert walker.states["report"] == "done"
     assert "nothing-is-here" in cluster.read(f"{MOUNT_PATH}/runs/failed/report.html")
+
+
+def test_tuning_dag_registers_the_best_of_its_trials(cluster, mlflow, tmp_path):
+    path = compile_pipeline(tmp_path / "tune.yaml", pipeline="tune", fuse=True)
+    walker = Walker(cluster, *read_pipeline(path), job=str(uuid.uuid4()))
+    rates = "tune.space={training.learning_rate: {choices: [1e-3, 1e-2]}}"
+    study = ("tune.budget.trials=2", "tune.pruner=none", "tune.seeds=1", "name=tuned")
+    walker.run(**tiny("study", "training.learning_rate=1e-3", rates, *study))
+    assert walker.states.keys() >= {"preprocess", "tune", "train-winner", "report"}
+    assert set(walker.states.values()) == {"done"}
+    (gate,) = cluster.shell("sh", "-c", f"ls {MOUNT_PATH}/runs/study-*/records/gate.json").split()
+    assert json.loads(cluster.read(gate))["compared"] == 2
+    assert "is tuned" in cluster.read(f"{MOUNT_PATH}/runs/study/report.html")
+    query = urlencode({"name": "tuned", "alias": "champion"})
+    answer = cluster.ask(mlflow, f"api/2.0/mlflow/registered-models/alias?{query}")
+    assert answer["model_version"]["version"] == "1"

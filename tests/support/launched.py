@@ -111,18 +111,19 @@ class Launched:
         run: str,
         *,
         pod: str = "",
+        step: str = "train",
         faults: str = "",
         env: Mapping[str, str] = MappingProxyType({}),
         **changes: Any,
     ) -> str:
-        """Start the train step of a run; return the name of its pod."""
+        """Start a step of a run, the train step by default; return the name of its pod."""
         records = f"{OUTPUT}/runs/{run}/records"
         prepared = f"{OUTPUT}/runs/prepared/records/preprocess.json"
         self.cluster.shell("sh", "-c", f"mkdir -p {records} && cp {prepared} {records}/")
         name = pod or run
-        step = self._step("train", run, faults=faults, **changes)
-        step["env"] += [{"name": key, "value": value} for key, value in env.items()]
-        self.cluster.start(name, step, **self._pod())
+        container = self._step(step, run, faults=faults, **changes)
+        container["env"] += [{"name": key, "value": value} for key, value in env.items()]
+        self.cluster.start(name, container, **self._pod())
         return name
 
     def report(self, run: str) -> str:
@@ -210,7 +211,7 @@ class Launched:
     def _step(self, step: str, run: str, *, faults: str = "", **changes: Any) -> dict[str, Any]:
         config = {**CONFIG, "run": run}
         for section, fields in changes.items():
-            config[section] = _merged(config[section], fields)
+            config[section] = _merged(config.get(section, {}), fields)
         return {
             "image": self.image,
             "command": ["steadytrain"],

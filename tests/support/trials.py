@@ -11,12 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, TrainingStep
-from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.trials.base import TrialState
-from steadytrain.components.tune.trials.data import data_path, without_test
+from steadytrain.components.tune.trials.data import share_data as share_data
 from steadytrain.components.tune.trials.local import LocalTrials
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
 
@@ -37,13 +35,6 @@ while any(trials.state(int(number)).condition == "running" for number in numbers
     time.sleep(0.05)
 trials.close()
 """
-
-
-def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
-    """Give a study prepared data."""
-    path = data_path(study, config)
-    if not path.exists():
-        without_test(data, path.with_suffix("")).save(path)
 
 
 def drive(

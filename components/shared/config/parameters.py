@@ -130,6 +130,11 @@ def _unreplaced(text: str) -> str:
     return json.dumps(yaml.safe_load(text), indent=1).replace("{{", r"\u007b\u007b")
 
 
+def name_for(run: str, job: str) -> str:
+    """Return a run's name with the start of KFP's run id in place of EACH."""
+    return run.replace(EACH, job[:8])
+
+
 def from_parameters(
     *, config: str, overrides: Mapping[str, Any], job: str = "", **named: str | float
 ) -> RunConfig:
@@ -151,7 +156,7 @@ def from_parameters(
             remedy='give JSON such as {"training.max_steps": 100}',
         )
     if "run" in named:
-        named["run"] = str(named["run"]).replace(EACH, job[:8])
+        named["run"] = name_for(str(named["run"]), job)
     given: dict[str, Any] = {
         FIELDS[name]: value for name, value in named.items() if value not in ("", 0)
     }

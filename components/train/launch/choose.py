@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from steadytrain.components.shared.cluster import Cluster, connect, own_pod_name
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.patience import patiently
 from steadytrain.components.train.launch.base import Launcher
+from steadytrain.components.train.launch.job import Job
 from steadytrain.components.train.launch.kinds import offered
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import RANK_IMPORTS, RANK_PROGRAM, ProcessLauncher
@@ -32,12 +33,9 @@ def launcher_for(
         Unreachable: the cluster's API server does not answer.
         Refused: this pod's service account may not read its own pod.
     """
-    compute = config.compute
-    here = compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name())
-    cluster = None if here else connect()
-    launcher = patiently(lambda: _in_pods(config, cluster, program)) if cluster else None
-    if launcher is not None:
-        yield launcher
+    compute, found = config.compute, jobs_for(config.compute)
+    if found is not None:
+        yield patiently(lambda: PodsLauncher(config, *found, program))
     elif compute.nodes > 1:
         raise BadInput(
             f"compute.nodes = {compute.nodes}: there is only one machine here",
@@ -49,7 +47,18 @@ def launcher_for(
             yield process
 
 
-def _in_pods(config: RunConfig, cluster: Cluster, program: Sequence[str]) -> PodsLauncher | None:
-    """Return None if the cluster has no kind of training job."""
-    job = offered(cluster, config.compute.launcher)
-    return PodsLauncher(config, cluster, job, program) if job else None
+def jobs_for(compute: ComputeConfig) -> tuple[Cluster, type[Job]] | None:
+    """Return the cluster in whose pods ranks run, and the kind of their jobs.
+
+    Returns:
+        None if ranks run on this machine: as configured, or because this is not a step on a
+        cluster, or the cluster has no kind of training job.
+
+    Raises:
+        Unreachable: the cluster's API server does not answer.
+    """
+    if compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name()):
+        return None
+    cluster = connect()
+    job = patiently(lambda: offered(cluster, compute.launcher))
+    return (cluster, job) if job else None

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from steadytrain.components.train.attempt import AttemptSpec
 
+MANAGED: Final = {"app.kubernetes.io/managed-by": "steadytrain"}
+"""Labels of every object that steadytrain creates."""
 RUN: Final = "steadytrain.io/run"
 ATTEMPT: Final = "steadytrain.io/attempt"
 GENERATION: Final = "steadytrain.io/generation"
@@ -38,7 +40,7 @@ def job_name(run_id: str, attempt: int) -> str:
 
 def run_labels(run_id: str) -> dict[str, str]:
     """Return the labels of all of a run's objects."""
-    return {"app.kubernetes.io/managed-by": "steadytrain", RUN: run_id}
+    return MANAGED | {RUN: run_id}
 
 
 def attempt_labels(spec: AttemptSpec) -> dict[str, str]:
@@ -49,5 +51,14 @@ def attempt_labels(spec: AttemptSpec) -> dict[str, str]:
 
 def is_of(manifest: dict[str, Any], attempts: Path) -> bool:
     """Return whether a job belongs to the run whose attempts are in a folder."""
-    folder = manifest["metadata"].get("annotations", {}).get(FOLDER, "")
-    return Path(folder).parent == attempts
+    return _attempt(manifest).parent == attempts
+
+
+def is_below(manifest: dict[str, Any], folder: Path) -> bool:
+    """Return whether a job belongs to a run in a folder, at any depth."""
+    return _attempt(manifest).is_relative_to(folder)
+
+
+def _attempt(manifest: dict[str, Any]) -> Path:
+    """Return the folder of an object's attempt."""
+    return Path(manifest["metadata"].get("annotations", {}).get(FOLDER, ""))

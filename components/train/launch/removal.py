@@ -17,6 +17,7 @@ from steadytrain.components.shared.cluster import (
     POD,
     Cluster,
     Kind,
+    Manifest,
     Refused,
     Unreachable,
     connect,
@@ -24,10 +25,16 @@ from steadytrain.components.shared.cluster import (
 )
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.patience import patiently
-from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage import LocalStorage, Storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.kinds import offered
-from steadytrain.components.train.launch.naming import PIPELINE_RUN, is_of, run_labels
+from steadytrain.components.train.launch.naming import (
+    MANAGED,
+    PIPELINE_RUN,
+    is_below,
+    is_of,
+    run_labels,
+)
 from steadytrain.components.train.launch.own_pod import is_terminated
 from steadytrain.components.train.lease import held
 
@@ -64,11 +71,49 @@ def remove_jobs(
         Unreachable: the API server does not answer.
         Refused: the API server denies it.
     """
+    return _remove(
+        cluster,
+        {**run_labels(run_id), **labels},
+        lambda item: is_of(item, attempts),
+        kinds,
+        seconds=seconds,
+        pods=pods,
+        wait=wait,
+    )
+
+
+def remove_jobs_below(
+    cluster: Cluster,
+    folder: Path,
+    kinds: Sequence[Kind],
+    *,
+    seconds: float,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
+    """Delete every job of the runs in a folder, at any depth. See `remove_jobs`."""
+    return _remove(
+        cluster,
+        {**MANAGED, **labels},
+        lambda item: is_below(item, folder),
+        kinds,
+        seconds=seconds,
+    )
+
+
+def _remove(
+    cluster: Cluster,
+    labels: Mapping[str, str],
+    belongs: Callable[[Manifest], bool],
+    kinds: Sequence[Kind],
+    *,
+    seconds: float,
+    pods: bool = True,
+    wait: Callable[[float], object] = time.sleep,
+) -> list[str]:
     asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
-    borne = {**run_labels(run_id), **labels}
     deadline = float("inf")
     while True:
-        left = patiently(lambda: _of_run(cluster, borne, attempts, awaited), wait=wait)
+        left = patiently(lambda: _found(cluster, labels, belongs, awaited), wait=wait)
         for kind, name in left:
             if kind in kinds and (kind, name) not in asked:
                 patiently(partial(cluster.delete, kind, name), wait=wait)
@@ -91,25 +136,43 @@ def remove_unfinished(config: RunConfig, job: str = "") -> list[str]:
     Returns:
         What could not be removed, in words; empty if the run is not on a cluster.
     """
-    workspace, lease = Workspace.of(config), config.recovery.lease_seconds
+    workspace = Workspace.of(config)
+    return _remove_lost(
+        config,
+        job,
+        LocalStorage(workspace.lease),
+        partial(remove_jobs, run_id=config.run_id, attempts=workspace.attempts),
+    )
+
+
+def remove_unfinished_below(
+    config: RunConfig, folder: Path, lease: Storage, job: str = ""
+) -> list[str]:
+    """Remove the jobs of the runs in a folder whose common supervisor was lost.
+
+    Args:
+        config: says which kind of jobs they are.
+        lease: of the supervisor.
+        job: as for `remove_unfinished`.
+    """
+    return _remove_lost(config, job, lease, partial(remove_jobs_below, folder=folder))
+
+
+def _remove_lost(
+    config: RunConfig, job: str, lease: Storage, remove: Callable[..., list[str]]
+) -> list[str]:
     if not own_pod_name():
         return []
+    seconds = config.recovery.lease_seconds
     try:
         cluster = connect()
         labels = {PIPELINE_RUN: job} if job and _surely_terminated(cluster) else {}
-        if not (labels or _lapses(workspace, lease)):
+        if not (labels or _lapses(lease, seconds)):
             return []
         kind = patiently(lambda: offered(cluster, config.compute.launcher))
         if kind is None:
             return []
-        return remove_jobs(
-            cluster,
-            config.run_id,
-            workspace.attempts,
-            kind.kinds,
-            seconds=lease,
-            labels=labels,
-        )
+        return remove(cluster, kinds=kind.kinds, seconds=seconds, labels=labels)
     except (Unreachable, Refused) as error:
         return [str(error)]
 
@@ -122,22 +185,25 @@ def _surely_terminated(cluster: Cluster) -> bool:
         return False
 
 
-def _lapses(workspace: Workspace, seconds: float) -> bool:
-    """Return whether the run's lease is free, or expires within one lease period."""
+def _lapses(lease: Storage, seconds: float) -> bool:
+    """Return whether a lease is free, or expires within one lease period."""
     deadline = time.monotonic() + seconds
-    while held(LocalStorage(workspace.lease)):
+    while held(lease):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)
     return True
 
 
-def _of_run(
-    cluster: Cluster, labels: Mapping[str, str], attempts: Path, kinds: Sequence[Kind]
+def _found(
+    cluster: Cluster,
+    labels: Mapping[str, str],
+    belongs: Callable[[Manifest], bool],
+    kinds: Sequence[Kind],
 ) -> list[tuple[Kind, str]]:
     return [
         (kind, item["metadata"]["name"])
         for kind in kinds
         for item in cluster.list(kind, labels)
-        if is_of(item, attempts)
+        if belongs(item)
     ]

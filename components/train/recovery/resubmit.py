@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.parameters import EACH
+from steadytrain.components.shared.config.parameters import name_for
 from steadytrain.components.shared.errors import BadInput, ServerError, StorageError
 from steadytrain.components.shared.events.types import Event, Resubmitted, Warned
 from steadytrain.components.shared.kubeflow.connection import Server
@@ -43,7 +43,8 @@ def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:
 
     Args:
         job: KFP's id of the run that ends.
-        last_step: of the run's newest checkpoint; 0 without one.
+        last_step: of the run's newest checkpoint; 0 without one. For a study, how much its log
+            holds.
 
     Returns:
         A Resubmitted event, or a warning that says why not. None if the run was terminated, is
@@ -82,7 +83,7 @@ def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Even
             f"it was resubmitted {limit} times without a new checkpoint (recovery.resubmit); "
             "fix what removes its pods, then submit it again"
         )
-    made = _create(server, _same(run, config))
+    made = _create(server, _same(run))
     return Resubmitted(kfp_run=made.run_id, number=number, limit=limit)
 
 
@@ -111,15 +112,15 @@ def _find(server: Server, content: Any) -> Any:
     return next((run for run in runs if run.description == content.description), None)
 
 
-def _same(run: Any, config: RunConfig) -> Any:
+def _same(run: Any) -> Any:
     """Build the same pipeline run with the same parameters, for the same steadytrain run."""
     import kfp_server_api
 
     runtime = run.runtime_config
     parameters = dict(runtime.parameters or {})
-    if EACH in str(parameters.get("run", "")):
-        # The placeholder would create a new run, but this one must be resumed.
-        parameters["run"] = config.run_id
+    if "run" in parameters:
+        # A placeholder would create a new run, but this one must be resumed.
+        parameters["run"] = name_for(str(parameters["run"]), run.run_id)
     version = run.pipeline_version_reference
     return kfp_server_api.V2beta1Run(
         display_name=run.display_name,

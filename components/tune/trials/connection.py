@@ -76,12 +76,15 @@ class Connection:
         return (message["ended"],)
 
 
-def start_server(study: Path, slots: Sequence[Slot], linger_seconds: float) -> Connection:
+def start_server(
+    study: Path, slots: Sequence[Slot], linger_seconds: float, imports: Sequence[str]
+) -> Connection:
     """Start a server and connect to it. It imports in the background.
 
     Args:
         slots: one for each trial that trains at once, with the same threads.
         linger_seconds: how long it waits for a new driver.
+        imports: the modules that the processes of trials share.
     """
     folder = trials_of(study)
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +95,7 @@ def start_server(study: Path, slots: Sequence[Slot], linger_seconds: float) -> C
         listener.listen()
         LocalStorage(folder).write(_ADDRESS, json.dumps({"address": address}).encode())
         shares = json.dumps([asdict(slot) for slot in slots])
-        arguments = [str(study), str(listener.fileno()), shares, str(linger_seconds)]
+        arguments = [str(study), str(listener.fileno()), shares, str(linger_seconds), *imports]
         # What torch computes with is decided when it is imported.
         threads = {"OMP_NUM_THREADS": str(slots[0].threads)}
         with server_log(study).open("ab") as log:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -41,13 +42,27 @@ def prepare_data(study: Path, config: RunConfig) -> None:
     # Imported late: not every trial prepares data, and the libraries take seconds.
     from steadytrain.components.preprocess.step import run as preprocess
 
+    own = config.model_copy(update={"output": str(study), "run": _RUN})
+    _share(study, config, lambda: preprocess(own))
+
+
+def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
+    """Give trials data that are prepared already, unless the study has its own.
+
+    Args:
+        data: the preprocess step's record for this configuration, with a folder on the same file
+            system as the study.
+    """
+    _share(study, config, lambda: data)
+
+
+def _share(study: Path, config: RunConfig, prepared: Callable[[], DataRecord]) -> None:
     path = data_path(study, config)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if known_data(study, config) is None:
-            own = config.model_copy(update={"output": str(study), "run": _RUN})
-            without_test(preprocess(own), path.with_suffix("")).save(path)
+            without_test(prepared(), path.with_suffix("")).save(path)
 
 
 def without_test(data: DataRecord, folder: Path) -> DataRecord:

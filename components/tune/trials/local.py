@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.connection import (
     Connection,
@@ -25,7 +27,7 @@ from steadytrain.components.tune.trials.place import (
     trial_folders,
     trials_of,
 )
-from steadytrain.components.tune.trials.slots import divide, threads_of_rank
+from steadytrain.components.tune.trials.slots import Ranks, RanksHere
 
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""
@@ -54,7 +56,8 @@ def local_trials(
     Args:
         study: the study's folder. Only one driver may use it at a time.
     """
-    return LocalTrials(Path(os.path.abspath(study)), parallel, linger_seconds)  # noqa: PTH100
+    place = Path(os.path.abspath(study))  # noqa: PTH100  links stay as they are
+    return LocalTrials(place, parallel, linger_seconds, RanksHere(parallel))
 
 
 @dataclass
@@ -62,19 +65,35 @@ class _Followed:
     """A running trial, as far as this driver has read its events."""
 
     events: Follower
+    tell: Callable[[str], object]
     curve: Curve = field(default_factory=Curve)
+    since: float = field(default_factory=time.time)
 
     def state(self) -> TrialState:
         for event in self.events.new():
             self.curve.add(event)
+            if isinstance(event, Warned) and event.time >= self.since:
+                self.tell(event.message)
         return self.curve.state(running=True)
 
 
 class LocalTrials:
-    """Implements `Trials` with a server process (server.py). See `local_trials`."""
+    """Implements `Trials` with a server process (server.py). See `local_trials`.
 
-    def __init__(self, study: Path, parallel: int, linger_seconds: float) -> None:
+    ranks: where the ranks of trials run.
+    tell: receives the warnings of running trials, as lines for people.
+    """
+
+    def __init__(
+        self,
+        study: Path,
+        parallel: int,
+        linger_seconds: float,
+        ranks: Ranks,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
+        self.ranks, self.tell = ranks, tell
         self._server: Connection | None = None
         self._failed_starts = 0
         self._asked = dict[int, int]()
@@ -95,8 +114,7 @@ class LocalTrials:
         arrived = before.condition == "paused" and before.step >= until
         if arrived or before.condition in ("running", "finished"):
             return
-        threads = threads_of_rank(config.compute, self.parallel)
-        self._folder(number).configure(config, threads)
+        self._folder(number).configure(config, self.ranks.threads(config.compute))
         self._resting.pop(number, None)
         self._ask(number, until)
 
@@ -105,7 +123,10 @@ class LocalTrials:
         folder = self._folder(number)
         if number in self._asked:
             if number not in self._followed:
-                self._followed[number] = _Followed(Follower(folder.workspace.events))
+                self._followed[number] = _Followed(
+                    Follower(folder.workspace.events),
+                    lambda message: self.tell(f"trial {number}: {message}"),
+                )
             return self._followed[number].state()
         if number not in self._resting:
             kept = folder.discarded()
@@ -157,8 +178,8 @@ class LocalTrials:
     def _ask(self, number: int, until: int) -> None:
         """Ask the server to train a trial; start one if there is none."""
         if self._server is None:
-            slots = divide(load(self._folder(number).config).compute, self.parallel)
-            self._server = start_server(self.study, slots, self.linger_seconds)
+            slots = self.ranks.slots(load(self._folder(number).config).compute)
+            self._server = start_server(self.study, slots, self.linger_seconds, self.ranks.imports)
         self._asked[number] = until
         self._server.say({"train": number, "until": until})
 

@@ -10,23 +10,27 @@
     <number>/         a trial: an output folder with one run
       config.yaml     its configuration
       log             the output of its process
-      runs/trial/     the run (shared/workspace.py)
+      runs/<run>/     the run (shared/workspace.py)
       record.json     instead of all this, once the trial is discarded
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.trials.base import TrialState
 
-RUN = "trial"
+_LONGEST_NAME: Final = 40
+_DIGEST: Final = 8
 
 
 class TrialRecord(Record):
@@ -47,6 +51,18 @@ class TrialFolder:
         return trials_of(self.study) / f"{self.number:04d}"
 
     @property
+    def run(self) -> str:
+        """The name of the trial's run, after which its jobs on a cluster are named.
+
+        It contains the study's name, or a digest of it if that is no name of a run.
+        """
+        name = re.sub(r"[^a-z0-9]+", "-", self.study.name.lower()).strip("-")
+        if name != self.study.name or len(name) > _LONGEST_NAME:
+            room = _LONGEST_NAME - _DIGEST - 1
+            name = f"{name[:room]}-{value_digest(self.study.name)[:_DIGEST]}".lstrip("-")
+        return f"{name}-{self.number:04d}"
+
+    @property
     def config(self) -> Path:
         return self.path / "config.yaml"
 
@@ -60,20 +76,23 @@ class TrialFolder:
 
     @property
     def workspace(self) -> Workspace:
-        return Workspace(self.path, RUN)
+        return Workspace(self.path, self.run)
 
-    def configure(self, config: RunConfig, threads: int) -> None:
+    def configure(self, config: RunConfig, threads: int | None) -> None:
         """Store the trial's configuration, unless it has one.
 
         Args:
-            threads: CPU threads per rank. A trial keeps those that it started with: with others,
-                its sums would be computed in another order.
+            threads: CPU threads per rank on this machine. A trial keeps those that it started with:
+                with others, its sums would be computed in another order. None if the ranks are in
+                pods on a cluster, which the configuration describes.
         """
         if self.config.is_file():
             return
-        compute = config.compute.model_copy(
-            update={"launcher": "process", "threads_per_rank": threads}
-        )
+        compute = config.compute
+        if threads is not None:
+            compute = compute.model_copy(
+                update={"launcher": "process", "threads_per_rank": threads}
+            )
         recovery = config.recovery
         if recovery.checkpoints is not None:
             place = f"{recovery.checkpoints.rstrip('/')}/{self.study.name}-{self.number:04d}"
@@ -81,7 +100,7 @@ class TrialFolder:
         own = config.model_copy(
             update={
                 "output": str(self.path),
-                "run": RUN,
+                "run": self.run,
                 "compute": compute,
                 "recovery": recovery,
             }
@@ -96,7 +115,7 @@ class TrialFolder:
         if self.config.is_file():
             checkpoints = load(self.config).recovery.checkpoints
             if checkpoints is not None:
-                open_storage(checkpoints).clear(RUN)
+                open_storage(checkpoints).clear(self.run)
         for name in storage.folders():
             storage.clear(name)
         # The configuration last: it says where the checkpoints are.

@@ -17,7 +17,7 @@ from pathlib import Path
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.workspace import Workspace
@@ -83,3 +83,9 @@ def report_failure(workspace: Workspace, error: str, message: str, remedy: str =
     """Write to a trial's events that it failed outside of its attempts."""
     with contextlib.closing(workspace.stream("trial")) as stream:
         stream.emit(StepFailed(stage="train", error=error, message=redact(message), remedy=remedy))
+
+
+def warn(workspace: Workspace, message: str) -> None:
+    """Write to a trial's events what its user should know."""
+    with contextlib.closing(workspace.stream("trial")) as stream:
+        stream.emit(Warned(stage="train", message=message))

@@ -1,4 +1,4 @@
-"""The server of a study's trials: `python -m ...trials.server STUDY LISTENER SLOTS LINGER`.
+"""The server of a study's trials: `python -m ...server STUDY LISTENER SLOTS LINGER IMPORT...`.
 
 It imports once what every trial needs, and forks a process for each trial that the driver asks for.
 It outlives its driver: the next driver of the study connects to it, and finds the running trials.
@@ -32,10 +32,10 @@ from typing import Any
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.processes import Process
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.launch.process import RANK_IMPORTS
+from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder
-from steadytrain.components.tune.trials.process import report_failure, train_trial
+from steadytrain.components.tune.trials.process import report_failure, train_trial, warn
 from steadytrain.components.tune.trials.slots import Slot
 
 _POLL_SECONDS = 0.02
@@ -49,6 +49,8 @@ class _Trial:
 
     saved: the step of its newest checkpoint when its process last died.
     deaths: how often its process has died since that step was saved.
+    crowded: whether its pods found no room on the cluster, so that it waits until another trial
+        makes room.
     stopping: whether it was asked to stop.
     """
 
@@ -58,7 +60,13 @@ class _Trial:
     process: Process | None = None
     saved: int = 0
     deaths: int = 0
+    crowded: bool = False
     stopping: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may start in a free slot."""
+        return self.process is None and not (self.crowded or self.stopping)
 
 
 class Server:
@@ -153,7 +161,7 @@ class Server:
     def _follow(self) -> None:
         """Start trials in free slots, and see which processes have ended."""
         for trial in list(self._trials.values()):
-            if trial.process is None and self._free and not trial.stopping:
+            if trial.waits and self._free:
                 trial.slot = self._free.popleft()
                 trial.process = self._start(trial, trial.slot)
             elif trial.process is not None:
@@ -166,13 +174,17 @@ class Server:
         trial.process = None
         if trial.slot is not None:
             self._free.append(trial.slot)
-        if status == 0 or trial.stopping:
+        place = TrialFolder(self.study, trial.number)
+        state = read_curve(place.workspace.events).state(running=False)
+        if trial.stopping or (status == 0 and not self._crowded_out(state)):
             self._end(trial)
             return
-        place = TrialFolder(self.study, trial.number)
-        saved = read_curve(place.workspace.events).state(running=False).step
-        trial.deaths = 1 if saved > trial.saved else trial.deaths + 1
-        trial.saved = saved
+        if status == 0:
+            trial.crowded = True
+            warn(place.workspace, "found no room on the cluster; waits until another trial ends")
+            return
+        trial.deaths = 1 if state.step > trial.saved else trial.deaths + 1
+        trial.saved = state.step
         if trial.deaths == _DEATHS:
             report_failure(
                 place.workspace,
@@ -183,8 +195,15 @@ class Server:
             )
             self._end(trial)
 
+    def _crowded_out(self, state: TrialState) -> bool:
+        """Return whether a trial failed because other trials use the nodes that it needs."""
+        alone = all(trial.process is None for trial in self._trials.values())
+        return state.failure == FailureClass.PENDING_TIMEOUT and not alone
+
     def _end(self, trial: _Trial) -> None:
         del self._trials[trial.number]
+        for other in self._trials.values():
+            other.crowded = False
         self._tell({"ended": trial.number})
 
     def _start(self, trial: _Trial, slot: Slot) -> Process:
@@ -232,10 +251,10 @@ def main(arguments: Sequence[str]) -> int:
         study, *numbers = arguments[1:]
         number, until, parent = map(int, numbers)
         return train_trial(Path(study), number, until, parent)
-    study, descriptor, slots, linger_seconds = arguments
+    study, descriptor, slots, linger_seconds, *imports = arguments
     shares = [Slot(item["threads"], tuple(item["gpus"])) for item in json.loads(slots)]
     with _listening(int(descriptor)) as listener:
-        forking.prepare(RANK_IMPORTS)
+        forking.prepare(imports)
         Server(Path(study), listener, shares, float(linger_seconds)).run()
     return 0
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.device import CPU, device_name
 from steadytrain.components.train.agent.ranks import threads_of_each
+from steadytrain.components.train.launch.process import RANK_IMPORTS
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
@@ -31,6 +33,39 @@ class Slot:
     def environment(self) -> Mapping[str, str]:
         """Variables for the trial's processes."""
         return {"OMP_NUM_THREADS": str(self.threads), _VISIBLE: ",".join(self.gpus)}
+
+
+class Ranks(Protocol):
+    """Where the ranks of trials run.
+
+    imports: the modules that the processes of trials share.
+    """
+
+    imports: ClassVar[Sequence[str]]
+
+    def threads(self, compute: ComputeConfig) -> int | None:
+        """Return the CPU threads of each rank; None if ranks are not on this machine."""
+
+    def slots(self, compute: ComputeConfig) -> list[Slot]:
+        """Return a slot on this machine for each of the trials that train at once.
+
+        Raises:
+            BadInput: this machine has too few GPUs.
+        """
+
+
+@dataclass(frozen=True)
+class RanksHere:
+    """Ranks on this machine, which `parallel` trials divide among them."""
+
+    parallel: int
+    imports: ClassVar[Sequence[str]] = RANK_IMPORTS
+
+    def threads(self, compute: ComputeConfig) -> int:
+        return threads_of_rank(compute, self.parallel)
+
+    def slots(self, compute: ComputeConfig) -> list[Slot]:
+        return divide(compute, self.parallel)
 
 
 def threads_of_rank(compute: ComputeConfig, parallel: int) -> int:

@@ -14,6 +14,7 @@ from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.report.component import report
 from steadytrain.components.shared.config.parameters import PARAMETERS
+from steadytrain.components.tune.component import report as report_study
 from steadytrain.pipelines.attached import (
     METRICS_LABEL,
     MOUNT_PATH,
@@ -21,6 +22,7 @@ from steadytrain.pipelines.attached import (
     SCRAPE_ANNOTATIONS,
     SECRETS,
     STEP_SECRETS,
+    SUPERVISING,
 )
 from steadytrain.pipelines.compile import compile_pipeline
 
@@ -107,7 +109,7 @@ def test_form_shows_each_parameter_as_it_is_declared(spec):
         assert shown[item.name]["defaultValue"] == item.default
 
 
-@pytest.mark.parametrize("component", [preprocess, report, detect_change])
+@pytest.mark.parametrize("component", [preprocess, report, report_study, detect_change])
 def test_steps_that_resolve_the_configuration_take_every_parameter(component):
     """KFP sends these functions as source, so they repeat the names and types."""
     taken = inspect.signature(component.python_func).parameters.values()
@@ -132,6 +134,33 @@ def test_fused_pipeline_has_four_executors(tmp_path, spec):
     assert fused["root"]["inputDefinitions"] == spec["root"]["inputDefinitions"]
 
 
+@pytest.fixture(scope="module")
+def tuning(tmp_path_factory):
+    path = compile_pipeline(tmp_path_factory.mktemp("tune") / "pipeline.yaml", pipeline="tune")
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def test_tuning_pipeline_trains_and_judges_the_winner_with_the_same_form(tuning, spec):
+    found = tasks(tuning[0])
+    assert (STEPS - {"train"}) | {"tune", "train-winner"} <= found.keys()
+    assert tuning[0]["root"]["inputDefinitions"] == spec["root"]["inputDefinitions"]
+    condition = found["condition-2"]["triggerPolicy"]["condition"]
+    assert "tune-Output" in condition, "a study without seeds trains no winner"
+    artifacts = found["evaluate"]["inputs"]["artifacts"]
+    sources = {name: item["taskOutputArtifact"] for name, item in artifacts.items()}
+    assert {item["producerTask"] for item in sources.values()} == {"train-winner"}
+    assert sources["resolved"]["outputArtifactKey"] == "winner"
+
+
+def test_pods_that_supervise_a_study_are_treated_as_those_that_train(tuning):
+    executors = tuning[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for name in SUPERVISING[1:]:
+        annotations = executors[f"exec-{name}"]["podMetadata"]["annotations"]
+        assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        passed_on = tuning[0]["components"][f"comp-{name}"]["taskConfigPassthroughs"]
+        assert {"field": "KUBERNETES_NODE_SELECTOR"} in passed_on
+
+
 def test_component_bodies_only_call_the_package(spec):
     for name, executor in spec["deploymentSpec"]["executors"].items():
         source = executor["container"]["command"][-1]
@@ -152,7 +181,9 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
     assert parameters["output"]["defaultValue"] == MOUNT_PATH
 
 
-@pytest.mark.parametrize(("pipeline", "fuse"), [("finetune", False), ("retrain", True)])
+@pytest.mark.parametrize(
+    ("pipeline", "fuse"), [("finetune", False), ("retrain", True), ("tune", False)]
+)
 def test_each_step_gets_only_its_own_secret_keys(tmp_path, pipeline, fuse):
     """Keys are passed by reference, and each key may be missing."""
     path = compile_pipeline(tmp_path / "pipeline.yaml", pipeline=pipeline, fuse=fuse)
@@ -174,7 +205,7 @@ def test_credentials_stay_with_the_steps_that_use_them():
         for key in ("HF_TOKEN", "KF_PIPELINES_ENDPOINT", "STEADYTRAIN_WEBHOOK_URL")
     }
     assert having == {
-        "HF_TOKEN": {"detect-change", "preprocess", "train"},
+        "HF_TOKEN": {"detect-change", "preprocess", "train", "tune", "train-winner"},
         "KF_PIPELINES_ENDPOINT": {"report"},
         "STEADYTRAIN_WEBHOOK_URL": {"report"},
     }

@@ -97,7 +97,8 @@ def test_asterisk_stands_for_the_continued_run(kfp, lost):
     _, run = lost
     run["runtime_config"]["parameters"]["run"] = "nightly-*"
     again(lost)
-    assert kfp.all("runs")[-1]["runtime_config"]["parameters"]["run"] == "stdlib-lm-1"
+    continued = kfp.all("runs")[-1]["runtime_config"]["parameters"]["run"]
+    assert continued == f"nightly-{run['run_id'][:8]}"
 
 
 def test_exit_handler_started_twice_submits_once(kfp, lost):

@@ -154,6 +154,14 @@ def test_only_changed_schedules_are_replaced(kfp, apply, change):
     assert kfp.writes()[-2:] == ["POST /apis/v2beta1/recurringruns", gone]
 
 
+def test_schedule_of_a_study_needs_a_space(kfp, apply):
+    with pytest.raises(BadInput, match=r"tune\.space"):
+        apply(first={"pipeline": "tune"})
+    place = {"output": "/mnt/shared", "training.max_steps": 100, "training.eval_steps": 10}
+    rates = {"tune.space": {"training.learning_rate": {"low": 1e-5, "high": 1e-3}}}
+    assert apply(first={"pipeline": "tune", "overrides": place | rates})["bot"] == "create"
+
+
 def test_changed_pipeline_replaces_all_schedules(kfp, apply, compiled):
     apply()
     compiled["schemaVersion"] = "2.1.0"

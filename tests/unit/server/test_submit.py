@@ -54,6 +54,23 @@ def test_configuration_is_sent_as_one_parameter(kfp, submitted):
     assert submitted.url == f"{kfp.address}/#/runs/details/{run['run_id']}"
 
 
+def test_studies_of_one_configuration_are_submitted_under_names_of_their_own():
+    def name(high):
+        space = {"training.learning_rate": {"low": 1e-5, "high": high}}
+        config = load("causal-lm", {"output": "/mnt/shared", "tune.space": space})
+        sent = submission.Submission.of(config, pipeline="tune").parameters["config"]
+        assert load(sent).tune == config.tune
+        return load(sent).run
+
+    assert name(1e-3) == name(1e-3) != name(1e-2)
+
+
+def test_study_without_a_space_is_rejected_before_anything_is_sent(kfp):
+    with pytest.raises(BadInput, match=r"tune\.space"):
+        steadytrain.pipelines.submit("causal-lm", [PLACE], pipeline="tune", host=kfp.address)
+    assert not kfp.all("pipelines")
+
+
 def test_uploaded_version_runs_in_the_configured_experiment(kfp, submitted):
     (experiment,), (version,), (pipeline,) = map(kfp.all, ("experiments", "versions", "pipelines"))
     (run,) = kfp.all("runs")

@@ -9,7 +9,11 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
-from steadytrain.components.train.launch.removal import remove_jobs, remove_unfinished
+from steadytrain.components.train.launch.removal import (
+    remove_jobs,
+    remove_unfinished,
+    remove_unfinished_below,
+)
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 from steadytrain.components.train.lease import hold
 
@@ -35,6 +39,21 @@ def labelled(name, folder):
 def test_leftovers_of_the_run_are_removed(api, run):
     assert remove_unfinished(run) == []
     assert api[0].names("trainjobs") == ["elsewhere-a1"]
+
+
+def test_leftovers_of_all_runs_in_a_folder_are_removed_once_their_driver_is_gone(
+    api, run, tmp_path
+):
+    lease = LocalStorage(tmp_path / "study" / "lease")
+    for number in (0, 1):
+        attempts = Workspace(tmp_path / "study" / f"{number:04d}", "tiny").attempts
+        api[0].put("trainjobs", labelled(f"tiny-{number:04d}-a1", attempts / "0001"))
+    before = api[0].names("trainjobs")
+    with hold(lease, run_id="study", seconds=60):
+        assert remove_unfinished_below(run, tmp_path / "study", lease) == []
+    assert api[0].names("trainjobs") == before
+    assert remove_unfinished_below(run, tmp_path / "study", lease) == []
+    assert api[0].names("trainjobs") == ["elsewhere-a1", "tiny-a1"]
 
 
 def test_active_supervisor_keeps_its_job(api, run):

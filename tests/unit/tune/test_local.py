@@ -34,7 +34,7 @@ def test_trial_is_a_run_in_a_folder_of_its_own(tmp_path, config):
     place = TrialFolder(tmp_path, 3)
     place.configure(config(), 4)
     own = load(place.config)
-    assert (own.output, own.run_id) == (str(tmp_path / "trials" / "0003"), "trial")
+    assert (own.output, own.run_id) == (str(tmp_path / "trials" / "0003"), place.run)
     assert (own.compute.launcher, own.compute.threads_per_rank) == ("process", 4)
 
 
@@ -43,6 +43,18 @@ def test_trial_keeps_the_threads_that_it_began_with(tmp_path, config):
     for threads in (4, 2):
         place.configure(config(), threads)
     assert load(place.config).compute.threads_per_rank == 4
+
+
+def test_trials_run_is_named_after_study_and_number(tmp_path):
+    assert TrialFolder(tmp_path / "tiny-1a2b3c4d", 3).run == "tiny-1a2b3c4d-0003"
+
+
+def test_studies_with_unusual_names_have_runs_with_valid_names_of_their_own(tmp_path, config):
+    names = ["Of 2026_07", "of-2026-07", "x" * 52, f"{'x' * 51}y", "_"]
+    places = [TrialFolder(tmp_path / name, 12_345) for name in names]
+    for place in places:
+        place.configure(config(), 1)
+    assert len({load(place.config).run_id for place in places}) == len(places)
 
 
 def test_trials_of_one_study_have_their_checkpoints_apart(tmp_path, config):
@@ -59,7 +71,7 @@ def test_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
     checkpoints = tmp_path / "elsewhere"
     place = TrialFolder(tmp_path / "study", 0)
     place.configure(config(recovery={"checkpoints": str(checkpoints)}), 1)
-    saved = checkpoints / "study-0000" / "trial" / "step-00000008"
+    saved = checkpoints / "study-0000" / place.run / "step-00000008"
     for path in (place.workspace.model / "weights", place.log, saved):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(10_000))

@@ -14,6 +14,7 @@ import pytest
 from steadytrain.components.tune.trials.connection import greeted
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+from steadytrain.components.tune.trials.process import report_failure
 from steadytrain.components.tune.trials.server import Server
 from steadytrain.components.tune.trials.slots import Slot
 
@@ -115,6 +116,40 @@ def test_next_driver_hears_which_trials_are_running(study):
     assert first.messages(1) is None, "the server has left the first one"
     study.made[0].status = 0
     assert until(lambda: second.messages(0.1)) == [3]
+
+
+def test_trial_without_room_on_the_cluster_waits_until_another_makes_room(study):
+    driver = study.connect()
+    for number in (0, 1, 2):
+        driver.say({"train": number, "until": 8})
+    until(lambda: len(study.made) == 2)
+    fail(study.folder, 1, "PendingTimeout")
+    study.made[1].status = 0
+    until(lambda: len(study.made) == 3)
+    assert study.made[2].number == 2, "its slot is free for another"
+    time.sleep(0.1)
+    assert driver.messages(0) == [], "trial 1 has not ended"
+    fail(study.folder, 2, "PendingTimeout")
+    study.made[2].status = 0
+    time.sleep(0.1)
+    assert len(study.made) == 3
+    study.made[0].status = 0
+    assert until(lambda: driver.messages(0.1)) == [0]
+    until(lambda: len(study.made) == 5)
+    assert {process.number for process in study.made[3:]} == {1, 2}
+
+
+def test_trial_without_room_fails_if_no_other_trial_trains(study):
+    driver = study.connect()
+    driver.say({"train": 0, "until": 8})
+    until(lambda: study.made)
+    fail(study.folder, 0, "PendingTimeout")
+    study.made[0].status = 0
+    assert until(lambda: driver.messages(0.1)) == [0]
+
+
+def fail(folder, number, error):
+    report_failure(TrialFolder(folder, number).workspace, error, "no node is free")
 
 
 def test_process_that_dies_again_and_again_fails_the_trial(study):

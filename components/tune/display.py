@@ -1,4 +1,4 @@
-"""What `steadytrain tune` prints: a line per trial and rung, and how a study would go."""
+"""A study as lines of text: a line per trial and rung, and how a study would go."""
 
 from __future__ import annotations
 

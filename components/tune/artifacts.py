@@ -1,0 +1,88 @@
+"""Pass KFP artifacts to the steps of the pipeline `tune`, and turn their results into artifacts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kfp import dsl
+
+from steadytrain.components.shared.config import from_parameters, load
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.tracking import run_links
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.artifacts import publish
+from steadytrain.components.train.launch.task import with_task
+from steadytrain.components.tune.conclude import conclude
+from steadytrain.components.tune.driver import study_folder
+from steadytrain.components.tune.page import PAGE
+from steadytrain.components.tune.results import BEST, SUMMARY
+from steadytrain.components.tune.step import run
+from steadytrain.components.tune.step import train_winner as train_on_seeds
+
+
+def tune(
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    best: dsl.Artifact,
+    summary: dsl.Artifact,
+    page: dsl.HTML,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> bool:
+    """Run the tune step.
+
+    Returns:
+        Whether the winner is to be trained on fresh seeds.
+    """
+    config = with_task(load(Path(resolved.path)), task)
+    study = run(config, DataRecord.load(Path(data.path)))
+    folder = study_folder(config)
+    for name, artifact in ((BEST, best), (SUMMARY, summary), (PAGE, page)):
+        shutil.copyfile(folder / name, artifact.path)
+    found = json.loads((folder / SUMMARY).read_bytes())
+    best.metadata.update(study=found["study"], trial=found["best_trial"], **found["best_params"])
+    result.log_metric(study.tune.objective.metric, found["best_score"])
+    for name in ("trials", "trials_completed", "trials_failed", "steps", "seconds"):
+        result.log_metric(name, found[name])
+    return config.tune.seeds > 0
+
+
+def train_winner(
+    *,
+    resolved: dsl.Artifact,
+    best: dsl.Artifact,
+    summary: dsl.Artifact,
+    winner: dsl.Artifact,
+    data: dsl.Dataset,
+    model: dsl.Model,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> None:
+    """Run the step that trains the winner. Its outputs are those of the run with the best model."""
+    found = train_on_seeds(
+        load(Path(resolved.path)),
+        with_task(load(Path(best.path)), task),
+        json.loads(Path(summary.path).read_bytes())["trials"],
+    )
+    config, workspace = found.config, Workspace.of(found.config)
+    Path(winner.path).write_text(config.to_yaml(), "utf-8")
+    winner.metadata.update(
+        run=config.run_id, digest=config.digest(), **run_links(config, workspace)
+    )
+    shutil.copyfile(workspace.record("preprocess"), data.path)
+    publish(config, found.trained[config.training.seed], model, result)
+    result.log_metric("seed", config.training.seed)
+
+
+def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
+    """Report on the study's run and on its winner's. The page is that of the study's run."""
+    config = from_parameters(**parameters)
+    if not Workspace.of(config).events.exists():
+        Path(page.path).write_text("<p>No step of the run has started.</p>", encoding="utf-8")
+        return
+    shutil.copyfile(conclude(config, parameters["job"]), page.path)

@@ -1,0 +1,94 @@
+"""The steps of the pipeline `tune` as KFP sees them."""
+
+from kfp import dsl
+
+from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
+from steadytrain.components.train.component import PASSED_ON
+
+
+@dsl.component(
+    base_image=TRAIN_IMAGE, install_kfp_package=False, task_config_passthroughs=PASSED_ON
+)
+def tune(
+    resolved: dsl.Input[dsl.Artifact],
+    data: dsl.Input[dsl.Dataset],
+    best: dsl.Output[dsl.Artifact],
+    summary: dsl.Output[dsl.Artifact],
+    page: dsl.Output[dsl.HTML],
+    result: dsl.Output[dsl.Metrics],
+    task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
+) -> bool:
+    """Search for better settings. Continue the study if it has begun."""
+    from steadytrain.components.tune import artifacts
+
+    return artifacts.tune(
+        resolved=resolved,
+        data=data,
+        best=best,
+        summary=summary,
+        page=page,
+        result=result,
+        task=task,
+    )
+
+
+@dsl.component(
+    base_image=TRAIN_IMAGE, install_kfp_package=False, task_config_passthroughs=PASSED_ON
+)
+def train_winner(
+    resolved: dsl.Input[dsl.Artifact],
+    best: dsl.Input[dsl.Artifact],
+    summary: dsl.Input[dsl.Artifact],
+    winner: dsl.Output[dsl.Artifact],
+    data: dsl.Output[dsl.Dataset],
+    model: dsl.Output[dsl.Model],
+    result: dsl.Output[dsl.Metrics],
+    task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
+) -> None:
+    """Train the best configuration on fresh seeds. Resume runs that have begun."""
+    from steadytrain.components.tune import artifacts
+
+    artifacts.train_winner(
+        resolved=resolved,
+        best=best,
+        summary=summary,
+        winner=winner,
+        data=data,
+        model=model,
+        result=result,
+        task=task,
+    )
+
+
+@dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)
+def report(
+    config: str,
+    run: str,
+    output: str,
+    data_source: str,
+    base_model: str,
+    global_batch_size: int,
+    learning_rate: float,
+    num_train_epochs: float,
+    overrides: dict,  # type: ignore[type-arg]  # KFP does not support dict[str, Any]
+    job: str,
+    page: dsl.Output[dsl.HTML],
+) -> None:
+    """Write a page on the study's run and one on its winner's, on success and on failure."""
+    from steadytrain.components.tune import artifacts
+
+    artifacts.report(
+        parameters={
+            "config": config,
+            "run": run,
+            "output": output,
+            "data_source": data_source,
+            "base_model": base_model,
+            "global_batch_size": global_batch_size,
+            "learning_rate": learning_rate,
+            "num_train_epochs": num_train_epochs,
+            "overrides": overrides,
+            "job": job,
+        },
+        page=page,
+    )

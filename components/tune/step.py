@@ -1,0 +1,126 @@
+"""The tune step, and the step that trains a study's winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.stopping import stoppable
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.display import Lines, ending
+from steadytrain.components.tune.driver import Watcher, drive, driving, study_folder
+from steadytrain.components.tune.first import first_trials
+from steadytrain.components.tune.log import Log
+from steadytrain.components.tune.page import write_page
+from steadytrain.components.tune.results import WINNER, best_config, write_results
+from steadytrain.components.tune.study import Study, check_space
+from steadytrain.components.tune.trials.cluster import trials_for
+from steadytrain.components.tune.trials.data import share_data
+from steadytrain.components.tune.trials.retrain import Trained, fresh_seeds, named_after, train_on
+
+
+def search(
+    config: RunConfig,
+    log: Log,
+    watcher: Watcher,
+    tell: Callable[[str], object],
+    *,
+    data: DataRecord | None = None,
+    other: str = "",
+) -> Study:
+    """Run or continue a study until it is complete. However it ends, write its results.
+
+    Args:
+        log: of the study, which this process holds (`driving`).
+        tell: receives further lines for people, such as why a trial on a cluster waits.
+        data: prepared data for the trials. None means that the first trial prepares them.
+        other: name of a study whose best trials are tried first; "" for none.
+
+    Raises:
+        Stopped: this process was asked to stop. The study can be continued.
+        TooManyFailed, BadInput: see `drive` and `Study`.
+    """
+    folder = study_folder(config)
+    study = Study(config, log, first=lambda: first_trials(config, other))
+    if data is not None:
+        share_data(folder, config, data)
+    trials = trials_for(folder, config, tell)
+    try:
+        with stoppable() as stopping:
+            drive(study, trials, watcher, stopping.check)
+    finally:
+        write_results(study, folder)
+        write_page(study, folder)
+    return study
+
+
+def best_of(study: Study) -> RunConfig:
+    """Return the configuration of a study's best trial.
+
+    Raises:
+        SteadytrainError: no trial has finished.
+    """
+    config = best_config(study)
+    if config is None:
+        raise SteadytrainError(
+            "no trial finished, so there is no best one",
+            remedy="raise tune.budget and run the same command again: the study continues",
+        )
+    return config
+
+
+def run(config: RunConfig, data: DataRecord | None = None) -> Study:
+    """Run the tune step. Its lines go to the step's output.
+
+    Args:
+        data: prepared data. None means the output of this run's preprocess step.
+
+    Raises:
+        BadInput: `tune.space` is empty, or there is no data.
+        RunBusy: another driver works on the study. This step then reports nothing.
+        SteadytrainError: as for `search` and `best_of`.
+    """
+    with driving(config) as log, stage(config, "tune") as current:
+        check_space(config)
+        data = data or DataRecord.load(current.workspace.record("preprocess"))
+        study = search(config, log, Lines(_say), _say, data=data)
+        best_of(study)
+        lines = ending(study)
+        for line in lines:
+            _say(line)
+        current.summary = "; ".join(" ".join(line.split()) for line in lines if line)
+        return study
+
+
+def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
+    """Run the step that trains a study's best configuration on fresh seeds.
+
+    Args:
+        config: of the study.
+        best: of its best trial.
+        compared: number of configurations that the study compared.
+
+    Raises:
+        TrainingFailed: training failed on every seed.
+    """
+    with stage(config, "winner") as current:
+        found = train_on(
+            named_after(config, best),
+            fresh_seeds(best, config.tune.seeds),
+            compared=compared,
+            greater_is_better=config.tune.objective.direction == "maximize",
+        )
+        LocalStorage(study_folder(config)).write(WINNER, found.config.to_yaml().encode())
+        record = found.trained[found.config.training.seed]
+        current.summary = (
+            f"run {found.config.run_id} with seed {found.config.training.seed} is the best of "
+            f"{len(found.trained)}: {record.metric} {record.best_score:.4g}"
+        )
+        return found
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

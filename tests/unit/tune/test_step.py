@@ -1,0 +1,234 @@
+"""The steps of the pipeline `tune`: their events, their results, and what the exit handler does."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.story import outcome
+from steadytrain.components.shared.config import from_mapping, load
+from steadytrain.components.shared.errors import (
+    BadInput,
+    RunBusy,
+    SteadytrainError,
+    TrainingFailed,
+)
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tune import conclude as concluding
+from steadytrain.components.tune import step
+from steadytrain.components.tune.conclude import conclude
+from steadytrain.components.tune.driver import driving, study_folder
+from steadytrain.components.tune.trials import retrain
+from steadytrain.components.tune.trials.data import known_data
+
+from support.synthetic_trials import SPACE, SyntheticTrials, World
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(**tune):
+        return from_mapping(
+            {
+                "name": "tiny",
+                "run": "study",
+                "output": str(tmp_path),
+                "data": {"source": ["a.txt"]},
+                "model": {"config": {"model_type": "llama"}},
+                "training": {"max_steps": 90, "eval_steps": 10, "learning_rate": 3e-3},
+                "recovery": {"lease_seconds": 0.5},
+                "tune": {"space": SPACE, "budget": {"trials": 6}, "seeds": 2, **tune},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data" / "f"
+    folder.mkdir(parents=True)
+    for name in ("train.parquet", "test.parquet"):
+        (folder / name).write_bytes(b"rows")
+    side = {"shards": ["train.parquet"], "documents": 1, "rows": 1, "tokens": 1}
+    test = {**side, "shards": ["test.parquet"]}
+    return DataRecord.model_validate(
+        {"folder": str(folder), "fingerprint": "f", "task": "causal_lm"}
+        | {"sides": {"train": side, "test": test}, "test_records": "", "split_digest": "s"}
+    )
+
+
+@pytest.fixture
+def world(monkeypatch):
+    world = World()
+    monkeypatch.setattr(step, "trials_for", lambda *_: SyntheticTrials(world))
+    return world
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    """Validation scores of the winner by seed. A seed without one fails."""
+    scores = {43: 0.5, 44: 0.4}
+
+    def train(config):
+        seed = config.training.seed
+        workspace = Workspace.of(config)
+        workspace.create()
+        workspace.stream("begin").close()
+        workspace.events.mkdir(exist_ok=True)
+        if seed not in scores:
+            raise TrainingFailed("it broke", failure_class="user_bug")
+        return SimpleNamespace(best_score=scores[seed], metric="loss")
+
+    monkeypatch.setattr(retrain, "_train", train)
+    return scores
+
+
+def begin(config):
+    """Begin the study's run as the preprocess step does."""
+    with stage(config, "begin") as current:
+        current.workspace.config.write_text(config.to_yaml())
+
+
+def records(config):
+    """How many records a study's log holds."""
+    return len((study_folder(config) / "log.jsonl").read_text().splitlines())
+
+
+def standing(config):
+    return outcome(gather(Workspace.of(config)))
+
+
+def test_study_of_the_step_is_what_the_command_would_find(config, data, world, capsys):
+    made = config()
+    step.run(made, data)
+    folder = study_folder(made)
+    found = json.loads((folder / "tuning.json").read_text())
+    assert found["trials"] == 6
+    assert load(folder / "best.yaml").training.max_steps == 90
+    assert (folder / "report.html").is_file()
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("trial 0: reached step") for line in lines)
+
+
+def test_trials_get_the_data_of_the_preprocess_step_without_the_test_side(config, data, world):
+    made = config()
+    step.run(made, data)
+    shared = known_data(study_folder(made), made)
+    assert shared.fingerprint == data.fingerprint
+    assert shared.sides.keys() == {"train"}
+
+
+def test_second_driver_is_refused_and_reports_nothing(config, data, world):
+    made = config()
+    with driving(made), pytest.raises(RunBusy):
+        step.run(made, data)
+    assert standing(made).state == "empty"
+
+
+def test_step_without_a_space_or_a_finished_trial_fails_with_a_fix(config, data, world):
+    with pytest.raises(BadInput, match=r"tune\.space") as nothing:
+        step.run(config(space={}), data)
+    assert "low: 1e-4" in nothing.value.remedy
+    with pytest.raises(SteadytrainError, match="no trial finished") as early:
+        step.run(config(budget={"trials": 6, "steps": 20}), data)
+    assert "raise tune.budget" in early.value.remedy
+
+
+def test_winner_is_the_best_of_the_seeds_that_did_not_fail(config, data, world, scores):
+    made = config(seeds=3)
+    step.run(made, data)
+    assert standing(made).state == "unfinished", "the winner is still to be trained"
+    best = load(study_folder(made) / "best.yaml")
+    found = step.train_winner(made, best, compared=6)
+    assert found.config.training.seed == 44
+    assert found.trained.keys() == {43, 44}
+    winner = load(study_folder(made) / "winner.yaml")
+    assert (winner.run_id, winner.gate.compared) == (found.config.run_id, 6)
+    told = standing(made)
+    assert told.state == "finished"
+    assert winner.run_id in told.sentence
+
+
+def test_study_without_seeds_is_complete_after_the_search(config, data, world):
+    made = config(seeds=0)
+    begin(made)
+    step.run(made, data)
+    assert standing(made).state == "finished"
+
+
+@pytest.fixture
+def concluded(monkeypatch):
+    """The calls of the exit handler: what it removes, and on which runs it reports."""
+    calls = []
+
+    def remove(config, job):
+        calls.append(("remove", config.run_id, job))
+        return []
+
+    def report(config, job, *, progress):
+        calls.append(("report", config.run_id, job, progress))
+        return "page"
+
+    monkeypatch.setattr(concluding, "remove_unfinished", remove)
+    monkeypatch.setattr(concluding, "report", report)
+    return calls
+
+
+def test_exit_handler_reports_on_the_study_and_on_its_winner(
+    config, data, world, scores, concluded
+):
+    made = config()
+    step.run(made, data)
+    best = load(study_folder(made) / "best.yaml")
+    winner = step.train_winner(made, best, compared=6).config
+    named = retrain.named_after(made, best)
+    runs = [retrain.on_seed(named, seed, 6).run_id for seed in (43, 44)]
+    assert all(run.startswith("study-") for run in runs)
+    assert conclude(made, "job-1") == "page"
+    assert concluded == [
+        *(("remove", run, "job-1") for run in runs),
+        ("report", "study", "job-1", records(made)),
+        ("report", winner.run_id, "job-1", None),
+    ]
+
+
+def test_pipeline_that_lost_a_step_is_submitted_again_for_that_step_alone(
+    config, data, world, scores, concluded
+):
+    made = config()
+    step.run(made, data)
+    best = load(study_folder(made) / "best.yaml")
+    winner = step.train_winner(made, best, compared=6).config
+    begin(made)
+    conclude(made, "job-2")
+    assert [call[:3] for call in concluded[-2:]] == [
+        ("report", "study", "job-2"),
+        ("report", winner.run_id, ""),
+    ]
+
+
+def test_exit_handler_leaves_a_study_alone_that_another_driver_works_on(
+    config, data, world, concluded
+):
+    made = config()
+    step.run(made, data)
+    with driving(made):
+        page = conclude(made, "job-1")
+    assert page == Workspace.of(made).report
+    assert page.is_file()
+    assert concluded == []
+
+
+def test_exit_handler_reports_on_a_study_with_a_damaged_log(config, data, world, concluded, capsys):
+    made = config()
+    step.run(made, data)
+    log = study_folder(made) / "log.jsonl"
+    log.write_text(log.read_text().replace('"kind":"started"', '"kind":"begun"', 1))
+    assert conclude(made, "job-1") == "page"
+    assert concluded == [("report", "study", "job-1", 0)]
+    assert "log is damaged" in capsys.readouterr().err
