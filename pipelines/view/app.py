@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from functools import wraps
 from importlib import resources
@@ -38,14 +39,14 @@ Page = Callable[[Request], str]
 
 
 def application(source: Source, *, hosts: tuple[str, ...], token: str = "") -> Starlette:
-    """Return the application.
+    """Return the application. Set `state.closing` to end the streams of open pages.
 
     Args:
         hosts, token: as for Guard.
     """
     site = _Site(source)
     guard = Middleware(Guard, uri=source.uri, hosts=hosts, token=token)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", _html(source, site.list)),
             Route("/runs/{run}", _html(source, site.run)),
@@ -57,6 +58,8 @@ def application(source: Source, *, hosts: tuple[str, ...], token: str = "") -> S
         middleware=[guard],
         exception_handlers={404: _not_found(source)},
     )
+    app.state.closing = asyncio.Event()
+    return app
 
 
 class _Site:
@@ -110,13 +113,13 @@ class _Site:
     async def events(self, request: Request) -> StreamingResponse:
         """Send a line whenever the page that asks shows something new."""
         runs = request.query_params.getlist("run")
+        closing: asyncio.Event = request.app.state.closing
 
         async def lines() -> AsyncIterator[str]:
             seen = await run_in_threadpool(self.library.version, runs)
             quiet = 0.0
             yield "retry: 2000\n\n"
-            while True:
-                await asyncio.sleep(self.source.refresh_seconds)
+            while not await _is_set(closing, self.source.refresh_seconds):
                 quiet += self.source.refresh_seconds
                 version = await run_in_threadpool(self.library.version, runs)
                 if version != seen:
@@ -127,6 +130,13 @@ class _Site:
                     yield ": alive\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, and return whether it came."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 def _html(source: Source, page: Page) -> Callable[[Request], Response]:

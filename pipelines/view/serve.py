@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from types import FrameType
 from typing import Final
 
 import uvicorn
+from starlette.applications import Starlette
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.view.access import LOOPBACK
@@ -65,14 +67,26 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], token: str) -> None:
     """Serve until SIGINT or SIGTERM. Requests are not logged: an address may hold names."""
+    app = application(source, hosts=hosts, token=token)
     config = uvicorn.Config(
-        application(source, hosts=hosts, token=token),
+        app,
         access_log=False,
         log_level="warning",
         lifespan="off",
         server_header=False,
         ws="none",
-        # Open pages have a stream that never ends.
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=5,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config, app).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of open pages when it is asked to stop. It would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self.app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.app.state.closing.set()
+        super().handle_exit(sig, frame)

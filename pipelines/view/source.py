@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from steadytrain.components.shared.config.run import RUN_NAME
-from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import open_regular
@@ -76,12 +76,16 @@ def open_source(address: str) -> Source:
     """Return the source at a folder's path or an s3:// address.
 
     Raises:
-        BadInput: the folder cannot be read, or the address names no bucket.
+        BadInput: the address is empty or names no bucket, or the folder cannot be read.
     """
     if address.startswith("s3://"):
         from steadytrain.components.shared.storage import S3Storage
 
         return Prefix(S3Storage(address))
+    if not address:
+        raise BadInput(
+            "--output '' is empty", remedy="give the folder with the runs, or s3://BUCKET/PREFIX"
+        )
     return Folder(readable_folder(Path(address)).absolute())
 
 

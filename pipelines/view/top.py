@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import sys
+import termios
+import time
+import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, get_args
 
@@ -28,6 +32,8 @@ from steadytrain.pipelines.view.library import Library, Opened
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDE: Final = 60
+_WIDE_ENOUGH: Final = 120
+"""Columns of a terminal from which on all columns of the table fit."""
 _NEWEST: Final = 8
 """How many attempts, recoveries and events of a run are shown."""
 _AROUND: Final = 4
@@ -50,22 +56,20 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     return "".join(_BARS[round((value - low) * scale)] for value in drawn)
 
 
-def runs_table(board: Board, sort: Sort, limit: int) -> RenderableType:
-    """Return a table of the first `limit` runs."""
+def runs_table(board: Board, sort: Sort, limit: int, width: int) -> RenderableType:
+    """Return a table of the first `limit` runs. A terminal of few columns gets fewer of ours."""
     found = board.rows(sort)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold")
-    table.add_column("state")
-    for name in ("step", "loss"):
-        table.add_column(name, justify="right")
-    table.add_column("curve")
-    for name in ("tokens/s", "memory", "attempts"):
-        table.add_column(name, justify="right")
-    table.add_column("decision", no_wrap=True, overflow="ellipsis", ratio=1)
-    for run in found[:limit]:
-        table.add_row(*_cells(board.row(run)))
     if not found:
         return Text(f"no runs in {board.source.uri}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for name in ("step", "loss", "curve", "tokens/s", "memory", "attempts"):
+        table.add_column(name, justify="left" if name == "curve" else "right", no_wrap=True)
+    if width >= _WIDE_ENOUGH:
+        table.add_column("decision", no_wrap=True, overflow="ellipsis", ratio=1)
+    for run in found[:limit]:
+        table.add_row(*_cells(board.row(run), width))
     left = len(found) - limit
     more = [Text(f"and {left} more; --limit shows more", "dim")] if left > 0 else []
     return Group(table, *more)
@@ -117,14 +121,14 @@ def run_details(opened: Opened) -> RenderableType:
 def show_runs(board: Board, sort: Sort, limit: int, console: Console) -> None:
     """Show the runs once, or on a terminal until q is pressed; s changes the order."""
     if not console.is_terminal:
-        console.print(runs_table(board, sort, limit))
+        console.print(runs_table(board, sort, limit, console.width))
         return
     order = list(get_args(Sort))
 
     def draw() -> RenderableType:
         fitting = min(limit, max(1, console.height - _AROUND))
         hint = f"sorted by {order[0]}; s: other order, q: quit"
-        return Group(runs_table(board, order[0], fitting), Text(hint, "dim"))
+        return Group(runs_table(board, order[0], fitting, console.width), Text(hint, "dim"))
 
     while order[0] != sort:
         order.append(order.pop(0))
@@ -161,36 +165,43 @@ def _drawn(draw: Callable[[], RenderableType], console: Console, seconds: float)
 def _keys() -> Iterator[Callable[[float], str]]:
     """Read single keys. Yields a function that waits for one, and returns "" if none came."""
     if not sys.stdin.isatty():
-        yield lambda seconds: "".join(select.select([], [], [], seconds)[0])
+        yield _sleep
         return
-    import termios
-    import tty
-
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        yield (
-            lambda seconds: (
-                sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
-            )
-        )
+        yield _key
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _cells(row: Row) -> list[RenderableType]:
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _key(seconds: float) -> str:
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    if not ready:
+        return ""
+    # Nothing to read means that the terminal is gone.
+    return os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")[:1] or "q"
+
+
+def _cells(row: Row, width: int) -> list[RenderableType]:
+    is_wide = width >= _WIDE_ENOUGH
     of = f"/{amount(row.max_steps)}" if row.max_steps else ""
-    return [
+    cells: list[RenderableType] = [
         row.run,
-        Text.assemble(_state(row), _plain(f" {row.stage}")),
+        Text.assemble(_state(row), _plain(f" {row.stage}" if is_wide else "")),
         f"{amount(row.step)}{of}" if row.step is not None else "",
         number(row.loss),
-        Text(sparkline(row.losses), "blue"),
+        Text(sparkline(row.losses, 24 if is_wide else 12), "blue"),
         _speed(row),
         size(row.memory) if row.memory else "",
         str(row.attempts or ""),
-        _plain(row.decision),
     ]
+    return [*cells, _plain(row.decision)] if is_wide else cells
 
 
 def _state(row: Row) -> Text:
