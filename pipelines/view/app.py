@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import wraps
 from importlib import resources
 from typing import Final, get_args
@@ -116,12 +116,12 @@ class _Site:
         closing: asyncio.Event = request.app.state.closing
 
         async def lines() -> AsyncIterator[str]:
-            seen = await run_in_threadpool(self.library.version, runs)
+            seen = await run_in_threadpool(news, self.library, runs)
             quiet = 0.0
             yield "retry: 2000\n\n"
             while not await _is_set(closing, self.source.refresh_seconds):
                 quiet += self.source.refresh_seconds
-                version = await run_in_threadpool(self.library.version, runs)
+                version = await run_in_threadpool(news, self.library, runs)
                 if version != seen:
                     seen, quiet = version, 0.0
                     yield "data: changed\n\n"
@@ -130,6 +130,14 @@ class _Site:
                     yield ": alive\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+def news(library: Library, runs: Sequence[str]) -> int | None:
+    """Return the version of what a page shows; None while the storage fails, as its page says."""
+    try:
+        return library.version(runs)
+    except SteadytrainError:
+        return None
 
 
 async def _is_set(event: asyncio.Event, seconds: float) -> bool:
@@ -144,12 +152,16 @@ def _html(source: Source, page: Page) -> Callable[[Request], Response]:
 
     @wraps(page)
     def answer(request: Request) -> Response:
+        said: SteadytrainError
         try:
             return HTMLResponse(page(request))
+        except BadInput as error:
+            status, title, said = 404, "Not found", error
         except SteadytrainError as error:
-            status = 404 if isinstance(error, BadInput) else 502
-            text = pages.message_page(source.uri, "Not found", error.message, error.remedy)
-            return HTMLResponse(text, status)
+            status, title, said = 502, "The runs cannot be read", error
+        return HTMLResponse(
+            pages.message_page(source.uri, title, said.message, said.remedy), status
+        )
 
     return answer
 

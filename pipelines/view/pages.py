@@ -32,7 +32,7 @@ from steadytrain.pipelines.view.compare import (
 from steadytrain.pipelines.view.measures import predicted_and_measured
 from steadytrain.pipelines.view.rank_logs import LogFile
 
-ROWS: Final = 100
+ROWS: Final = 50
 """Rows of a page of the list."""
 COLUMNS: Final[Mapping[Sort, str]] = {
     "run": "Run",
