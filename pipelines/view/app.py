@@ -21,8 +21,7 @@ from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.pipelines.view import pages
 from steadytrain.pipelines.view.access import Guard
 from steadytrain.pipelines.view.board import Sort
-from steadytrain.pipelines.view.compare import MOST_RUNS
-from steadytrain.pipelines.view.library import Library
+from steadytrain.pipelines.view.library import MOST_RUNS, Library
 from steadytrain.pipelines.view.rank_logs import log_files, log_text
 from steadytrain.pipelines.view.source import Source
 
@@ -85,14 +84,7 @@ class _Site:
     def run(self, request: Request) -> str:
         opened = self.library.open(request.path_params["run"])
         logs = log_files(self.source, opened.row.run)
-        return pages.run_page(
-            self.source.uri,
-            opened.row,
-            opened.facts,
-            logs,
-            is_sample=opened.is_sample,
-            unread=opened.unread,
-        )
+        return pages.run_page(self.source.uri, opened, logs)
 
     def log(self, request: Request) -> str:
         run = self.library.open(request.path_params["run"]).row.run
@@ -108,7 +100,7 @@ class _Site:
                 f"{len(runs)} runs cannot be compared",
                 remedy=f"select two to {MOST_RUNS} runs in the list",
             )
-        return pages.compare_page(self.source.uri, [self.library.open(run).facts for run in runs])
+        return pages.compare_page(self.source.uri, [self.library.open(run) for run in runs])
 
     async def events(self, request: Request) -> StreamingResponse:
         """Send a line whenever the page that asks shows something new."""

@@ -12,12 +12,12 @@ from steadytrain.components.report.curves import Curve, training_curve, validati
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.figures import Figure
 from steadytrain.components.report.spending import Spending
-from steadytrain.components.report.story import attempts, outcome
+from steadytrain.components.report.story import attempts
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.quantities import duration, size
+from steadytrain.pipelines.view.library import Opened
 
-MOST_RUNS: Final = 10
 _OF_EVERY_RUN: Final = {"run", "output"}
 """Fields that always differ, and say nothing."""
 
@@ -48,12 +48,12 @@ def compared_figures(facts: Sequence[Facts]) -> list[Figure]:
     return [figure for figure in figures if figure.svg]
 
 
-def results(facts: Sequence[Facts]) -> Table:
+def results(opened: Sequence[Opened]) -> Table:
     """Return what each run has reached; "" stands for what is unknown."""
-    columns = [dict(_results(item)) for item in facts]
+    columns = [{"State": item.row.state, **dict(_results(item.facts))} for item in opened]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, [column.get(name, "") for column in columns]) for name in names]
-    return Table([_name(item) for item in facts], rows)
+    return Table([item.row.run for item in opened], rows)
 
 
 def differences(facts: Sequence[Facts]) -> Table:
@@ -84,7 +84,6 @@ def _figure(title: str, curves: Sequence[Curve], show: Callable[[float], str] = 
 
 
 def _results(facts: Facts) -> Iterator[tuple[str, str]]:
-    yield "State", outcome(facts).state
     if steps := facts.of(TrainingStep):
         yield "Step", number(steps[-1].step)
         yield "Training loss", number(steps[-1].loss)

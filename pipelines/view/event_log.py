@@ -2,13 +2,15 @@
 
 Nothing is stored. A long file's sample is a few hundred blocks, evenly spaced, and its end. From
 then on only what is appended is read. `fill` reads what lies between the blocks, a part at a time,
-and keeps everything there except training steps, of which the sample has enough to draw a curve.
+and keeps the events of kinds that are rare in the sample. Of the others, such as training steps,
+the sample has enough to draw a curve.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -18,7 +20,8 @@ from steadytrain.components.shared.events.types import TrainingStep, from_json
 
 Read = Callable[[int, int], bytes]
 """Returns bytes `start` to `end` of the file, or fewer if it is shorter."""
-_STEP: Final = f'{{"event": "{TrainingStep.name}"'.encode()
+LONGEST_LINE: Final = 128 << 10
+"""Bytes. A block is extended up to this until it has a whole line."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class EventLog:
         self.is_sample = False
         self._end = 0
         self._skipped: list[tuple[int, int]] = []
+        self._plenty: tuple[bytes, ...] = ()
         self._found: dict[int, Event] = {}
 
     @property
@@ -80,8 +84,10 @@ class EventLog:
             self._forget()
         if size == self._end:
             return
-        for start, end in self._parts(size):
-            self._keep(start, end)
+        if size - self._end <= self.detail.whole:
+            self._keep(self._end, size)
+        else:
+            self._sample(self._end, size)
         self._thin()
 
     def fill(self, budget: int) -> None:
@@ -90,26 +96,33 @@ class EventLog:
             return
         start, end = self._skipped.pop(0)
         stop = min(end, start + budget)
-        read = self._keep(start, stop, steps=False)
+        read = self._keep(start, stop, but=self._plenty)
         if stop < end and read > start:
             self._skipped.insert(0, (read, end))
 
-    def _parts(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of the file's new end that are to be read."""
-        detail, start = self.detail, self._end
-        if size - start <= detail.whole:
-            yield start, size
-            return
-        self.is_sample = True
+    def _sample(self, start: int, size: int) -> None:
+        """Read blocks between `start` and the end of the file, and its end."""
+        detail, self.is_sample = self.detail, True
         self._skipped.append((start, size))
         last = size - detail.tail
+        while self._keep(last, size) == last and start < last and size - last < LONGEST_LINE:
+            last = max(start, 2 * last - size)
         pitch = (last - start) // detail.blocks
         for index in range(detail.blocks):
-            yield start + pitch * index, start + pitch * index + detail.block
-        yield last, size
+            begin = start + pitch * index
+            length = detail.block
+            while self._keep(begin, begin + length) == begin and length < LONGEST_LINE:
+                length *= 2
+        kinds = Counter(event.name for event in self._found.values())
+        plenty = (name for name, count in kinds.items() if count >= detail.blocks)
+        self._plenty = tuple(f'{{"event": "{name}"'.encode() for name in plenty)
 
-    def _keep(self, start: int, end: int, *, steps: bool = True) -> int:
-        """Read the complete lines of a part, and return where the last one ends."""
+    def _keep(self, start: int, end: int, *, but: tuple[bytes, ...] = ()) -> int:
+        """Read the complete lines of a part, and return where the last one ends.
+
+        Args:
+            but: beginnings of lines to skip.
+        """
         # One byte more shows whether the part begins with a line.
         before = min(1, start)
         text = self.read(start - before, end)
@@ -119,7 +132,7 @@ class EventLog:
             return start
         offset = start - before + first
         for line in text[first:last].splitlines(keepends=True):
-            if (steps or not line.startswith(_STEP)) and offset not in self._found:
+            if not line.startswith(but) and offset not in self._found:
                 event = _event(line)
                 if event is not None:
                     self._found[offset] = event

@@ -13,11 +13,12 @@ from steadytrain.components.report.facts import Facts
 from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.view.board import Board, Row
-from steadytrain.pipelines.view.compare import MOST_RUNS
 from steadytrain.pipelines.view.event_log import FULL
 from steadytrain.pipelines.view.reader import RunReader, full
 from steadytrain.pipelines.view.source import Source
 
+MOST_RUNS: Final = 10
+"""How many runs a page compares at most."""
 _KEPT: Final = MOST_RUNS + 2
 """Runs whose events are kept in memory."""
 

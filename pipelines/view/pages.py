@@ -16,19 +16,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steadytrain.components.report.curves import Curve, thin
-from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.page import content
 from steadytrain.components.report.sentences import amount, describe
 from steadytrain.components.report.words import moment, number
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.redaction import redact
+from steadytrain.pipelines import json_output
 from steadytrain.pipelines.view.board import Row, Sort
-from steadytrain.pipelines.view.compare import (
-    MOST_RUNS,
-    compared_figures,
-    differences,
-    results,
-)
+from steadytrain.pipelines.view.compare import compared_figures, differences, results
+from steadytrain.pipelines.view.library import MOST_RUNS, Opened
 from steadytrain.pipelines.view.measures import predicted_and_measured
 from steadytrain.pipelines.view.rank_logs import LogFile
 
@@ -42,7 +38,7 @@ COLUMNS: Final[Mapping[Sort, str]] = {
     "speed": "Tokens/s",
     "memory": "Memory",
     "attempts": "Attempts",
-    "active": "Last event",
+    "active": "Last event (UTC)",
 }
 NEWEST_EVENTS: Final = 60
 TABLE_ROWS: Final = 24
@@ -82,15 +78,9 @@ def list_page(
     )
 
 
-def run_page(
-    uri: str, row: Row, facts: Facts, logs: Sequence[LogFile], *, is_sample: bool, unread: int
-) -> str:
-    """Return the page of one run.
-
-    Args:
-        is_sample: whether the curves are drawn from a sample of the training steps.
-        unread: bytes whose other events are not read yet.
-    """
+def run_page(uri: str, opened: Opened, logs: Sequence[LogFile]) -> str:
+    """Return the page of one run."""
+    row, facts = opened.row, opened.facts
     shown = [event for event in facts.events if describe(event)][-NEWEST_EVENTS:]
     return _render(
         "run.html.j2",
@@ -101,8 +91,8 @@ def run_page(
         predicted=predicted_and_measured(facts),
         logs=logs,
         events=[(event, describe(event)) for event in reversed(shown)],
-        is_sample=is_sample,
-        unread=unread,
+        is_sample=opened.is_sample,
+        unread=opened.unread,
     )
 
 
@@ -114,15 +104,16 @@ def log_page(uri: str, run: str, log: LogFile, text: str, *, is_cut: bool) -> st
     )  # fmt: skip
 
 
-def compare_page(uri: str, facts: Sequence[Facts]) -> str:
+def compare_page(uri: str, opened: Sequence[Opened]) -> str:
     """Return several runs side by side."""
+    facts = [item.facts for item in opened]
     return _render(
         "compare.html.j2",
         uri=uri,
         title="Compare " + ", ".join(item.workspace.run_id for item in facts),
         runs=[item.workspace.run_id for item in facts],
         figures=compared_figures(facts),
-        results=results(facts),
+        results=results(opened),
         differences=differences(facts),
     )
 
@@ -185,6 +176,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "number": number, "duration": duration, "moment": moment, "amount": amount, "size": size,
-        "spark": spark, "table_of": table_of,
+        "iso": json_output.moment, "spark": spark, "table_of": table_of,
     }  # fmt: skip
     return environment

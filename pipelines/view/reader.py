@@ -43,7 +43,7 @@ class RunReader:
 
     @property
     def unread(self) -> int:
-        """The bytes in which only training steps are sampled so far, and nothing else."""
+        """The bytes that `fill` has still to read."""
         return sum(log.unread for log in self._logs.values())
 
     def events(self, files: Mapping[str, Stamp]) -> list[Event]:

@@ -115,6 +115,16 @@ def test_filling_finds_every_event_but_steps(budget):
     assert steps_of(log) == sampled
 
 
+def test_lines_longer_than_a_block_do_not_hide_the_others():
+    file = File()
+    for number in range(1, 501):
+        file.append(step(number))
+        file.content += b'{"event": "of a newer version", "x": "' + b"x" * 9_000 + b'"}\n'
+    found = steps_of(follow(file))
+    assert len(found) >= 5
+    assert found[-1] >= 499
+
+
 def test_replaced_file_is_read_again():
     file = File()
     file.append(step(1), step(2))
