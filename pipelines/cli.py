@@ -24,6 +24,7 @@ from steadytrain.pipelines import (
     trigger_commands,
     tune_command,
     unexpected,
+    view_commands,
 )
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.lessons import Lessons
@@ -117,6 +118,8 @@ app.command()(plan_command.plan)
 app.command()(run_command.run)
 app.command()(tune_command.tune)
 app.command("list")(runs_commands.list_)
+app.command()(view_commands.top)
+app.command()(view_commands.ui)
 app.command()(recovery_commands.explain)
 app.command()(runs_commands.report)
 app.command()(runs_commands.stop)

@@ -15,7 +15,7 @@ from steadytrain.pipelines import completion
 DEFAULT_OUTPUT = Path("steadytrain-output")
 
 
-def _readable_folder(path: Path) -> Path:
+def readable_folder(path: Path) -> Path:
     """Reject a path that is not a readable folder. A folder that does not exist yet is fine."""
     try:
         there = path.exists()
@@ -57,8 +57,17 @@ Output = Annotated[
         "-o",
         parser=_folder,
         metavar="PATH",
-        callback=_readable_folder,
+        callback=readable_folder,
         help="The folder with the runs.",
+    ),
+]
+Place = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="The folder with the runs, or its copy on S3: s3://BUCKET/PREFIX.",
     ),
 ]
 RunName = Annotated[

@@ -24,12 +24,16 @@ from steadytrain.components.shared.quantities import size
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its title, the names of its curves, and its last values in words."""
+    """A chart with its title, the names of its curves, and its last values in words.
+
+    curves: what is drawn over steps.
+    """
 
     title: str
     svg: Markup
     legend: Sequence[str]
     caption: str
+    curves: Sequence[Curve] = ()
 
 
 def training_figures(facts: Facts) -> list[Figure]:
@@ -108,7 +112,7 @@ def _figure(
     ]
     chart = line_chart(title, drawn, show=show, marks=marks, from_zero=from_zero or in_bytes)
     legend = [curve.name for curve in drawn] if len(drawn) > 1 else []
-    return Figure(title, chart, legend, _caption(drawn, show))
+    return Figure(title, chart, legend, _caption(drawn, show), drawn)
 
 
 def _caption(curves: Sequence[Curve], show: Any) -> str:

@@ -52,39 +52,42 @@ _LABELS = {
 
 def render(facts: Facts) -> str:
     """Return the page as HTML."""
+    return _template().render(css=_css(), written=moment(time.time()), **content(facts))
+
+
+def content(facts: Facts) -> dict[str, Any]:
+    """Return everything that the page shows, by the names that its template uses."""
     ran = executions(facts.events)
     tried = attempts(facts)
     standing, spending = outcome(facts), Spending.of(facts)
     metrics, validations = validation_rows(facts)
-    return _template().render(
-        css=_css(),
-        name=facts.setting("name") or facts.workspace.run_id,
-        run_id=facts.workspace.run_id,
-        folder=str(facts.workspace.folder),
-        outcome=standing,
-        outcome_label=_LABELS[standing.state],
-        verdict=_verdict(facts),
-        tiles=_tiles(facts, ran, spending, finished=standing.state == "finished"),
-        steps=[_step(item) for item in latest(ran)],
-        data=data_section(facts),
-        figures=training_figures(facts),
-        validation_metrics=metrics,
-        validations=validations,
-        decided=facts.history.decided,
-        attempts=_attempt_rows(tried, facts.history.decisions),
-        repeated=repeated_steps(tried),
-        timeline=timeline(facts.history.attempts, facts.spans),
-        spending=spending,
-        evaluation=evaluation_section(facts.evaluation) if facts.evaluation else None,
-        gate=gate_section(facts.gate) if facts.gate else None,
-        phases=_phase_rows(ran),
-        wall=duration(wall_seconds(ran)),
-        warnings=Counter((event.stage, event.message) for event in facts.of(Warned)).items(),
-        environment=_environment(facts),
-        config_text=facts.config_text,
-        unreadable=facts.unreadable,
-        written=moment(time.time()),
-    )
+    return {
+        "name": facts.setting("name") or facts.workspace.run_id,
+        "run_id": facts.workspace.run_id,
+        "folder": str(facts.workspace.folder),
+        "outcome": standing,
+        "outcome_label": _LABELS[standing.state],
+        "verdict": _verdict(facts),
+        "tiles": _tiles(facts, ran, spending, finished=standing.state == "finished"),
+        "steps": [_step(item) for item in latest(ran)],
+        "data": data_section(facts),
+        "figures": training_figures(facts),
+        "validation_metrics": metrics,
+        "validations": validations,
+        "decided": facts.history.decided,
+        "attempts": _attempt_rows(tried, facts.history.decisions),
+        "repeated": repeated_steps(tried),
+        "timeline": timeline(facts.history.attempts, facts.spans),
+        "spending": spending,
+        "evaluation": evaluation_section(facts.evaluation) if facts.evaluation else None,
+        "gate": gate_section(facts.gate) if facts.gate else None,
+        "phases": _phase_rows(ran),
+        "wall": duration(wall_seconds(ran)),
+        "warnings": Counter((event.stage, event.message) for event in facts.of(Warned)).items(),
+        "environment": _environment(facts),
+        "config_text": facts.config_text,
+        "unreadable": facts.unreadable,
+    }
 
 
 @cache

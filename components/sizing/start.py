@@ -21,6 +21,7 @@ from steadytrain.components.sizing.fit import Choice, at, fitting
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import TrainingOption, options
+from steadytrain.components.sizing.time_cost import Span, by_table
 
 _OPEN: Final[dict[str, dict[str, Any]]] = {
     "compute": {"strategy": "auto", "offload": "none"},
@@ -66,6 +67,30 @@ def estimated_memory(
     Args:
         device, nodes, length: as for `planned_start`.
     """
+    found = estimate(config, device, nodes, length, plan)
+    return found.memory if found else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the formula expects of a plan.
+
+    memory: bytes of a rank.
+    tokens_per_second: of all ranks together.
+    """
+
+    memory: int
+    tokens_per_second: Span
+
+
+def estimate(
+    config: RunConfig, device: str, nodes: int, length: int, plan: BatchPlan
+) -> Estimate | None:
+    """Return what the formula expects of a plan; None for an unknown device or model.
+
+    Args:
+        device, nodes, length: as for `planned_start`.
+    """
     try:
         job = _job(config, device, nodes, length)
     except BadInput:
@@ -79,7 +104,8 @@ def estimated_memory(
         config.model.adapter.frozen_embeddings,
         config.model.adapter.frozen_head,
     )
-    return at(job, option, plan.micro_batch_size).memory.total
+    choice = at(job, option, plan.micro_batch_size)
+    return Estimate(choice.memory.total, by_table(job, choice).tokens_per_second)
 
 
 def _job(

@@ -38,6 +38,7 @@ MEANINGS: Final = {
     "STEADYTRAIN_WEBHOOK_URL": "Gets a JSON message when a run fails or a model becomes champion.",
     "STEADYTRAIN_REGISTRY": "Registry that compiled pipelines pull the images from, such as "
     "`registry.example.com/team`.",
+    "STEADYTRAIN_UI_TOKEN": "Token that `steadytrain ui` asks for: at least 16 characters.",
     "STEADYTRAIN_IMAGE_DIGEST": "Digest of the container image, part of what makes code the same.",
 }
 """What a user may set, and what each does."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
-from steadytrain.components.shared.storage.s3_answers import listed, stream
+from steadytrain.components.shared.storage.s3_answers import check_range, listed, stream
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
@@ -127,6 +127,20 @@ class S3Storage:
         get = partial(self.client.get_object, Bucket=self.bucket, Key=self._key(name))
         with self._named(name):
             yield from stream(get, f"{self.uri}/{name}", _delays)
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Return bytes `start` to `end` of an object, or what there is of them.
+
+        Raises:
+            FileNotFoundError: if the object does not exist.
+            StorageError: if the read fails, or the server sends other bytes.
+        """
+        with self._named(name):
+            answer = self.client.get_object(
+                Bucket=self.bucket, Key=self._key(name), Range=f"bytes={start}-{end - 1}"
+            )
+            check_range(answer, f"{self.uri}/{name}", start)
+            return answer["Body"].read()
 
     def exists(self, name: str) -> bool:
         try:

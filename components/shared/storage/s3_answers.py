@@ -55,8 +55,17 @@ def stream(
             raise failure or _odd(place, f"{done} of {size} bytes, and then nothing")
         time.sleep(wait)
         answer = get(Range=f"bytes={done}-", **same)
-        if not str(answer.get("ContentRange", "")).startswith(f"bytes {done}-"):
-            raise _odd(place, f"something other than the requested bytes from {done} on (Range)")
+        check_range(answer, place, done)
+
+
+def check_range(answer: Mapping[str, Any], place: str, start: int) -> None:
+    """Check that a response holds the requested bytes from `start` on.
+
+    Raises:
+        StorageError: if it holds others.
+    """
+    if not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
+        raise _odd(place, f"something other than the requested bytes from {start} on (Range)")
 
 
 def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[str, Any]]:

@@ -69,6 +69,7 @@ def printed(folder, *arguments, code=0):
         ("stop", ["tiny", "-o", "out"]),
         ("gc", ["-o", "out", "--dry-run"]),
         ("list", ["-o", "out"]),
+        ("top", ["-o", "out"]),
         ("presets", []),
         ("submit --dry-run", ["my.yaml", "--dry-run", "--output", "/mnt"]),
     ],

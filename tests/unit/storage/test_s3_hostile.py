@@ -70,6 +70,16 @@ def test_server_that_ignores_ranges_corrupts_nothing(answered):
         storage.read("a")
 
 
+def test_part_of_an_object_is_that_part_or_an_error(answered):
+    part = 206, {"Content-Range": f"bytes 4000-4099/{len(CONTENT)}"}, CONTENT[4000:4100]
+    assert answered(lambda *_: part).read_range("a", 4000, 4100) == CONTENT[4000:4100]
+    with pytest.raises(StorageError, match=r"requested bytes from 4000 on \(Range\)"):
+        answered(lambda *_: (200, TAG, CONTENT)).read_range("a", 4000, 4100)
+    short = 206, {**part[1], "Content-Length": 100}, CONTENT[4000:4050]
+    with pytest.raises(StorageError):
+        answered(lambda *_: short).read_range("a", 4000, 4100)
+
+
 def test_empty_responses_end(answered):
     empty = 206, {"Content-Range": f"bytes 4000-4000/{len(CONTENT)}"}, b""
     storage = answered(lambda *asked: cut(TAG) if asked[2] == 1 else empty)

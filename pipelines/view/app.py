@@ -1,0 +1,171 @@
+"""The web application: which address shows which page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import wraps
+from importlib import resources
+from typing import Final, get_args
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.pipelines.view import pages
+from steadytrain.pipelines.view.access import Guard
+from steadytrain.pipelines.view.board import Sort
+from steadytrain.pipelines.view.library import MOST_RUNS, Library
+from steadytrain.pipelines.view.rank_logs import log_files, log_text
+from steadytrain.pipelines.view.source import Source
+
+_STATIC: Final = {
+    "view.css": ("steadytrain.pipelines.view", "text/css"),
+    "view.js": ("steadytrain.pipelines.view", "text/javascript"),
+    "icon.svg": ("steadytrain.pipelines.view", "image/svg+xml"),
+    "report.css": ("steadytrain.components.report", "text/css"),
+}
+_ALIVE_SECONDS: Final = 15.0
+"""How often a stream without news sends a line, so that nothing in between closes it."""
+
+Page = Callable[[Request], str]
+
+
+def application(source: Source, *, hosts: tuple[str, ...], token: str = "") -> Starlette:
+    """Return the application. Set `state.closing` to end the streams of open pages.
+
+    Args:
+        hosts, token: as for Guard.
+    """
+    site = _Site(source)
+    guard = Middleware(Guard, uri=source.uri, hosts=hosts, token=token)
+    app = Starlette(
+        routes=[
+            Route("/", _html(source, site.list)),
+            Route("/runs/{run}", _html(source, site.run)),
+            Route("/runs/{run}/log", _html(source, site.log)),
+            Route("/compare", _html(source, site.compare)),
+            Route("/events", site.events),
+            Route("/static/{name}", _static),
+        ],
+        middleware=[guard],
+        exception_handlers={404: _not_found(source)},
+    )
+    app.state.closing = asyncio.Event()
+    return app
+
+
+class _Site:
+    """The pages of a source. They run in threads, because they read files."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.library = source, Library(source)
+
+    def list(self, request: Request) -> str:
+        given = request.query_params
+        sort: Sort = next((one for one in get_args(Sort) if one == given.get("sort")), "active")
+        words, asked = given.get("q", "").strip(), given.get("page", "")
+        page = int(asked) if asked.isdecimal() and len(asked) < 9 else 1
+        board = self.library.board
+        found = board.rows(sort, words)
+        last = max(1, -(-len(found) // pages.ROWS))
+        page = min(max(1, page), last)
+        rows = [board.row(run) for run in found[(page - 1) * pages.ROWS : page * pages.ROWS]]
+        return pages.list_page(
+            self.source.uri, rows, sort=sort, words=words, page=page, total=len(found)
+        )
+
+    def run(self, request: Request) -> str:
+        opened = self.library.open(request.path_params["run"])
+        logs = log_files(self.source, opened.row.run)
+        return pages.run_page(self.source.uri, opened, logs)
+
+    def log(self, request: Request) -> str:
+        run = self.library.open(request.path_params["run"]).row.run
+        name = request.query_params.get("file", "")
+        text, is_cut = log_text(self.source, run, name)
+        log = next(item for item in log_files(self.source, run) if item.name == name)
+        return pages.log_page(self.source.uri, run, log, text, is_cut=is_cut)
+
+    def compare(self, request: Request) -> str:
+        runs = list(dict.fromkeys(request.query_params.getlist("run")))
+        if not 2 <= len(runs) <= MOST_RUNS:
+            raise BadInput(
+                f"{len(runs)} runs cannot be compared",
+                remedy=f"select two to {MOST_RUNS} runs in the list",
+            )
+        return pages.compare_page(self.source.uri, [self.library.open(run) for run in runs])
+
+    async def events(self, request: Request) -> StreamingResponse:
+        """Send a line whenever the page that asks shows something new."""
+        runs = request.query_params.getlist("run")
+        closing: asyncio.Event = request.app.state.closing
+
+        async def lines() -> AsyncIterator[str]:
+            seen = await run_in_threadpool(news, self.library, runs)
+            quiet = 0.0
+            yield "retry: 2000\n\n"
+            while not await _is_set(closing, self.source.refresh_seconds):
+                quiet += self.source.refresh_seconds
+                version = await run_in_threadpool(news, self.library, runs)
+                if version != seen:
+                    seen, quiet = version, 0.0
+                    yield "data: changed\n\n"
+                elif quiet >= _ALIVE_SECONDS:
+                    quiet = 0.0
+                    yield ": alive\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+
+def news(library: Library, runs: Sequence[str]) -> int | None:
+    """Return the version of what a page shows; None while the storage fails, as its page says."""
+    try:
+        return library.version(runs)
+    except SteadytrainError:
+        return None
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, and return whether it came."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
+def _html(source: Source, page: Page) -> Callable[[Request], Response]:
+    """Return an endpoint that answers with a page, or with what is wrong."""
+
+    @wraps(page)
+    def answer(request: Request) -> Response:
+        said: SteadytrainError
+        try:
+            return HTMLResponse(page(request))
+        except BadInput as error:
+            status, title, said = 404, "Not found", error
+        except SteadytrainError as error:
+            status, title, said = 502, "The runs cannot be read", error
+        return HTMLResponse(
+            pages.message_page(source.uri, title, said.message, said.remedy), status
+        )
+
+    return answer
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404)
+    package, kind = _STATIC[name]
+    return Response((resources.files(package) / name).read_bytes(), media_type=kind)
+
+
+def _not_found(source: Source) -> Callable[[Request, Exception], Response]:
+    text = pages.message_page(source.uri, "Not found", "There is no such page.")
+    return lambda *_: HTMLResponse(text, 404)

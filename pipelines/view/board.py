@@ -1,0 +1,188 @@
+"""All runs in one place, each with the few figures that a list shows."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from steadytrain.components.report.curves import standing, thin
+from steadytrain.components.report.story import RunState, executions, latest, outcome
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    DecisionMade,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+)
+from steadytrain.pipelines.json_output import moment
+from steadytrain.pipelines.view.event_log import BRIEF
+from steadytrain.pipelines.view.reader import RunReader, brief
+from steadytrain.pipelines.view.source import Source, Stamp
+
+State = RunState | Literal["running"]
+Sort = Literal["active", "run", "state", "step", "loss", "speed", "memory", "attempts"]
+LOOK_SECONDS: Final = 1.0
+SPARK_POINTS: Final = 24
+_MAY_BE_RUNNING: Final = {"unfinished", "empty", "stopped"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run in a list. None means unknown, or not reached.
+
+    state: "running" if a process works on the run, otherwise how it ended.
+    stage: the step of the pipeline that it last reached.
+    active: when it last wrote an event, in seconds since the epoch.
+    losses: training loss, thinned out; finite values only.
+    tokens_per_second: of all ranks together.
+    memory: bytes that rank 0 uses on its device, or on a CPU in its process.
+    decision: what the supervisor last decided after a failure; "" if it never had to.
+    """
+
+    run: str
+    state: State = "empty"
+    stage: str = ""
+    started: float = 0.0
+    active: float = 0.0
+    step: int | None = None
+    max_steps: int | None = None
+    loss: float | None = None
+    validation_loss: float | None = None
+    losses: Sequence[float] = ()
+    tokens_per_second: float | None = None
+    memory: int | None = None
+    attempts: int = 0
+    decision: str = ""
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the row for programs."""
+        return {
+            "run": self.run,
+            "state": self.state,
+            "stage": self.stage,
+            "started": moment(self.started),
+            "active": moment(self.active),
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "loss": _finite(self.loss),
+            "validation_loss": _finite(self.validation_loss),
+            "tokens_per_second": _finite(self.tokens_per_second),
+            "memory": self.memory,
+            "attempts": self.attempts,
+            "decision": self.decision,
+        }
+
+
+class Board:
+    """The runs of a source. Rows are kept until their files change. Threads may share it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._lock = threading.Lock()
+        self._files: dict[str, Mapping[str, Stamp]] = {}
+        self._rows: dict[str, tuple[Mapping[str, Stamp], Row]] = {}
+        self._looked = -math.inf
+
+    def files(self, run: str = "") -> Mapping[str, Mapping[str, Stamp]]:
+        """Return the event files of every run, as of the last look.
+
+        Args:
+            run: looks again if this run is new.
+        """
+        with self._lock:
+            # Several open pages share a look.
+            is_old = time.monotonic() - self._looked >= LOOK_SECONDS
+            if is_old or (run and run not in self._files):
+                self._files = {run: self.source.events(run) for run in self.source.runs()}
+                self._looked = time.monotonic()
+                self._rows = {run: row for run, row in self._rows.items() if run in self._files}
+            return self._files
+
+    def runs(self) -> list[str]:
+        """Return all runs, the most recently active first. It opens no file."""
+        files = self.files()
+        return sorted(files, key=lambda run: (-_written(files[run]), run))
+
+    def row(self, run: str) -> Row:
+        """Return a run's row. If the run is not there, the row says that it is empty."""
+        files = self.files().get(run, {})
+        known = self._rows.get(run)
+        if known is None or known[0] != files:
+            events = RunReader(self.source, run, BRIEF).events(files)
+            known = files, row_of(self.source, run, events, _written(files))
+            self._rows[run] = known
+        row = known[1]
+        if row.state in _MAY_BE_RUNNING and self.source.is_held(run):
+            return replace(row, state="running")
+        return row
+
+    def rows(self, sort: Sort = "active", words: str = "") -> list[str]:
+        """Return the runs whose name contains `words`, sorted. Only "active" and "run" are cheap.
+
+        Runs without a value come last.
+        """
+        found = [run for run in self.runs() if words in run]
+        if sort == "active":
+            return found
+        if sort == "run":
+            return sorted(found)
+        return sorted(found, key=lambda run: _order(self.row(run), sort))
+
+
+def row_of(source: Source, run: str, events: list[Event], active: float = 0.0) -> Row:
+    """Return the row that follows from events."""
+    facts = brief(source, run, events)
+    ran = latest(executions(events))
+    row = Row(run, outcome(facts).state, active=active)
+    if ran:
+        row = replace(row, stage=ran[-1].stage, started=ran[0].start)
+    if planned := facts.of(TrainingStarted):
+        row = replace(row, max_steps=planned[-1].max_steps)
+    if tried := facts.of(AttemptStarted):
+        row = replace(row, attempts=max(event.attempt for event in tried))
+    if steps := standing(facts.of(TrainingStep)):
+        last = steps[-1]
+        points = [(event.step, event.loss) for event in steps if math.isfinite(event.loss)]
+        row = replace(
+            row,
+            step=last.step,
+            loss=last.loss,
+            losses=[loss for _, loss in thin(points, SPARK_POINTS)],
+            tokens_per_second=last.tokens_per_second,
+            memory=last.gpu_memory_used or last.memory_used,
+        )
+    if scores := facts.of(Validated):
+        row = replace(row, validation_loss=scores[-1].metrics.get("loss"))
+    if decided := facts.of(DecisionMade):
+        row = replace(row, decision=f"{decided[-1].action.replace('_', ' ')}: {decided[-1].reason}")
+    return row
+
+
+def _order(row: Row, sort: Sort) -> tuple[bool, float, str]:
+    """Return a key: small losses first, otherwise large values first."""
+    if sort == "state":
+        order = ("running", "failed", "unfinished", "resubmitted", "stopped", "finished", "empty")
+        return False, order.index(row.state), row.run
+    value = {
+        "step": row.step,
+        "loss": row.loss,
+        "speed": row.tokens_per_second,
+        "memory": row.memory,
+        "attempts": row.attempts,
+    }[sort]
+    known = value is not None and math.isfinite(value)
+    shown = float(value) if known and value is not None else 0.0
+    return not known, shown if sort == "loss" else -shown, row.run
+
+
+def _written(files: Mapping[str, Stamp]) -> float:
+    return max((stamp.written for stamp in files.values()), default=0.0)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,92 @@
+"""Serve the pages until the command is stopped."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from starlette.applications import Starlette
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.view.access import LOOPBACK
+from steadytrain.pipelines.view.app import application
+from steadytrain.pipelines.view.source import Source
+
+TOKEN_VARIABLE: Final = "STEADYTRAIN_UI_TOKEN"
+SHORTEST_TOKEN: Final = 16
+
+
+def check_token(host: str, token: str) -> None:
+    """Reject an address that others can reach without a token that they cannot guess.
+
+    Raises:
+        BadInput: there is no token, or it is too short.
+    """
+    if (not token and host not in LOOPBACK) or 0 < len(token) < SHORTEST_TOKEN:
+        what = "is too short" if token else "is not set, and others can reach that address"
+        raise BadInput(
+            f"--host {host!r}: {TOKEN_VARIABLE} {what}",
+            remedy=f"set it to a random text of at least {SHORTEST_TOKEN} characters, for example "
+            "from `openssl rand -hex 16`, or leave out --host",
+        )
+
+
+def accepted_hosts(host: str) -> tuple[str, ...]:
+    """Return the names that a Host header may have; empty if they cannot be known.
+
+    A server that listens on all addresses does not know its names. It always has a token, and a
+    browser sends the cookie only to the name under which the user logged in.
+    """
+    if host in LOOPBACK:
+        return LOOPBACK
+    try:
+        return () if ipaddress.ip_address(host).is_unspecified else (host.lower(),)
+    except ValueError:
+        return (host.lower(),)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        BadInput: this machine does not have the address, or the port is in use.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"cannot listen on {host}:{port}: {why}",
+            remedy="give a free port with --port, and an address of this machine with --host",
+        ) from error
+
+
+def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], token: str) -> None:
+    """Serve until SIGINT or SIGTERM. Requests are not logged: an address may hold names."""
+    app = application(source, hosts=hosts, token=token)
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
+    _Server(config, app).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of open pages when it is asked to stop. It would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self.app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.app.state.closing.set()
+        super().handle_exit(sig, frame)

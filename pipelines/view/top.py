@@ -1,0 +1,218 @@
+"""Runs in a terminal: a table of all, or one run in detail, drawn again until a key ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, get_args
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from steadytrain.components.report.curves import standing, thin
+from steadytrain.components.report.explain import recoveries
+from steadytrain.components.report.sentences import amount, describe
+from steadytrain.components.report.spending import Spending
+from steadytrain.components.report.story import attempts
+from steadytrain.components.report.words import moment, number
+from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.redaction import redact
+from steadytrain.pipelines.view.board import Board, Row, Sort
+from steadytrain.pipelines.view.library import Library, Opened
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_WIDE: Final = 60
+_WIDE_ENOUGH: Final = 120
+"""Columns of a terminal from which on all columns of the table fit."""
+_NEWEST: Final = 8
+"""How many attempts, recoveries and events of a run are shown."""
+_AROUND: Final = 4
+"""Lines of the terminal that the table's header and footer take."""
+_STYLES: Final = {
+    "running": "bold blue", "finished": "green", "failed": "red", "unfinished": "yellow",
+    "stopped": "yellow", "resubmitted": "yellow",
+}  # fmt: skip
+_LEVELS: Final = {"info": "", "warn": "yellow", "error": "red", "fatal": "bold red"}
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Draw values as a line of at most `width` bars; values that are not finite are left out."""
+    finite = [(float(index), value) for index, value in enumerate(values) if math.isfinite(value)]
+    drawn = [value for _, value in thin(finite, width)][-width:]
+    if not drawn:
+        return ""
+    low, high = min(drawn), max(drawn)
+    scale = (len(_BARS) - 1) / ((high - low) or 1.0)
+    return "".join(_BARS[round((value - low) * scale)] for value in drawn)
+
+
+def runs_table(board: Board, sort: Sort, limit: int, width: int) -> RenderableType:
+    """Return a table of the first `limit` runs. A terminal of few columns gets fewer of ours."""
+    found = board.rows(sort)
+    if not found:
+        return Text(f"no runs in {board.source.uri}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for name in ("step", "loss", "curve", "tokens/s", "memory", "attempts"):
+        table.add_column(name, justify="left" if name == "curve" else "right", no_wrap=True)
+    if width >= _WIDE_ENOUGH:
+        table.add_column("decision", no_wrap=True, overflow="ellipsis", ratio=1)
+    for run in found[:limit]:
+        table.add_row(*_cells(board.row(run), width))
+    left = len(found) - limit
+    more = [Text(f"and {left} more; --limit shows more", "dim")] if left > 0 else []
+    return Group(table, *more)
+
+
+def run_details(opened: Opened) -> RenderableType:
+    """Return one run: its curves, attempts, what was decided, time and cost, and newest events."""
+    row, facts = opened.row, opened.facts
+    of = f" of {number(row.max_steps)}" if row.max_steps else ""
+    at = f", step {number(row.step)}{of}" if row.step is not None else ""
+    parts: list[RenderableType] = [
+        Text.assemble((row.run, "bold"), " ", _state(row), _plain(f" {row.stage}{at}"))
+    ]
+    steps, scores = standing(facts.of(TrainingStep)), standing(facts.of(Validated))
+    curves = Table(box=None, pad_edge=False, show_header=False)
+    if steps:
+        last = steps[-1]
+        memory = [event.gpu_memory_used or event.memory_used for event in steps]
+        validation = [event.metrics["loss"] for event in scores if "loss" in event.metrics]
+        for name, values, shown in (
+            ("loss", [event.loss for event in steps], number(last.loss)),
+            ("validation loss", validation, number(validation[-1]) if validation else ""),
+            ("tokens/s", [event.tokens_per_second for event in steps], _speed(row)),
+            ("memory", memory, size(memory[-1])),
+        ):
+            curves.add_row(name, Text(sparkline(values, _WIDE), "blue"), shown)
+        parts.append(curves)
+    if tried := attempts(facts):
+        table = Table("attempt", "outcome", "steps", "took", box=None, pad_edge=False)
+        for item in tried[-_NEWEST:]:
+            table.add_row(
+                number(item.number),
+                item.outcome.replace("_", " "),
+                f"{number(item.first_step)} to {number(item.last_step)}",
+                duration(item.end - item.start),
+            )
+        parts += [Text(), table]
+    parts += [_plain(line) for line in recoveries(facts.history)[-_NEWEST:]]
+    parts += [_plain(line) for line in Spending.of(facts).lines()]
+    told = [(event, text) for event in facts.events if (text := describe(event))]
+    parts.append(Text())
+    parts += [
+        _plain(f"{moment(event.time)} {text}", _LEVELS[event.level])
+        for event, text in told[-_NEWEST:]
+    ]
+    return Group(*parts)
+
+
+def show_runs(board: Board, sort: Sort, limit: int, console: Console) -> None:
+    """Show the runs once, or on a terminal until q is pressed; s changes the order."""
+    if not console.is_terminal:
+        console.print(runs_table(board, sort, limit, console.width))
+        return
+    order = list(get_args(Sort))
+
+    def draw() -> RenderableType:
+        fitting = min(limit, max(1, console.height - _AROUND))
+        hint = f"sorted by {order[0]}; s: other order, q: quit"
+        return Group(runs_table(board, order[0], fitting, console.width), Text(hint, "dim"))
+
+    while order[0] != sort:
+        order.append(order.pop(0))
+    for key in _drawn(draw, console, board.source.refresh_seconds):
+        if key == "s":
+            order.append(order.pop(0))
+
+
+def show_run(library: Library, run: str, console: Console) -> None:
+    """Show one run once, or on a terminal until q is pressed."""
+    if not console.is_terminal:
+        console.print(run_details(library.open(run)))
+        return
+
+    def draw() -> RenderableType:
+        return Group(run_details(library.open(run)), Text("q: quit", "dim"))
+
+    for _ in _drawn(draw, console, library.source.refresh_seconds):
+        pass
+
+
+def _drawn(draw: Callable[[], RenderableType], console: Console, seconds: float) -> Iterator[str]:
+    """Draw every few seconds until q is pressed. Yield every other key, and draw again."""
+    with _keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
+        key = ""
+        while key != "q":
+            live.update(draw(), refresh=True)
+            key = wait(seconds)
+            if key:
+                yield key
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Read single keys. Yields a function that waits for one, and returns "" if none came."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield _key
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _key(seconds: float) -> str:
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    if not ready:
+        return ""
+    # Nothing to read means that the terminal is gone.
+    return os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")[:1] or "q"
+
+
+def _cells(row: Row, width: int) -> list[RenderableType]:
+    is_wide = width >= _WIDE_ENOUGH
+    of = f"/{amount(row.max_steps)}" if row.max_steps else ""
+    cells: list[RenderableType] = [
+        row.run,
+        Text.assemble(_state(row), _plain(f" {row.stage}" if is_wide else "")),
+        f"{amount(row.step)}{of}" if row.step is not None else "",
+        number(row.loss),
+        Text(sparkline(row.losses, 24 if is_wide else 12), "blue"),
+        _speed(row),
+        size(row.memory) if row.memory else "",
+        str(row.attempts or ""),
+    ]
+    return [*cells, _plain(row.decision)] if is_wide else cells
+
+
+def _state(row: Row) -> Text:
+    return Text(row.state, _STYLES.get(row.state, ""))
+
+
+def _speed(row: Row) -> str:
+    return "" if row.tokens_per_second is None else amount(row.tokens_per_second)
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """Return text from a run: one line without secrets and without a terminal's control codes."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in text)
+    return Text(redact(shown), style)
