@@ -73,7 +73,12 @@ class Spool:
 
     def sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""
-        try:
-            return _OFFSETS.validate_json(recall(self.workspace, self.note) or "{}")
-        except ValueError:
-            return {}
+        return offsets_in(self.workspace, self.note)
+
+
+def offsets_in(workspace: Workspace, note: str) -> dict[str, int]:
+    """Return the offset of each event file in a note; none if it is missing or damaged."""
+    try:
+        return _OFFSETS.validate_json(recall(workspace, note) or "{}")
+    except ValueError:
+        return {}
