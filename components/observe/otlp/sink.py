@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -15,16 +14,13 @@ from steadytrain.components.observe.otlp.snapshots import Snapshot, SnapshotRead
 from steadytrain.components.observe.otlp.spans import Span
 from steadytrain.components.observe.present import add_present
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
 from steadytrain.components.shared.tracking.spool import offsets_in
 from steadytrain.components.shared.tracking.trace import Trace
 from steadytrain.components.shared.workspace import Workspace
 
 NAME: Final = "otlp"
-FINISH_SECONDS: Final = 60.0
-"""Longest time to send what is missing at the end of a run."""
 
 _BATCH_SPANS, _BATCH_SNAPSHOTS = 512, 32
 _SPANS, _METRICS = "otlp/spans", "otlp/metrics"
@@ -81,6 +77,9 @@ class OtlpSink(PullSink):
         config: the run's configuration.
         workspace: the run's workspace.
         batch_seconds, close_seconds: as for `PullSink`.
+
+    Raises:
+        BadInput: OpenTelemetry is not installed.
     """
 
     def __init__(
@@ -91,6 +90,7 @@ class OtlpSink(PullSink):
         batch_seconds: float = BATCH_SECONDS,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
+        check_package(NAME)
         delivery = OtlpDelivery(config, workspace)
         super().__init__(
             "OpenTelemetry",
@@ -99,24 +99,3 @@ class OtlpSink(PullSink):
             batch_seconds=batch_seconds,
             close_seconds=close_seconds,
         )
-
-
-def send_rest(config: RunConfig, workspace: Workspace) -> bool:
-    """Send what the run's collector lacks, if the run has one. Call it at the end of a run.
-
-    Returns:
-        Whether the collector has everything. If not, the run's events contain a warning.
-    """
-    if NAME not in config.tracking.sinks:
-        return True
-    deadline = time.monotonic() + FINISH_SECONDS
-    try:
-        OtlpDelivery(config, workspace).catch_up(give_up=lambda: time.monotonic() > deadline)
-    except ImportError:
-        reason = "OpenTelemetry is not installed here"
-    except SteadytrainError as error:
-        reason = error.message
-    else:
-        return True
-    warn(workspace, f"{reason}; `steadytrain report` sends the rest of the traces and metrics")
-    return False
