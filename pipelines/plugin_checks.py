@@ -10,6 +10,7 @@ from typing import Final
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.tracking.extras import check_package
 
 _LOADERS: Final = {
     plugins.TASKS: "steadytrain.components.tasks.registry:load_task",
@@ -45,6 +46,11 @@ def check_plugins(config: RunConfig) -> None:
             resolve_name(_LOADERS[group])(name, *options)
         except BadInput as error:
             problems.append(Problem(field, repr(name), error.message, error.remedy))
+    for name in config.sinks:
+        try:
+            check_package(name)
+        except BadInput as error:
+            problems.append(Problem("tracking.sinks", repr(name), error.message, error.remedy))
     if problems:
         raise ConfigError(problems)
     if config.evaluation.tasks or config.model.adapter.frozen_head != "as_loaded":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from steadytrain.components.observe.rest import send_rest
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.page import render
 from steadytrain.components.report.spending import Spending
@@ -94,4 +95,6 @@ def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Pat
             spent=Spending.of(facts).metrics(),
             moment=cut[-1].end if cut else 0.0,
         )
+    # Now this step's own span is complete.
+    send_rest(config, workspace)
     return workspace.report

@@ -50,6 +50,7 @@ class AttemptSpec(Record):
     checkpoints: labels of the checkpoints that existed when the supervisor took over the run. None
         means unknown.
     until: optimizer steps after which all ranks stop as pruned; None means there is no cut.
+    traceparent: TRACEPARENT of the ranks; "" leaves theirs as it is.
     """
 
     attempt: int
@@ -69,6 +70,7 @@ class AttemptSpec(Record):
     generation: int = 0
     checkpoints: list[str] | None = None
     until: int | None = None
+    traceparent: str = ""
 
 
 class AttemptResult(Record):

@@ -198,8 +198,8 @@ class TrackingConfig(Section):
     )
     sinks: list[str] = Field(
         ["mlflow"],
-        description="Where training events go while training runs: mlflow, or names that "
-        "installed packages add.",
+        description="Where training events go while training runs: mlflow, tensorboard, wandb, "
+        "otlp, or names that installed packages add.",
     )
     experiment: str = Field("steadytrain", description="Name of the MLflow experiment.")
 

@@ -34,6 +34,12 @@ class ObservabilityConfig(Section):
         description="Expected cost of the run. An alert reports a run that costs more; the run "
         "continues.",
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="Base address of the OpenTelemetry collector for the sink `otlp`, such as "
+        "http://collector:4318. None means OTEL_EXPORTER_OTLP_ENDPOINT, or the collector on this "
+        "machine if that is not set. Credentials go to OTEL_EXPORTER_OTLP_HEADERS.",
+    )
     logs: Literal["auto", "json", "text"] = Field(
         "auto",
         description="Format of the log. json: one JSON object per line; text: one line of text "

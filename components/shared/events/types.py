@@ -142,6 +142,27 @@ class AttemptEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PodWaited(Event):
+    """The pod of a node has started, or was lost before it could.
+
+    Times are the cluster's, in full seconds; 0 for what has not happened.
+
+    created: when its job was created.
+    admitted: when its queue or quota let the job have pods.
+    scheduled: when it got a machine.
+    started: when its container ran, after the image was pulled.
+    """
+
+    name: ClassVar[str] = "pod_waited"
+    attempt: int
+    node: int
+    created: float
+    admitted: float
+    scheduled: float
+    started: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecisionMade(Event):
     """The supervisor decided what to do after a failed attempt.
 
@@ -174,6 +195,7 @@ class TrainingStarted(Event):
     """The ranks are ready for their first step.
 
     recipe: the settings that affect what the model learns, as fields of `Decision`.
+    joined: when the ranks had found each other, before they built the model; 0 if unknown.
     """
 
     name: ClassVar[str] = "training_started"
@@ -184,6 +206,7 @@ class TrainingStarted(Event):
     device: str
     precision: str
     recipe: list[dict[str, Any]] = field(default_factory=list)
+    joined: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

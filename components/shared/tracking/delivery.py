@@ -24,6 +24,7 @@ from steadytrain.components.shared.paths import below
 from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.notes import attempt_note
+from steadytrain.components.shared.tracking.points import points
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.spool import Spool
 from steadytrain.components.shared.tracking.values import flatten, key, value
@@ -110,7 +111,7 @@ class Delivery:
             Metric(key(name), number, _milliseconds(event.time), event.step)
             for event in events
             if isinstance(event, TrainingStep | Validated)
-            for name, number in _metrics(event)
+            for name, number in points(event)
         ]
         if metrics and not self._certain:
             metrics = self._lacking(run_id, metrics)
@@ -186,22 +187,3 @@ def _filled(event: Event) -> Iterator[tuple[str, str]]:
         for item in (Decision(**fields) for fields in event.recipe):
             if item.field == "training.learning_rate" and not item.yours:
                 yield item.field, value(item.value)
-
-
-def _metrics(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
-    if isinstance(event, Validated):
-        yield from ((f"eval_{name}", number) for name, number in event.metrics.items())
-        return
-    yield "loss", event.loss
-    yield "learning_rate", event.learning_rate
-    yield "grad_norm", event.grad_norm
-    yield "tokens_per_second", event.tokens_per_second
-    yield "padding", event.padding
-    yield "data_wait", event.data_wait
-    if event.communication_wait is not None:
-        yield "communication_wait", event.communication_wait
-    if event.gpu_utilization is not None:
-        yield "gpu_utilization", event.gpu_utilization
-    yield "memory_used", event.memory_used
-    yield "gpu_memory_used", event.gpu_memory_used
-    yield "epoch", event.epoch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter
@@ -60,20 +60,37 @@ class Spool:
         """
         with exclusive(self.workspace, "telling"):
             sent = self.sent()
-            offsets, events = dict(sent), list[Event]()
-            for item in unread(self.workspace.events, sent):
-                offsets[item.file] = item.offset
-                if wanted(item.event):
-                    events.append(item.event)
-                if len(events) == BATCH_EVENTS:
-                    break
+            events, offsets = next_batch(self.workspace, sent, wanted)
             yield events
             if offsets != sent:
                 remember(self.workspace, self.note, json.dumps(offsets))
 
     def sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""
-        try:
-            return _OFFSETS.validate_json(recall(self.workspace, self.note) or "{}")
-        except ValueError:
-            return {}
+        return offsets_in(self.workspace, self.note)
+
+
+def next_batch(
+    workspace: Workspace, sent: Mapping[str, int], wanted: Callable[[Event], bool]
+) -> tuple[list[Event], dict[str, int]]:
+    """Return the next wanted events, at most BATCH_EVENTS, and the offsets after them.
+
+    Args:
+        sent: the offset in each file from which to read.
+    """
+    offsets, events = dict(sent), list[Event]()
+    for item in unread(workspace.events, sent):
+        offsets[item.file] = item.offset
+        if wanted(item.event):
+            events.append(item.event)
+        if len(events) == BATCH_EVENTS:
+            break
+    return events, offsets
+
+
+def offsets_in(workspace: Workspace, note: str) -> dict[str, int]:
+    """Return the offset of each event file in a note; none if it is missing or damaged."""
+    try:
+        return _OFFSETS.validate_json(recall(workspace, note) or "{}")
+    except ValueError:
+        return {}

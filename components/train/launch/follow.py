@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from steadytrain.components.shared.cluster import (
     Refused,
     Unreachable,
 )
+from steadytrain.components.shared.events.types import PodWaited
 from steadytrain.components.shared.patience import (
     AWAY_SECONDS,
     FOREVER,
@@ -35,8 +37,9 @@ from steadytrain.components.train.launch.evidence import (
     why_pending,
 )
 from steadytrain.components.train.launch.job import Job
-from steadytrain.components.train.launch.naming import FOLDER, GENERATION, RUN
+from steadytrain.components.train.launch.naming import ATTEMPT, FOLDER, GENERATION, RUN
 from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.launch.waits import pod_waited
 
 LOOK_SECONDS = 1.5
 _REMOVAL_SECONDS = 20.0
@@ -54,18 +57,26 @@ class JobFollower(threading.Thread):
 
     Args:
         tell: receives a line for people when what the pods wait for changes.
+        note: receives how long each pod waited, once it has started or is lost.
     """
 
     def __init__(
-        self, cluster: Cluster, job: Job, folder: AttemptFolder, tell: Callable[[str], object]
+        self,
+        cluster: Cluster,
+        job: Job,
+        folder: AttemptFolder,
+        tell: Callable[[str], object],
+        note: Callable[[PodWaited], object] = lambda _: None,
     ) -> None:
         super().__init__(name=f"job-{job.name}", daemon=True)
-        self.cluster, self.job, self.folder, self.tell = cluster, job, folder, tell
+        self.cluster, self.job, self.folder = cluster, job, folder
+        self.tell, self.note = tell, note
         self.gone: set[int] = set()
         """Nodes that are lost, have ended, or will never start."""
         self.started: set[int] = set()
         self.ending = threading.Event()
         self._seen: dict[int, Manifest] = {}
+        self._noted: set[int] = set()
         self._since = time.monotonic()
         self._reported, self._cleared = "", False
         self._patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
@@ -103,6 +114,8 @@ class JobFollower(threading.Thread):
         for node in self._nodes():
             self._judge(node, pods.get(node))
         self._seen |= pods
+        for node in (self.gone | self.started) - self._noted:
+            self._note(node)
 
     def _judge(self, node: int, pod: Manifest | None) -> None:
         before = self._seen.get(node)
@@ -231,6 +244,13 @@ class JobFollower(threading.Thread):
 
     def _is_ours(self, pod: Manifest) -> bool:
         return bool(pod["metadata"].get("annotations", {}).get(FOLDER) == self.job.folder)
+
+    def _note(self, node: int) -> None:
+        job = None
+        with contextlib.suppress(Refused, Unreachable):
+            job = self.cluster.get(self.job.kinds[0], self.job.name)
+        self.note(pod_waited(int(self.job.labels[ATTEMPT]), node, job, self._seen.get(node)))
+        self._noted.add(node)
 
     def _events(self, name: str) -> list[Manifest]:
         return self.cluster.list(EVENT, fields=f"involvedObject.name={name}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from steadytrain.components.shared.cluster import Kind, Manifest
@@ -37,6 +37,7 @@ class Job:
 
     folder: of the attempt, as its pods see it.
     on_demand: whether its pods avoid preemptible nodes.
+    variables: set in each pod in addition to those of the step's own pod.
     command: of each pod. It reads its identity from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and
         PET_MASTER_PORT, which the controller or the job sets.
     """
@@ -54,6 +55,7 @@ class Job:
     recovery: RecoveryConfig
     own: OwnPod
     on_demand: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def image(self) -> str:
@@ -146,7 +148,9 @@ class Job:
     def _variables(self) -> list[Manifest]:
         # The root file system is read-only, and libraries write below the home directory.
         home = {"HOME": {"name": "HOME", "value": "/tmp"}}
-        return [*(home | {item["name"]: item for item in self.own.env}).values()]
+        inherited = {item["name"]: item for item in self.own.env}
+        added = {name: {"name": name, "value": text} for name, text in self.variables.items()}
+        return [*(home | inherited | added).values()]
 
     @property
     def _resources(self) -> Manifest:

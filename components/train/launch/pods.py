@@ -13,6 +13,7 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.tracking.trace import TRACEPARENT
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -78,6 +79,7 @@ class PodsLauncher:
             job,
             folder,
             tell=lambda line: stream.emit(Warned(stage="train", message=line)),
+            note=stream.emit,
         )
         follower.start()
         attempt = JobAttempt(folder, follower)
@@ -125,6 +127,7 @@ class PodsLauncher:
             recovery=self.config.recovery,
             own=self.own,
             on_demand=spec.on_demand,
+            variables={TRACEPARENT: spec.traceparent} if spec.traceparent else {},
         )
 
     def _check(self) -> None:

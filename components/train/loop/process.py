@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.tracking.trace import TRACEPARENT
 from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
@@ -181,6 +182,9 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
     rank = make(place)
     rank.requests.listen()
     try:
+        if rank.spec.traceparent:
+            # For whatever a task or a component of the user's starts.
+            os.environ[TRACEPARENT] = rank.spec.traceparent
         outcome = rank.run()
     except (Exception, SystemExit) as error:
         # A user's code may call sys.exit, which would look like a rank that has ended well.

@@ -50,6 +50,7 @@ class Reporter(Emitter):
                 device=torch.cuda.get_device_name() if device.type == "cuda" else str(device),
                 precision=precision(parts.config),
                 recipe=[asdict(item) for item in parts.recipe],
+                joined=parts.joined,
             )
         )
 

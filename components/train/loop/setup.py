@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class Parts:
     steps: optimizer steps of the full training run.
     sequence_length: longest row in tokens; 0 if the data do not specify it.
     remarks: what the task does slower than it could, and why.
+    joined: when the ranks had found each other, in Unix seconds.
     """
 
     config: RunConfig
@@ -61,6 +63,7 @@ class Parts:
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
     remarks: Sequence[str] = ()
+    joined: float = 0.0
     heartbeat: Heartbeat | None = None
 
     def beat(self, phase: str, step: int | None = None) -> None:
@@ -105,6 +108,7 @@ def set_up(
     """
     training = config.training
     accelerator = make_accelerator(config, offload=batch.offload)
+    joined = time.time()
     if training.full_determinism:
         make_deterministic()
     opened = OpenTask(config, data)
@@ -140,6 +144,7 @@ def set_up(
         skipped_batches=skipped_batches,
         sequence_length=data.sequence_length,
         remarks=remarks,
+        joined=joined,
     )
 
 

@@ -24,6 +24,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.patience import REFUSED_SECONDS, retry_rejected
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.tracking.trace import attempt_traceparent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -209,6 +210,7 @@ class Supervisor:
                 generation=self.lease.generation,
                 checkpoints=taken.checkpoints if taken else None,
                 until=self.until,
+                traceparent=attempt_traceparent(self.workspace, number),
             )
             # Do this first: it claims the attempt number, even if another supervisor exists.
             watch.tell(

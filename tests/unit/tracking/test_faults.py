@@ -16,7 +16,7 @@ from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.tracking import MlflowSink, finish_run
 from steadytrain.components.shared.tracking import finish as finish_module
 from steadytrain.components.shared.tracking import notes as notes_module
-from steadytrain.components.shared.tracking import sink as sink_module
+from steadytrain.components.shared.tracking import pull as pull_module
 from steadytrain.components.shared.tracking import spool as spool_module
 from steadytrain.components.shared.tracking.connect import brisk, open_tracking
 from steadytrain.components.shared.tracking.notes import exclusive
@@ -30,8 +30,8 @@ from support.tracking import ended, started, steps, until
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    monkeypatch.setattr(sink_module, "FIRST_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr(sink_module, "LAST_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr(pull_module, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(pull_module, "LAST_DELAY_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_closing_does_not_wait_for_a_server_that_never_answered(
 ) -> None:
     """Request timeouts cannot end the wait, so the sink's other limit must."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
-    monkeypatch.setattr(sink_module, "CLOSE_SECONDS_UNANSWERED", 0.1)
+    monkeypatch.setattr(pull_module, "CLOSE_SECONDS_UNANSWERED", 0.1)
     proxy.queued.append("500")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)

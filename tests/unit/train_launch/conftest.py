@@ -111,8 +111,9 @@ def follower(api, job, folder, monkeypatch):
     told = []
 
     def make(**compute):
-        made = JobFollower(api[1], job(**compute), folder, told.append)
-        made.lines = told
+        waits = []
+        made = JobFollower(api[1], job(**compute), folder, told.append, waits.append)
+        made.lines, made.waits = told, waits
         return made
 
     return make

@@ -1,0 +1,72 @@
+"""A run's metrics at a moment, again and again, from the run's event files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from steadytrain.components.observe.run_metrics import RunMetrics
+from steadytrain.components.observe.samples import Samples
+from steadytrain.components.shared.events import unread
+from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade
+
+EVERY_SECONDS: Final = 10.0
+
+
+class Snapshot(NamedTuple):
+    """The metrics at a moment, in seconds since the epoch, and when the run began."""
+
+    time: float
+    began: float
+    samples: Samples
+
+
+class SnapshotReader:
+    """Takes a snapshot each EVERY_SECONDS of the run's time, and after each attempt.
+
+    So a collector that was away gets the points of that time too, at their own times. Counters
+    count from the beginning of the run, whichever process reads.
+
+    Args:
+        folder: of the event files.
+        sent: offset in each file up to which the collector has everything.
+        complete: adds what only the present knows to a snapshot of the present.
+    """
+
+    def __init__(
+        self, folder: Path, sent: Mapping[str, int], complete: Callable[[Samples], None]
+    ) -> None:
+        self.folder, self.sent, self.complete = folder, sent, complete
+        self.offsets: dict[str, int] = {}
+        self._metrics = RunMetrics()
+        self._newest = 0.0
+
+    def new(self) -> Iterator[Snapshot]:
+        """Yield the snapshots since the last call, and one of the present if it is due."""
+        for item in unread(self.folder, dict(self.offsets)):
+            self._metrics.add(item.event)
+            decisive = isinstance(item.event, AttemptEnded | DecisionMade)
+            if self._has_begun and (decisive or self._is_due(item.event.time)):
+                self._newest = max(self._newest, item.event.time)
+                if item.offset > self.sent.get(item.file, 0):
+                    yield self._snapshot()
+            self.offsets[item.file] = item.offset
+        if self._has_begun and self._is_due(time.time()):
+            # Without a point for minutes, a database takes a series for gone.
+            self._newest = time.time()
+            present = self._snapshot()
+            self.complete(present.samples)
+            yield present
+
+    @property
+    def _has_begun(self) -> bool:
+        return bool(self._metrics.history.attempts)
+
+    def _is_due(self, moment: float) -> bool:
+        return moment - self._newest >= EVERY_SECONDS
+
+    def _snapshot(self) -> Snapshot:
+        began = self._metrics.history.attempts[0].started.time
+        return Snapshot(self._newest, began, self._metrics.current())

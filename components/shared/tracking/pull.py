@@ -1,0 +1,114 @@
+"""Sinks that pull: a thread reads the run's events from its files and sends what others lack.
+
+Nothing waits in memory, and nothing is lost if this process dies: the next sink, or the end of the
+run, continues where this one stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Protocol
+
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.workspace import Workspace
+
+BATCH_SECONDS = 2.0
+CLOSE_SECONDS, CLOSE_SECONDS_UNANSWERED = 15.0, 3.0
+FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS = 2.0, 60.0
+
+_PROMISE: Final = (
+    "training continues, and what is missing is sent when that works again, or at the end of the "
+    "run"
+)
+
+
+class Delivers(Protocol):
+    """Sends a run's events somewhere."""
+
+    def catch_up(self, *, give_up: Callable[[], bool]) -> object:
+        """Send what is missing there. Stop if `give_up` returns true before a batch.
+
+        Raises:
+            SteadytrainError: it was not accepted. Nothing is lost: a later call sends it.
+        """
+
+
+class PullSink:
+    """A sink that never slows down or blocks training.
+
+    Args:
+        receiver: whom it sends to, for messages.
+        workspace: the run's workspace.
+        open_delivery: called before the first event is sent, and again after an error. Raises
+            SteadytrainError if the receiver cannot be reached.
+        around: entered by the thread while it works.
+        batch_seconds: how long to collect events before sending them.
+        close_seconds: how long `close` waits for the remaining events.
+    """
+
+    def __init__(
+        self,
+        receiver: str,
+        workspace: Workspace,
+        open_delivery: Callable[[], Delivers],
+        *,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        batch_seconds: float = BATCH_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self.receiver, self.workspace, self.open_delivery = receiver, workspace, open_delivery
+        self.batch_seconds, self.close_seconds = batch_seconds, close_seconds
+        self._around = around
+        self._closing, self._abandoned = threading.Event(), threading.Event()
+        self._delivery: Delivers | None = None
+        self._delay, self._not_before = FIRST_DELAY_SECONDS, 0.0
+        self._refused = self._warned = False
+        name = f"{receiver.lower()}-sink"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def emit(self, event: Event) -> None:
+        """Do nothing: the thread reads the event from its file."""
+
+    def close(self) -> None:
+        """Send the rest within `close_seconds`, or less if the receiver did not respond."""
+        self._closing.set()
+        limit = self.close_seconds
+        if self._refused:
+            limit = min(limit, CLOSE_SECONDS_UNANSWERED)
+        self._thread.join(limit)
+        if self._thread.is_alive():
+            self._abandoned.set()
+            self._warn(f"{self.receiver} has not answered for {duration(limit)}")
+
+    def _work(self) -> None:
+        with self._around():
+            while not self._closing.wait(self.batch_seconds):
+                if time.monotonic() >= self._not_before:
+                    self._send()
+            self._send()
+
+    def _send(self) -> None:
+        """Send what is missing. After an error, wait before the next try, longer each time."""
+        try:
+            if self._delivery is None:
+                self._delivery = self.open_delivery()
+            self._delivery.catch_up(give_up=self._abandoned.is_set)
+        except SteadytrainError as error:
+            self._delivery, self._refused = None, True
+            self._warn(error.message)
+            self._not_before = time.monotonic() + self._delay
+            self._delay = min(self._delay * 2, LAST_DELAY_SECONDS)
+        else:
+            self._delay, self._refused = FIRST_DELAY_SECONDS, False
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(self.workspace, f"{reason}; {_PROMISE}")

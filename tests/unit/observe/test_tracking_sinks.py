@@ -1,0 +1,204 @@
+"""TensorBoard and Weights & Biases get each point once, whoever dies when."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from steadytrain.components.observe.rest import send_rest
+from steadytrain.components.observe.tensorboard_sink import TensorBoardDelivery, TensorBoardSink
+from steadytrain.components.observe.wandb_sink import WandbDelivery, WandbSink
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.errors import BadInput, ConfigError, TrackingError
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.tracking import spool as spool_module
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.plugin_checks import check_plugins
+
+from support.written_run import Writer
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def curves(workspace):
+    """Return TensorBoard's points by attempt and name, as TensorBoard itself reads them."""
+    found = {}
+    for folder in sorted((workspace.folder / "tensorboard").iterdir()):
+        read = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+        attempt = int(folder.name.removeprefix("attempt-"))
+        for name in read.Tags()["scalars"]:
+            found[attempt, name] = [(point.step, point.value) for point in read.Scalars(name)]
+    return found
+
+
+def expected(workspace, name="loss"):
+    """Return the steps and values of a curve, by attempt."""
+    steps = {}
+    for event in read_events(workspace.events):
+        if isinstance(event, TrainingStep):
+            steps.setdefault((event.attempt, name), []).append(event.step)
+    return steps
+
+
+def check_curves(workspace):
+    found = curves(workspace)
+    for key, steps in expected(workspace).items():
+        assert [step for step, _ in found[key]] == steps
+    validations = [item for item in read_events(workspace.events) if isinstance(item, Validated)]
+    assert sum(len(found[attempt, "eval_loss"]) for attempt in (1, 2, 3)) == len(validations)
+
+
+def test_tensorboard_reads_each_point_of_each_attempt(written):
+    sink = TensorBoardSink(written.config, written.workspace, batch_seconds=0.05)
+    sink.close()
+    check_curves(written.workspace)
+    TensorBoardSink(written.config, written.workspace, batch_seconds=0.05).close()
+    check_curves(written.workspace)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 1000])
+def test_process_that_dies_before_its_note_leaves_no_point_twice(written, monkeypatch, batch):
+    monkeypatch.setattr(spool_module, "BATCH_EVENTS", batch)
+    delivery, asked = TensorBoardDelivery(written.workspace), iter(range(3))
+    delivery.catch_up(give_up=lambda: next(asked, None) is None)
+    note = written.workspace.tracking / "tensorboard"
+    before = note.read_text()
+    delivery.catch_up()
+    note.write_text(before)
+    # And in the middle of a record.
+    (file,) = (written.workspace.folder / "tensorboard/attempt-1").iterdir()
+    file.write_bytes(file.read_bytes() + b"torn")
+    tracking = written.config.tracking.model_copy(update={"sinks": ["tensorboard"]})
+    assert send_rest(written.config.model_copy(update={"tracking": tracking}), written.workspace)
+    check_curves(written.workspace)
+
+
+def test_damaged_note_writes_everything_again(written):
+    TensorBoardDelivery(written.workspace).catch_up()
+    (written.workspace.tracking / "tensorboard").write_text("{damaged")
+    TensorBoardDelivery(written.workspace).catch_up()
+    check_curves(written.workspace)
+
+
+def test_file_that_cannot_be_written_is_named(written):
+    (written.workspace.folder / "tensorboard").write_text("in the way")
+    with pytest.raises(TrackingError, match="cannot be written"):
+        TensorBoardDelivery(written.workspace).catch_up()
+
+
+def test_offline_attempts_are_written_whole_and_once(written):
+    folder = written.workspace.folder / "wandb"
+    # A process died while it wrote the first one.
+    (folder / ".attempt-1" / "wandb").mkdir(parents=True)
+    sink = WandbSink(written.config, written.workspace, batch_seconds=0.05, close_seconds=60)
+    sink.close()
+    kept = {path.name: [item.name for item in path.rglob("*.wandb")] for path in folder.iterdir()}
+    assert kept.keys() == {"attempt-1", "attempt-2", "attempt-3"}
+    assert all(len(files) == 1 for files in kept.values())
+    (written.workspace.tracking / "wandb/told").unlink()
+    WandbDelivery(written.config, written.workspace).catch_up()
+    assert kept == {
+        path.name: [item.name for item in path.rglob("*.wandb")] for path in folder.iterdir()
+    }
+    (history,) = (folder / "attempt-1").rglob("*.wandb")
+    text = history.read_bytes()
+    assert len(re.findall(rb"learning_rate", text)) >= 23
+    assert b"gpu_oom" in text
+
+
+class Service:
+    """Weights & Biases itself, which cannot run here: it ignores numbers that it already has."""
+
+    def __init__(self):
+        self.rows = {}
+        self.fails = False
+
+    def init(self, **options):
+        if self.fails:
+            raise ConnectionError("api_key canary-0123456789 refused")
+        run = types.SimpleNamespace(summary={}, finish=lambda exit_code=0: None)
+        rows = self.rows.setdefault(options["id"], {})
+        assert options["mode"] == "online"
+
+        def log(row, step):
+            if not rows or step > max(rows):
+                rows[step] = row
+
+        run.log, run.define_metric = log, lambda *_, **__: None
+        return run
+
+
+@pytest.fixture
+def service(monkeypatch):
+    made = Service()
+    module = types.SimpleNamespace(init=made.init, Settings=lambda **options: options)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
+    return made
+
+
+def test_with_a_key_points_that_come_again_are_ignored(written, service, monkeypatch):
+    monkeypatch.setattr(spool_module, "BATCH_EVENTS", 9)
+    first, asked = WandbDelivery(written.config, written.workspace), iter(range(3))
+    first.catch_up(give_up=lambda: next(asked, None) is None)
+    told = written.workspace.tracking / "wandb/told"
+    before = told.read_text()
+    first.catch_up(give_up=iter([False, True]).__next__)
+    told.write_text(before)
+    WandbDelivery(written.config, written.workspace).catch_up()
+    assert len(service.rows) == 3
+    for (attempt, _), steps in expected(written.workspace).items():
+        (rows,) = (rows for run, rows in service.rows.items() if run.endswith(f"-{attempt}"))
+        assert [row["step"] for row in rows.values() if "loss" in row] == steps
+        assert any("eval_loss" in row for row in rows.values())
+
+
+def test_failure_is_an_error_without_the_key(written, service):
+    service.fails = True
+    with pytest.raises(TrackingError, match="redacted") as raised:
+        WandbDelivery(written.config, written.workspace).catch_up()
+    assert "canary" not in str(raised.value)
+    service.fails = False
+    WandbDelivery(written.config, written.workspace).catch_up()
+    assert len(service.rows) == 3
+
+
+def test_secrets_are_in_nothing_that_is_written(make_config, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
+    run = Writer(make_config())
+    ending = {"failure_class": "user_bug", "message": "token canary-0123456789 rejected"}
+    run.attempt(1, last=10, max_steps=500, outcome="failed", **ending)
+    TensorBoardDelivery(run.workspace).catch_up()
+    WandbDelivery(run.config, run.workspace).catch_up()
+    written = [
+        path
+        for name in ("wandb", "tensorboard")
+        for path in (run.workspace.folder / name).rglob("*")
+        if path.is_file()
+    ]
+    assert len(written) > 2
+    assert [path for path in written if b"canary" in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("name", ["otlp", "tensorboard", "wandb"])
+def test_missing_package_names_the_extra_before_a_run_starts(make_config, monkeypatch, name):
+    config = make_config(tracking={"sinks": [name]})
+    check_plugins(config)
+    monkeypatch.setattr(
+        "steadytrain.components.shared.tracking.extras.find_spec", lambda package: None
+    )
+    extra = {"otlp": "train"}.get(name, name)
+    with pytest.raises(ConfigError, match=rf"steadytrain\[{extra}\]") as raised:
+        check_plugins(config)
+    assert "tracking.sinks" in str(raised.value)
+    with pytest.raises(BadInput, match="not installed"):
+        plugins.load(plugins.SINKS, name)(config, Workspace.of(config))
