@@ -207,6 +207,12 @@ class TrainingStep(Event):
         ranks and for data exchange with them: before the step, and from its last gradient until it
         has the gradient sums of all ranks. Mean over the ranks. None with one rank, and with FSDP
         or ZeRO, whose ranks exchange data throughout the step.
+    slowest_rank: the rank that waited least for the others in those steps. None if
+        `communication_wait` is.
+    slowest_rank_wait: share of the time of those steps that this rank waited.
+    forward, backward, optimizer: shares of the time of those steps that rank 0 spent in forward
+        passes, in backward passes without waiting for other ranks, and on clipping and the update.
+        None if they were not measured.
     """
 
     name: ClassVar[str] = "training_step"
@@ -227,6 +233,11 @@ class TrainingStep(Event):
     gpu_memory_peak: int = 0
     gpu_memory_retries: int = 0
     gpu_utilization: float | None = None
+    slowest_rank: int | None = None
+    slowest_rank_wait: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

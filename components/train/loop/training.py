@@ -141,7 +141,7 @@ class Training:
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
         seconds = own.waited + time.monotonic() - began
-        self.reporter.count(agreed.tokens, agreed.places, seconds, own.waited, result.waited)
+        self.reporter.count(agreed.tokens, agreed.places, seconds, own.waited, result)
         if result.overflow:
             self.reporter.overflow(parts, progress)
         every = parts.config.training.logging_steps
