@@ -34,6 +34,11 @@ class ObservabilityConfig(Section):
         description="Expected cost of the run. An alert reports a run that costs more; the run "
         "continues.",
     )
+    diagnosis: bool = Field(
+        True,
+        description="Whether problems of the training, such as overfitting or waiting for data, "
+        "are reported as events while it runs.",
+    )
     logs: Literal["auto", "json", "text"] = Field(
         "auto",
         description="Format of the log. json: one JSON object per line; text: one line of text "

@@ -77,6 +77,19 @@ class WorkProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataPrepared(Event):
+    """The data of the run are prepared, by its own work or by an earlier run.
+
+    records: number of records read, used or not.
+    duplicates: number of records that were left out as duplicates, by reason.
+    """
+
+    name: ClassVar[str] = "data_prepared"
+    records: int
+    duplicates: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisorStarted(Event):
     """A supervisor has taken over the run. Later writes by lower generations are invalid.
 
@@ -238,6 +251,42 @@ class TrainingStep(Event):
     forward: float | None = None
     backward: float | None = None
     optimizer: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersMeasured(Event):
+    """Norms of each layer at an optimizer step, with `training.monitor.layers`.
+
+    gradient: L2 norm of the gradients of a layer, before clipping, by the layer's name.
+    weight: L2 norm of its weights, before the update.
+    update: estimated L2 norm of the update, from a sample of the weights.
+    """
+
+    name: ClassVar[str] = "layers_measured"
+    attempt: int
+    step: int
+    gradient: dict[str, float]
+    weight: dict[str, float]
+    update: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemFound(Event):
+    """A rule of the diagnosis found a problem of the training run. Reported once per rule.
+
+    attempt, step: the newest ones when it was found; 0 before training.
+    rule: name of the rule.
+    evidence: what was measured.
+    remedy: what to do.
+    """
+
+    name: ClassVar[str] = "problem_found"
+    level: ClassVar[Level] = "warn"
+    attempt: int
+    step: int
+    rule: str
+    evidence: str
+    remedy: str
 
 
 @dataclass(frozen=True, kw_only=True)
