@@ -272,6 +272,7 @@ class RunConfig(Section):
         settings = [
             *(["training.torch_compile"] if training.torch_compile else []),
             *(["training.fp16"] if training.fp16 else []),
+            *(["training.monitor.layers"] if training.monitor.layers else []),
             f"model.adapter.kind {adapter.kind}",
             adapter.lightened,
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.phases import PhaseSeconds
 from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.training_component import Update
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,20 @@ def agree(
 
 
 def take_step(
-    parts: Parts, step: int, batches: list[Batch], weight: int, *, limit: float = math.inf
+    parts: Parts,
+    step: int,
+    batches: list[Batch],
+    weight: int,
+    *,
+    limit: float,
+    before_update: Callable[[Update], None],
 ) -> StepResult:
     """Run forward, backward, clipping and update. The loss is divided by `weight`.
 
     Args:
         batches: this rank's micro-batches, on its device.
         limit: mean loss above which the step counts as a spike.
+        before_update: called when the gradients are clipped.
 
     Raises:
         Diverged: on all ranks. The weights are unchanged, except if the norm is only known after
@@ -112,6 +120,7 @@ def take_step(
     if loss / weight > limit:
         raise Diverged(step + 1, loss / weight, math.nan if norm is None else norm, limit=limit)
     rate = float(parts.scheduler.get_last_lr()[0])
+    before_update(Update(step + 1, loss / weight, math.nan if norm is None else norm, rate))
     with parts.phases.optimizer:
         told = strategy.update()
     if norm is None:

@@ -128,6 +128,15 @@ class Strategy(ABC):
         Parts that are not the full weight may be flat.
         """
 
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Return this rank's part of each trained weight's gradient, by the weight's name.
+
+        Between `clip` and `update`. A strategy that keeps its gradients elsewhere overrides this,
+        or has "training.monitor.layers" in `StrategySpec.unsupported`.
+        """
+        named = self.module.named_parameters()
+        return {name: item.grad for name, item in named if item.grad is not None}
+
     @abstractmethod
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
         """Return what this rank saves of tensors with the names and shapes of `weights`.
