@@ -7,10 +7,10 @@ nor stop training, and the next supervisor serves the same counters again.
 from __future__ import annotations
 
 import threading
-import time
 
 from steadytrain.components.observe.collector import RunCollector
 from steadytrain.components.observe.endpoint import Endpoint
+from steadytrain.components.observe.present import add_present
 from steadytrain.components.observe.registry import COMMON_LABELS
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.samples import Samples
@@ -19,7 +19,6 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events import Event, unread
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.tracking.spool import waiting
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import counted
 from steadytrain.components.train.recovery.ledger import Ledger
@@ -118,14 +117,7 @@ class PrometheusSink:
         """Return the current values for one scrape."""
         with self._reading:
             samples = self._metrics.current()
-        budget = self.config.observability.budget_usd
-        if budget is not None:
-            samples.set("cost_budget_usd", budget)
-        if "mlflow" in self.config.tracking.sinks:
-            waits = waiting(self.workspace)
-            samples.set("sink_queue_bytes", waits.bytes)
-            oldest = waits.oldest
-            samples.set("sink_lag_seconds", max(0.0, time.time() - oldest) if oldest else 0.0)
+        add_present(samples, self.config, self.workspace)
         return samples
 
     def _warn(self, message: str) -> None:

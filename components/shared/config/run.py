@@ -41,13 +41,15 @@ RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 cluster."""
 PROMETHEUS: Final = "prometheus"
 DIAGNOSIS: Final = "diagnosis"
-"""Names of the sinks that the section `observability` turns on, because a setting of `tracking`
-would make a different run."""
+ALERTS: Final = "alerts"
+"""Names of the sinks that the section `observability` or the environment turns on, because a
+setting of `tracking` would make a different run."""
 _SETTINGS: Final = {
     PROMETHEUS: "observability.prometheus_port",
     DIAGNOSIS: "observability.diagnosis",
+    ALERTS: "STEADYTRAIN_WEBHOOK_URL in the environment",
 }
-"""By those sinks, the fields that turn them on."""
+"""By those sinks, what turns them on."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "tune": True,
@@ -220,7 +222,7 @@ class RunConfig(Section):
                 raise at_odds(
                     "tracking.sinks",
                     self.tracking.sinks,
-                    f"names {name}, which another field turns on",
+                    f"names {name}, which is turned on elsewhere",
                     f"leave it out there, and set {field}",
                 )
         return self
