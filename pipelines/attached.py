@@ -35,10 +35,10 @@ STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
     "detect-change": (*_ARTIFACTS, *_HUB),
     # Stores the address of the pipeline run in the MLflow run.
     "preprocess": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
-    # The training pods get the same keys as these steps.
-    "train": (*_ARTIFACTS, *_HUB),
+    # The training pods get the same keys as these steps, which call the webhook for alerts.
+    "train": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
     "tune": (*_ARTIFACTS, *_HUB),
-    "train-winner": (*_ARTIFACTS, *_HUB),
+    "train-winner": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
     "evaluate-and-register": _ARTIFACTS,
     "evaluate": _ARTIFACTS,
     "register": _ARTIFACTS,

@@ -16,6 +16,7 @@ from steadytrain.pipelines import (
     init_command,
     json_output,
     plan_command,
+    profile_command,
     recovery_commands,
     run_command,
     runs_commands,
@@ -115,6 +116,7 @@ def step(
 app.command()(init_command.init)
 app.command()(config_commands.validate)
 app.command()(plan_command.plan)
+app.command()(profile_command.profile)
 app.command()(run_command.run)
 app.command()(tune_command.tune)
 app.command("list")(runs_commands.list_)

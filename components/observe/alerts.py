@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from steadytrain.components.observe.series import Series
 from steadytrain.components.shared.logs.conclusions import (
     GPU_UTIL_LOW,
     LOW_UTILIZATION,
@@ -19,7 +22,8 @@ class Alert:
     """One alert rule.
 
     expression: PromQL over metrics of the registry; the alert fires for each series that it yields.
-    pending: how long that must last, as a Prometheus duration.
+    holds: whether it fires for a run's own series; says the same as `expression`.
+    pending: how long that must last, as a Prometheus duration in minutes.
     meaning: one sentence about the run; `{{ $labels.run }}` stands for its name.
     remedy: what to do.
     """
@@ -27,9 +31,14 @@ class Alert:
     name: str
     severity: Severity
     expression: str
+    holds: Callable[[Series], bool]
     pending: str
     meaning: str
     remedy: str
+
+    @property
+    def pending_seconds(self) -> float:
+        return 60.0 * float(self.pending.removesuffix("m"))
 
 
 def _age(timestamp: str) -> str:
@@ -41,11 +50,27 @@ def _age(timestamp: str) -> str:
 _TRAINING: Final = "run_active == 1 and attempt_ready == 1"
 _RUN: Final = "Run {{ $labels.run }}"
 
+
+def _trains(series: Series) -> bool:
+    return series.value("run_active") == 1 and series.value("attempt_ready") == 1
+
+
+def _diverges(series: Series) -> bool:
+    loss = series.value("training_loss")
+    before = series.mean("training_loss", 600, offset=1800)
+    return (
+        ("training_loss" in series.names and math.isnan(loss))
+        or series.increase("divergences", 1800) > 0
+        or series.mean("training_loss", 600) > 1.5 * before
+    )
+
+
 ALERTS: Final = (
     Alert(
         "SteadytrainNoProgress",
         "critical",
         f"{_TRAINING} and {_age('last_step_timestamp_seconds')} > 1800",
+        lambda series: _trains(series) and series.age("last_step_timestamp_seconds") > 1800,
         "0m",
         f"{_RUN} has reported no step for 30 minutes, although its ranks are ready.",
         "Read `steadytrain explain RUN` and the ranks' logs. If a step takes that long, set "
@@ -55,6 +80,11 @@ ALERTS: Final = (
         "SteadytrainLowGoodput",
         "warning",
         "run_active == 1 and goodput < 0.5 and sum without (phase) (run_seconds) > 3600",
+        lambda series: (
+            series.value("run_active") == 1
+            and series.value("goodput") < 0.5
+            and series.value("run_seconds") > 3600
+        ),
         "15m",
         f"Less than half of the time of {_RUN.lower()} was useful.",
         "Look at run_seconds by phase and at lost_seconds_total by class: `steadytrain explain "
@@ -65,6 +95,10 @@ ALERTS: Final = (
         "warning",
         f"{_TRAINING} and avg_over_time(gpu_utilization[{LOW_UTILIZATION_SECONDS / 60:.0f}m]) < "
         f"{LOW_UTILIZATION}",
+        lambda series: (
+            _trains(series)
+            and series.mean("gpu_utilization", LOW_UTILIZATION_SECONDS) < LOW_UTILIZATION
+        ),
         "5m",
         f"The GPU of rank 0 of {_RUN.lower()} is busy for less than half of the time.",
         GPU_UTIL_LOW.remedy,
@@ -74,6 +108,7 @@ ALERTS: Final = (
         "warning",
         "training_loss != training_loss or increase(divergences_total[30m]) > 0 or "
         "avg_over_time(training_loss[10m]) > 1.5 * avg_over_time(training_loss[10m] offset 30m)",
+        _diverges,
         "5m",
         f"The loss of {_RUN.lower()} is rising or not finite.",
         "A divergence is retried with a lower learning rate by itself. If the loss keeps rising, "
@@ -83,6 +118,7 @@ ALERTS: Final = (
         "SteadytrainOverBudget",
         "critical",
         "cost_usd_total > cost_budget_usd",
+        lambda series: series.value("cost_usd") > series.value("cost_budget_usd"),
         "0m",
         f"{_RUN} has cost more than its budget (observability.budget_usd).",
         "`steadytrain stop RUN` stops it with a checkpoint; it can be continued later. Otherwise "
@@ -92,6 +128,7 @@ ALERTS: Final = (
         "SteadytrainCheckpointTooOld",
         "warning",
         f"{_TRAINING} and {_age('last_checkpoint_timestamp_seconds')} > 7200",
+        lambda series: _trains(series) and series.age("last_checkpoint_timestamp_seconds") > 7200,
         "0m",
         f"{_RUN} has committed no checkpoint for two hours, and would lose that work.",
         "Check the storage, and set a smaller training.save_steps, or leave it out: the run then "
@@ -102,6 +139,11 @@ ALERTS: Final = (
         "warning",
         "run_active == 1 and attempt_ready == 0 and "
         "time() - attempt_started_timestamp_seconds > 1800",
+        lambda series: (
+            series.value("run_active") == 1
+            and series.value("attempt_ready") == 0
+            and series.age("attempt_started_timestamp_seconds") > 1800
+        ),
         "0m",
         f"The ranks of {_RUN.lower()} have not become ready for 30 minutes.",
         "Look at the pods and at the queue: they lack a node, quota or the image. "
@@ -111,6 +153,7 @@ ALERTS: Final = (
         "SteadytrainSinkLagging",
         "warning",
         "sink_lag_seconds > 600",
+        lambda series: series.value("sink_lag_seconds") > 600,
         "5m",
         f"MLflow lacks events of {_RUN.lower()} that are older than 10 minutes.",
         "Check the tracking server. Nothing is lost: the run sends the events when it answers.",

@@ -50,7 +50,16 @@ class Metric:
         return (self.name,)
 
 
-_STEP_PHASES = ("data", "compute", "communication", "checkpoint", "validation")
+_STEP_PHASES = (
+    "data",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "other",
+    "checkpoint",
+    "validation",
+)
 _RUN_PHASES = ("useful", "lost", "restarting", "checkpointing", "waiting")
 FAILURE_CLASSES: Final = tuple(kind.value for kind in FailureClass)
 INTERRUPTED: Final = "interrupted"
@@ -151,7 +160,8 @@ _ALL: Final = (
         "counter",
         "seconds",
         "Time of training by phase: data and communication are waits, checkpoint is the time in "
-        "which training stopped for one, and compute is the rest of the steps.",
+        "which training stopped for one, and other is the rest of the steps, or all of it with a "
+        "trainer that does not measure the passes.",
         label="phase",
         values=_STEP_PHASES,
     ),

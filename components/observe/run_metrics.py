@@ -275,10 +275,16 @@ class RunMetrics:
 
     def _count_phases(self, event: TrainingStep, seconds: float) -> None:
         """Count the time of the steps since the last report by phase."""
-        waits = {"data": event.data_wait, "communication": event.communication_wait or 0.0}
-        for phase, share in waits.items():
+        shares = {
+            "data": event.data_wait,
+            "communication": event.communication_wait or 0.0,
+            "forward": event.forward or 0.0,
+            "backward": event.backward or 0.0,
+            "optimizer": event.optimizer or 0.0,
+        }
+        for phase, share in shares.items():
             self.samples.add("step_seconds", share * seconds, phase)
-        self.samples.add("step_seconds", (1 - sum(waits.values())) * seconds, "compute")
+        self.samples.add("step_seconds", (1 - sum(shares.values())) * seconds, "other")
 
     def _setting(self, section: str, field: str) -> Any:
         """Return a field of the configuration that the newest supervisor uses."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from steadytrain.components.preprocess.prepared import mark_used, publish, scrat
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import DataError, StorageError
+from steadytrain.components.shared.events.types import DataPrepared
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
@@ -41,6 +43,8 @@ def run(config: RunConfig) -> DataRecord:
             # always notices the other: either the folder is still here, or it comes back.
             if Path(record.folder).is_dir():
                 break
+        card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
+        current.emit(DataPrepared(records=card["records"], duplicates=card["duplicates"]))
         current.summary = _summary(record)
         return record
 

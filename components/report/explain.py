@@ -1,6 +1,6 @@
 """Explain what happened in a run, in ten lines or fewer, for a terminal.
 
-Up to three more lines name damaged files.
+Up to three more lines name damaged files, and up to three more the problems that were found.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.sentences import recovery
 from steadytrain.components.report.spending import Spending
@@ -24,11 +26,13 @@ RECOVERIES = 4
 """How many of the newest recoveries are shown. Earlier ones are only counted."""
 DAMAGES = 3
 """How many unreadable files are listed. The report lists all of them."""
+PROBLEMS = 3
+"""How many problems of the training are listed. The report lists all of them."""
 LONGEST = 300
 
 
 def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
-    """Return outcome, attempts, recoveries, newest checkpoint, time spent, and what to do next."""
+    """Return outcome, attempts, recoveries, checkpoint, times, problems, and what to do next."""
     facts = gather(workspace)
     standing = outcome(facts)
     lines = [f"{workspace.run_id} is running." if running else standing.sentence]
@@ -36,6 +40,9 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
         lines.append(f"{standing.failure.error}: {standing.failure.message}")
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += _training(facts)
+    found = findings(facts.events)
+    lines += map(str, found[:PROBLEMS])
+    lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
     lines.append(f"next: {_next(workspace, standing, running=running)}")
     return [_short(line) for line in lines]
 
@@ -65,6 +72,7 @@ def as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
         "training_seconds": times.wall,
         "lost_seconds": times.lost,
         "goodput": times.goodput if times.wall else None,
+        "problems": [asdict(item) for item in findings(facts.events)],
         "next": _next(workspace, standing, running=running),
     }
 

@@ -6,9 +6,9 @@ not answer, that is a warning, never a failure.
 
 from __future__ import annotations
 
-from steadytrain.components.report import webhook
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import executions, outcome
+from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.events.types import Warned

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.report.card import data_section
 from steadytrain.components.report.evaluation import evaluation_section, gate_section
 from steadytrain.components.report.facts import Facts
@@ -74,6 +75,7 @@ def content(facts: Facts) -> dict[str, Any]:
         "figures": training_figures(facts),
         "validation_metrics": metrics,
         "validations": validations,
+        "problems": findings(facts.events),
         "decided": facts.history.decided,
         "attempts": _attempt_rows(tried, facts.history.decisions),
         "repeated": repeated_steps(tried),

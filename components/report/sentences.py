@@ -12,6 +12,7 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     DecisionMade,
     GradientOverflow,
+    ProblemFound,
     Resubmitted,
     StepFailed,
     StepFinished,
@@ -138,6 +139,11 @@ def _(event: GradientOverflow) -> str:
 @describe.register
 def _(event: Warned) -> str:
     return f"{event.stage}: {event.message}"
+
+
+@describe.register
+def _(event: ProblemFound) -> str:
+    return f"train: {event.rule.replace('_', ' ')}: {event.evidence}"
 
 
 @describe.register

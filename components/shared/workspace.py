@@ -15,6 +15,7 @@
     tracking/             the MLflow runs of this run
     report.html
     told                  what was last sent to the webhook
+    alerts.json           alerts that the webhook has reported as firing
 """
 
 from __future__ import annotations
@@ -116,6 +117,11 @@ class Workspace:
     @property
     def notified(self) -> Path:
         return self.folder / "told"
+
+    @property
+    def alerted(self) -> Path:
+        """The alerts that the webhook has reported as firing."""
+        return self.folder / "alerts.json"
 
     @property
     def resubmitted(self) -> Path:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from steadytrain.components.shared import plugins
+from steadytrain.components.shared import plugins, webhook
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.run import ALERTS
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
@@ -193,7 +194,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
 def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]]:
     """Open the configured sinks. Report and skip a sink that fails to open or close."""
     sinks: list[tuple[str, Sink]] = []
-    for name in config.sinks:
+    for name in (*config.sinks, *([ALERTS] if webhook.is_set() else [])):
         with _reporting(name, workspace):
             sinks.append((name, load_sink(name)(config, workspace)))
     try:

@@ -20,6 +20,7 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.tracking import MlflowSink
 from steadytrain.components.shared.tracking.connect import import_mlflow
 from steadytrain.components.train import step
+from steadytrain.components.train.loop.phases import PhaseSeconds
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.steps import StepResult
@@ -63,11 +64,11 @@ def test_cost_of_reporting_against_mlflow(tmp_path, empty_store, store):
         train=range(100),
     )
     progress = Progress(step=7, window_loss=1.234567, window_weight=3.0)
-    result = StepResult(**dict.fromkeys(StepResult.__annotations__, 0.5))
+    result = StepResult(0.5, 0.5, 0.5, overflow=False, phases=PhaseSeconds(), waits=[0.5])
     numbers = dict.fromkeys("abcdefg", 0.123456)
 
     def report() -> None:
-        reporter.count(128, 128, 0.01, 0.0, 0.0)
+        reporter.count(128, 128, 0.01, 0.0, result)
         reporter.step(parts, progress, result)
 
     acts = {

@@ -40,6 +40,11 @@ class ObservabilityConfig(Section):
         "http://collector:4318. None means OTEL_EXPORTER_OTLP_ENDPOINT, or the collector on this "
         "machine if that is not set. Credentials go to OTEL_EXPORTER_OTLP_HEADERS.",
     )
+    diagnosis: bool = Field(
+        True,
+        description="Whether problems of the training, such as overfitting or waiting for data, "
+        "are reported as events while it runs.",
+    )
     logs: Literal["auto", "json", "text"] = Field(
         "auto",
         description="Format of the log. json: one JSON object per line; text: one line of text "

@@ -40,8 +40,16 @@ RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 """Valid names of a run. The name is also used for its folder, for jobs, and for labels in a
 cluster."""
 PROMETHEUS: Final = "prometheus"
-"""Name of the sink that serves metrics. Its port turns it on, because a setting of `tracking` would
-make a different run."""
+DIAGNOSIS: Final = "diagnosis"
+ALERTS: Final = "alerts"
+"""Names of the sinks that the section `observability` or the environment turns on, because a
+setting of `tracking` would make a different run."""
+_SETTINGS: Final = {
+    PROMETHEUS: "observability.prometheus_port",
+    DIAGNOSIS: "observability.diagnosis",
+    ALERTS: "STEADYTRAIN_WEBHOOK_URL in the environment",
+}
+"""By those sinks, what turns them on."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "tune": True,
@@ -208,14 +216,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_port_opens_prometheus(self) -> Self:
-        if PROMETHEUS in self.tracking.sinks:
-            raise at_odds(
-                "tracking.sinks",
-                self.tracking.sinks,
-                "names prometheus, which needs a port",
-                "leave it out there, and set observability.prometheus_port",
-            )
+    def _observability_opens_its_sinks(self) -> Self:
+        for name, field in _SETTINGS.items():
+            if name in self.tracking.sinks:
+                raise at_odds(
+                    "tracking.sinks",
+                    self.tracking.sinks,
+                    f"names {name}, which is turned on elsewhere",
+                    f"leave it out there, and set {field}",
+                )
         return self
 
     @model_validator(mode="after")
@@ -265,6 +274,7 @@ class RunConfig(Section):
         settings = [
             *(["training.torch_compile"] if training.torch_compile else []),
             *(["training.fp16"] if training.fp16 else []),
+            *(["training.monitor.layers"] if training.monitor.layers else []),
             f"model.adapter.kind {adapter.kind}",
             adapter.lightened,
         ]
@@ -273,9 +283,13 @@ class RunConfig(Section):
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks that receive training events: those of `tracking`, and Prometheus's."""
-        port = self.observability.prometheus_port
-        return (*self.tracking.sinks, *([PROMETHEUS] if port is not None else []))
+        """The sinks that receive training events: of `tracking`, then of `observability`."""
+        watching = self.observability
+        return (
+            *self.tracking.sinks,
+            *([PROMETHEUS] if watching.prometheus_port is not None else []),
+            *([DIAGNOSIS] if watching.diagnosis else []),
+        )
 
     @property
     def run_id(self) -> str:

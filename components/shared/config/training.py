@@ -32,9 +32,42 @@ _GROUPS: Final = {
 """Fields whose values are names that packages register."""
 _OPTIONS: Final = ("optim_args", "lr_scheduler_kwargs", "order_options")
 """Fields with options of a plugin."""
+WATCHING: Final = ("monitor", "profile")
+"""Fields that only say what is measured."""
+_PROFILED: Final = 100
+"""Most steps of a profile: a trace of many more cannot be opened."""
 
 
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+class MonitorConfig(Section):
+    """What is measured in addition while the model trains. It does not change the weights."""
+
+    layers: bool = Field(
+        False,
+        description="Measure the norms of gradients, weights and updates of each layer, and "
+        "diagnose the learning rate and the gradients by layer. Not with ZeRO.",
+    )
+    every: int = Field(10, ge=1, description="Optimizer steps between two such measurements.")
+
+
+class ProfileConfig(Section):
+    """Profiling of a few steps. It does not change the weights."""
+
+    steps: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = Field(
+        None,
+        description="First and last optimizer step that torch's profiler records on every rank, "
+        "at most 100. Each rank writes a Chrome trace, a summary and, on a GPU, a snapshot of "
+        "its memory to the folder profile of the run. None means it records nothing.",
+    )
+
+    @field_validator("steps")
+    @classmethod
+    def _in_order(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
+        if steps is not None and not 0 <= steps[1] - steps[0] < _PROFILED:
+            raise ValueError(f"give the first and the last step, at most {_PROFILED} of them")
+        return steps
 
 
 class TrainingConfig(Section):
@@ -133,6 +166,8 @@ class TrainingConfig(Section):
         description="Training components that installed packages add, such as averaging or "
         "monitors: the options of each by its name.",
     )
+    monitor: MonitorConfig = MonitorConfig()
+    profile: ProfileConfig = ProfileConfig()
     full_determinism: bool = Field(
         False, description="Use deterministic kernels only, which is slower."
     )
@@ -247,9 +282,13 @@ def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
     Options of plugins count only if they are set, so that a run without them keeps the identity
-    that it had before these fields existed.
+    that it had before these fields existed. What is measured does not count.
     """
-    return {name: value for name, value in training.items() if value or name not in _OPTIONS}
+    return {
+        name: value
+        for name, value in training.items()
+        if name not in WATCHING and (value or name not in _OPTIONS)
+    }
 
 
 class RecoveryConfig(Section):

@@ -77,6 +77,19 @@ class WorkProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataPrepared(Event):
+    """The data of the run are prepared, by its own work or by an earlier run.
+
+    records: number of records read, used or not.
+    duplicates: number of records that were left out as duplicates, by reason.
+    """
+
+    name: ClassVar[str] = "data_prepared"
+    records: int
+    duplicates: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisorStarted(Event):
     """A supervisor has taken over the run. Later writes by lower generations are invalid.
 
@@ -230,6 +243,12 @@ class TrainingStep(Event):
         ranks and for data exchange with them: before the step, and from its last gradient until it
         has the gradient sums of all ranks. Mean over the ranks. None with one rank, and with FSDP
         or ZeRO, whose ranks exchange data throughout the step.
+    slowest_rank: the rank that waited least for the others in those steps. None if
+        `communication_wait` is.
+    slowest_rank_wait: share of the time of those steps that this rank waited.
+    forward, backward, optimizer: shares of the time of those steps that rank 0 spent in forward
+        passes, in backward passes without waiting for other ranks, and on clipping and the update.
+        None if they were not measured.
     """
 
     name: ClassVar[str] = "training_step"
@@ -250,6 +269,47 @@ class TrainingStep(Event):
     gpu_memory_peak: int = 0
     gpu_memory_retries: int = 0
     gpu_utilization: float | None = None
+    slowest_rank: int | None = None
+    slowest_rank_wait: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersMeasured(Event):
+    """Norms of each layer at an optimizer step, with `training.monitor.layers`.
+
+    gradient: L2 norm of the gradients of a layer, before clipping, by the layer's name.
+    weight: L2 norm of its weights, before the update.
+    update: estimated L2 norm of the update, from a sample of the weights.
+    """
+
+    name: ClassVar[str] = "layers_measured"
+    attempt: int
+    step: int
+    gradient: dict[str, float]
+    weight: dict[str, float]
+    update: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemFound(Event):
+    """A rule of the diagnosis found a problem of the training run. Reported once per rule.
+
+    attempt, step: the newest ones when it was found; 0 before training.
+    rule: name of the rule.
+    evidence: what was measured.
+    remedy: what to do.
+    """
+
+    name: ClassVar[str] = "problem_found"
+    level: ClassVar[Level] = "warn"
+    attempt: int
+    step: int
+    rule: str
+    evidence: str
+    remedy: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,10 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.loop.emitter import Emitter
+from steadytrain.components.train.loop.layers import LayerMonitor
 from steadytrain.components.train.loop.plugin_failed import naming
+from steadytrain.components.train.loop.profiler import StepProfiler
 from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.loop.training_component import (
     TrainingComponent,
@@ -32,29 +35,49 @@ Tensors = Mapping[str, torch.Tensor]
 class Components:
     """The configured components on this rank. They are called in the order of their names.
 
+    Those that only watch come last and have no state, so a run may continue with others.
+
     Raises:
         BadInput: no installed package provides a component, or it rejects its options.
         PluginFailed: a component raised an exception. All methods raise this.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, emitter: Emitter) -> None:
         self._strategy = parts.strategy
         self._by_name: dict[str, TrainingComponent] = {
             name: plugins.create(plugins.COMPONENTS, name, options)
             for name, options in sorted(parts.config.training.components.items())
         }
-        if not self._by_name:
+        self._all = {**self._by_name, **_watching(parts)}
+        if not self._all:
             return
         weights = self._strategy.weights()
-        folder = Workspace.of(parts.config).folder
-        context = TrainingContext(weights, parts.rank, parts.world_size, folder)
+        context = TrainingContext(
+            weights,
+            parts.rank,
+            parts.world_size,
+            Workspace.of(parts.config).folder,
+            emitter.attempt,
+            bool(self._strategy.spec.shards),
+            self._strategy.gradients,
+            emitter.emit,
+        )
         self._each("begin", lambda component: component.begin(context))
         for name, component in self._by_name.items():
             with _naming(name, "tensors"):
                 _check(component, weights)
 
+    def before_step(self, step: int) -> None:
+        self._each("before_step", lambda component: component.before_step(step))
+
+    def before_update(self, update: Update) -> None:
+        self._each("before_update", lambda component: component.before_update(update))
+
     def after_update(self, update: Update) -> None:
         self._each("after_update", lambda component: component.after_update(update))
+
+    def after_step(self, step: int) -> None:
+        self._each("after_step", lambda component: component.after_step(step))
 
     def before_validation(self) -> None:
         self._each("before_validation", lambda component: component.before_validation())
@@ -141,7 +164,7 @@ class Components:
         return next(found, None)
 
     def _each(self, hook: str, call: Callable[[TrainingComponent], None]) -> None:
-        for name, component in self._by_name.items():
+        for name, component in self._all.items():
             with _naming(name, hook):
                 call(component)
 
@@ -154,6 +177,17 @@ class Components:
             state = self._by_name[name].state_dict()
             json.dumps(state)
             return state
+
+
+def _watching(parts: Parts) -> dict[str, TrainingComponent]:
+    """Return the components that only watch, by the field that turns them on."""
+    monitor, steps = parts.config.training.monitor, parts.config.training.profile.steps
+    found: dict[str, TrainingComponent] = {}
+    if monitor.layers:
+        found["training.monitor"] = LayerMonitor(monitor.every)
+    if steps is not None:
+        found["training.profile"] = StepProfiler(*steps, parts.accelerator.device)
+    return found
 
 
 def _part(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -27,8 +29,27 @@ class _Window:
     tokens: int = 0
     places: int = 0
     seconds: float = 0.0
-    waited: float = 0.0
-    met: float | None = None
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    waits: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+    def shares(self) -> dict[str, Any]:
+        """Return the fields of `TrainingStep` that are shares of the time."""
+        shares = {
+            "data_wait": self.data,
+            "forward": self.forward,
+            "backward": self.backward,
+            "optimizer": self.optimizer,
+        }
+        found: dict[str, Any] = {name: value / self.seconds for name, value in shares.items()}
+        if self.waits:
+            slowest = min(self.waits, key=self.waits.__getitem__)
+            found["communication_wait"] = sum(self.waits.values()) / len(self.waits) / self.seconds
+            found["slowest_rank"] = slowest
+            found["slowest_rank_wait"] = self.waits[slowest] / self.seconds
+        return found
 
 
 class Reporter(Emitter):
@@ -55,23 +76,27 @@ class Reporter(Emitter):
         )
 
     def count(
-        self, tokens: int, places: int, seconds: float, waited: float, met: float | None
+        self, tokens: int, places: int, seconds: float, data: float, result: StepResult
     ) -> None:
         """Count a step's work. The time excludes validation and saving.
 
         Args:
             places: number of tokens, including padding.
             seconds: duration of the step.
-            waited: how much of it was spent waiting for data.
-            met: how much of it a rank spent waiting for the others; None if unknown.
+            data: how much of it was spent waiting for data.
+            result: the step's result.
         """
+        window, phases = self._window, result.phases
         self.tokens += tokens
-        self._window.tokens += tokens
-        self._window.places += places
-        self._window.seconds += seconds
-        self._window.waited += waited
-        if met is not None:
-            self._window.met = (self._window.met or 0.0) + met
+        window.tokens += tokens
+        window.places += places
+        window.seconds += seconds
+        window.data += data
+        window.forward += phases.forward
+        window.backward += phases.backward
+        window.optimizer += phases.optimizer
+        for rank, waited in enumerate(result.waits):
+            window.waits[rank] += waited
 
     def step(self, parts: Parts, progress: Progress, result: StepResult) -> None:
         """Report the steps since the last report."""
@@ -88,9 +113,8 @@ class Reporter(Emitter):
                 tokens=self.tokens,
                 tokens_per_second=window.tokens / window.seconds,
                 padding=1 - window.tokens / window.places,
-                data_wait=window.waited / window.seconds,
-                communication_wait=None if window.met is None else window.met / window.seconds,
                 memory_used=self.resident(),
+                **window.shares(),
                 **(gpu_use() if on_gpu else {"gpu_memory_used": 0}),
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import Order, order_of
+from steadytrain.components.train.loop.phases import Phases
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
@@ -65,6 +66,10 @@ class Parts:
     remarks: Sequence[str] = ()
     joined: float = 0.0
     heartbeat: Heartbeat | None = None
+    phases: Phases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.phases = Phases(self.accelerator.device)
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Record a sign of life from the training thread."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,9 @@ from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.phases import PhaseSeconds
 from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.training_component import Update
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,16 @@ class StepResult:
 
     loss: sum over the global batch.
     overflow: the scaler skipped the step.
-    waited: seconds that a rank waited for the others, averaged over the ranks; None if unknown.
+    phases: how long this rank's phases took.
+    waits: seconds that each rank waited for the others; empty if unknown.
     """
 
     loss: float
     grad_norm: float
     learning_rate: float
     overflow: bool
-    waited: float | None = None
+    phases: PhaseSeconds
+    waits: Sequence[float]
 
 
 def agree(
@@ -70,7 +74,7 @@ def agree(
         dtype=torch.int64,
         device=parts.accelerator.device,
     )
-    with parts.strategy.waits or contextlib.nullcontext():
+    with parts.phases.meeting:
         summed = parts.accelerator.reduce(counts, "sum")
     weight, tokens, places, failed, waiting, *stops = summed.tolist()
     asked = [outcome for outcome, count in zip(OUTCOMES, stops, strict=True) if count]
@@ -85,13 +89,20 @@ def agree(
 
 
 def take_step(
-    parts: Parts, step: int, batches: list[Batch], weight: int, *, limit: float = math.inf
+    parts: Parts,
+    step: int,
+    batches: list[Batch],
+    weight: int,
+    *,
+    limit: float,
+    before_update: Callable[[Update], None],
 ) -> StepResult:
     """Run forward, backward, clipping and update. The loss is divided by `weight`.
 
     Args:
         batches: this rank's micro-batches, on its device.
         limit: mean loss above which the step counts as a spike.
+        before_update: called when the gradients are clipped.
 
     Raises:
         Diverged: on all ranks. The weights are unchanged, except if the norm is only known after
@@ -99,23 +110,25 @@ def take_step(
     """
     strategy = parts.strategy
     strategy.model.train()
-    loss, waited = _accumulate(parts, batches, weight)
+    loss, phases, waits = _accumulate(parts, batches, weight)
     if not math.isfinite(loss):
         raise Diverged(step + 1, loss / weight, math.nan)
-    norm = strategy.clip(parts.config.training.max_grad_norm or math.inf)
+    with parts.phases.optimizer:
+        norm = strategy.clip(parts.config.training.max_grad_norm or math.inf)
     if norm is not None:
         _check_norm(parts, step, loss / weight, norm)
     if loss / weight > limit:
         raise Diverged(step + 1, loss / weight, math.nan if norm is None else norm, limit=limit)
     rate = float(parts.scheduler.get_last_lr()[0])
-    told = strategy.update()
+    before_update(Update(step + 1, loss / weight, math.nan if norm is None else norm, rate))
+    with parts.phases.optimizer:
+        told = strategy.update()
     if norm is None:
         norm = math.nan if told is None else told
         _check_norm(parts, step, loss / weight, norm)
     if not strategy.skipped:
         parts.scheduler.step()
-    known = None if strategy.waits is None else waited
-    return StepResult(loss, norm, rate, overflow=strategy.skipped, waited=known)
+    return StepResult(loss, norm, rate, overflow=strategy.skipped, phases=phases, waits=waits)
 
 
 def _check_norm(parts: Parts, step: int, loss: float, norm: float) -> None:
@@ -124,20 +137,31 @@ def _check_norm(parts: Parts, step: int, loss: float, norm: float) -> None:
         raise Diverged(step + 1, loss, norm)
 
 
-def _accumulate(parts: Parts, batches: list[Batch], weight: int) -> tuple[float, float]:
+def _accumulate(
+    parts: Parts, batches: list[Batch], weight: int
+) -> tuple[float, PhaseSeconds, list[float]]:
     """Compute the gradients of the global batch's mean loss.
 
     Returns:
-        The loss summed over all ranks, and the mean number of seconds that they waited.
+        The loss summed over all ranks, the time of this rank's phases, and the seconds that each
+        rank waited for the others: empty if the strategy does not measure them.
     """
     accelerator, strategy, last = parts.accelerator, parts.strategy, len(batches) - 1
+    phases = parts.phases
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     for index, batch in enumerate(batches):
         with strategy.micro_batch(last=index == last):
-            total = parts.task.loss(strategy.model, batch).total
-            # Gradients are averaged over the ranks, but we need their sum.
-            strategy.backward(total / weight * parts.world_size)
+            with phases.forward:
+                total = parts.task.loss(strategy.model, batch).total
+            with phases.backward:
+                # Gradients are averaged over the ranks, but we need their sum.
+                strategy.backward(total / weight * parts.world_size)
         summed += total.detach()
-    waited = summed.new_tensor(strategy.waits.take() if strategy.waits else 0.0)
-    loss, seconds = accelerator.reduce(torch.stack((summed, waited)), "sum").tolist()
-    return loss, seconds / parts.world_size
+    met, exchanged, waited = phases.meeting.take(), 0.0, summed.new_zeros(0)
+    if strategy.waits is not None:
+        exchanged = strategy.waits.take()
+        waited = summed.new_zeros(parts.world_size)
+        waited[parts.rank] = met + exchanged
+    sums = torch.cat((summed.view(1), waited))
+    loss, *waits = accelerator.reduce(sums, "sum").tolist()
+    return loss, phases.take(exchanged), waits

@@ -58,7 +58,7 @@ class Training:
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
-        self.components = Components(parts)
+        self.components = Components(parts, reporter)
         self.saver = Saver(
             store,
             rank=parts.rank,
@@ -98,6 +98,7 @@ class Training:
             if progress.out_of_patience(training):
                 self.save()
                 return "early_stopped"
+            self.components.before_step(progress.step + 1)
             own, began = data.take(progress.step), time.monotonic()
             agreed = agree(
                 self.parts,
@@ -125,7 +126,12 @@ class Training:
         parts, progress = self.parts, self.progress
         try:
             result = take_step(
-                parts, progress.step, own.batches, agreed.weight, limit=self._limit()
+                parts,
+                progress.step,
+                own.batches,
+                agreed.weight,
+                limit=self._limit(),
+                before_update=self.components.before_update,
             )
         except Diverged as error:
             self.reporter.diverged(error)
@@ -136,12 +142,13 @@ class Training:
             self.components.after_update(
                 Update(progress.step, mean, result.grad_norm, result.learning_rate)
             )
+        self.components.after_step(progress.step)
         keep = parts.config.recovery.spike_window
         progress.note_loss(mean, keep=keep)
         progress.window_loss += result.loss
         progress.window_weight += agreed.weight
         seconds = own.waited + time.monotonic() - began
-        self.reporter.count(agreed.tokens, agreed.places, seconds, own.waited, result.waited)
+        self.reporter.count(agreed.tokens, agreed.places, seconds, own.waited, result)
         if result.overflow:
             self.reporter.overflow(parts, progress)
         every = parts.config.training.logging_steps

@@ -5,13 +5,15 @@ This module does not import torch, because a configuration is also checked where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
+
+    from steadytrain.components.shared.events import Event
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,21 @@ class TrainingContext:
     weights: this rank's part of each trained weight, by name. What the mapping returns has the
         current values: look a weight up each time, and do not change it.
     folder: the run's folder. Only rank 0 may write there.
+    attempt: number of the attempt.
+    sharded: whether `weights` are only parts, so that sums over them need all ranks.
+    gradients: returns this rank's part of the gradients by the weight's name. Only for
+        `before_update`: they are cleared afterwards. Clipping has scaled them already.
+    emit: adds an event to the run. Only events of rank 0 count.
     """
 
     weights: Mapping[str, torch.Tensor]
     rank: int
     world_size: int
     folder: Path
+    attempt: int
+    sharded: bool
+    gradients: Callable[[], Mapping[str, torch.Tensor]]
+    emit: Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -65,8 +76,20 @@ class TrainingComponent:
     def begin(self, context: TrainingContext) -> None:
         """Create the state, right before the first step or before the state is restored."""
 
+    def before_step(self, step: int) -> None:
+        """Called before each step, with the number that it will have."""
+
+    def before_update(self, update: Update) -> None:
+        """Called before each update of the weights, with the gradients that it will use.
+
+        `update.grad_norm` is NaN under ZeRO, which computes it in the update.
+        """
+
     def after_update(self, update: Update) -> None:
         """Called after each update of the weights, but not if a loss scaler skipped it."""
+
+    def after_step(self, step: int) -> None:
+        """Called after each step, also if a loss scaler skipped its update."""
 
     def before_validation(self) -> None:
         """Called before each validation."""

@@ -9,7 +9,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
-from steadytrain.components.shared.config.training import identifying
+from steadytrain.components.shared.config.training import WATCHING, identifying
 from steadytrain.components.shared.digest import users_code_digest, value_digest
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.registry import task_code
@@ -23,6 +23,7 @@ NEUTRAL = (
     "save_steps",
     "save_total_limit",
     "save_keep_every",
+    *WATCHING,
 )
 """Fields of `training` that control how the work is split and what is reported. They don't affect
 what the model learns."""

@@ -12,7 +12,7 @@ import torch
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
 from steadytrain.components.shared.config.strategies import StrategySpec
 from steadytrain.components.train.checkpoint.optimizer_state import optimizer_settings
-from steadytrain.components.train.strategy.waiting import Waits
+from steadytrain.components.train.strategy.timer import Timer
 
 if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ class Strategy(ABC):
     optimizer: its parameter groups hold the learning rates.
     optimizer_spec: what it keeps for each parameter.
     spec: what it shards. It may differ from the configured strategy: a single rank shards nothing.
-    waits: adds up how long this rank waits for the others in a step. None if it never waits, or if
+    waits: adds up how long this rank waits for the others' gradients. None if it never waits, or if
         the ranks synchronize throughout the step, so no single wait can be measured.
     """
 
@@ -46,7 +46,7 @@ class Strategy(ABC):
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     optimizer_spec: OptimizerSpec
-    waits: Waits | None = None
+    waits: Timer | None = None
 
     @property
     def shares_weights(self) -> bool:
@@ -127,6 +127,15 @@ class Strategy(ABC):
         What the mapping returns now has the current values; do not keep the tensors themselves.
         Parts that are not the full weight may be flat.
         """
+
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Return this rank's part of each trained weight's gradient, by the weight's name.
+
+        Between `clip` and `update`. A strategy that keeps its gradients elsewhere overrides this,
+        or has "training.monitor.layers" in `StrategySpec.unsupported`.
+        """
+        named = self.module.named_parameters()
+        return {name: item.grad for name, item in named if item.grad is not None}
 
     @abstractmethod
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:

@@ -103,6 +103,14 @@ class FullySharded(Strategy):
     def weights(self) -> Mapping[str, torch.Tensor]:
         return _LocalParts(self._shards)
 
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        # FSDP makes them in shards, as the weights are.
+        return {
+            name: _local(item.grad)
+            for name, item in self._shards.items()
+            if isinstance(item.grad, DTensor)
+        }
+
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
         held = ((name, item, self._shards[name]) for name, item in tensors.items() if item.numel())
         return [

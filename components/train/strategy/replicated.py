@@ -19,7 +19,7 @@ from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut
 from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
-from steadytrain.components.train.strategy.waiting import Waits
+from steadytrain.components.train.strategy.timer import Timer
 
 _BUCKETS: Final = 8
 """Number of buckets for exchanging a small model's gradients.
@@ -47,7 +47,7 @@ class Replicated(Strategy):
         self._wrapped = accelerator.prepare(self.optimizer)
         self._exchanges = False
         if accelerator.num_processes > 1:
-            self.waits = Waits(accelerator.device)
+            self.waits = Timer(accelerator.device)
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         self._exchanges = last

@@ -82,6 +82,10 @@ FSDP: Final = StrategySpec(
     unsupported=_NEEDS_ALL_OF_IT,
     accelerate="FSDP",
 )
+_ZERO_LACKS: Final = {
+    **_NEEDS_ALL_OF_IT,
+    "training.monitor.layers": "DeepSpeed does not show the gradients before its update",
+}
 ZERO_1: Final = StrategySpec(
     title="DeepSpeed ZeRO-1",
     build=partial(_zero, stage=1),
@@ -89,7 +93,7 @@ ZERO_1: Final = StrategySpec(
     offloads=("optimizer",),
     library="deepspeed",
     accelerate="DEEPSPEED",
-    unsupported=_NEEDS_ALL_OF_IT,
+    unsupported=_ZERO_LACKS,
     # FSDP shards everything that ZeRO-3 does, but this user chose DeepSpeed.
     fallback="zero2",
 )
@@ -100,7 +104,7 @@ ZERO_2: Final = StrategySpec(
     offloads=("optimizer",),
     library="deepspeed",
     accelerate="DEEPSPEED",
-    unsupported=_NEEDS_ALL_OF_IT,
+    unsupported=_ZERO_LACKS,
     fallback="zero3",
 )
 ZERO_3: Final = StrategySpec(
@@ -110,5 +114,5 @@ ZERO_3: Final = StrategySpec(
     offloads=("optimizer", "all"),
     library="deepspeed",
     accelerate="DEEPSPEED",
-    unsupported=_NEEDS_ALL_OF_IT,
+    unsupported=_ZERO_LACKS,
 )

@@ -11,6 +11,9 @@ import yaml
 from steadytrain.components.observe.alerts import ALERTS
 from steadytrain.components.observe.manifests import groups
 from steadytrain.components.observe.registry import COMMON_LABELS, SERIES
+from steadytrain.components.observe.samples import Samples
+from steadytrain.components.observe.series import Series
+from steadytrain.components.observe.webhook import AlertState
 from steadytrain.components.shared.config.fields import leaves
 from steadytrain.components.shared.config.run import RunConfig
 
@@ -140,6 +143,37 @@ def test_every_alert_fires_when_it_should_and_only_then(promtool, rules):
     cases = [case(name, *values) for name, found in CASES.items() for values in found]
     done = run_tests(promtool, rules, cases)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alert_without_prometheus_fires_as_with_it(alert):
+    for fires, minutes, values in CASES[alert.name]:
+        state, series = AlertState(set()), Series()
+        expanded = {key(name): expand(text) for name, text in values.items()}
+        for minute in range(minutes + 1):
+            samples = Samples()
+            samples.values |= {
+                name: found[minute] for name, found in expanded.items() if minute < len(found)
+            }
+            series.add(60.0 * minute, samples)
+            state.update(series)
+        assert (alert.name in state.firing) == fires, (minutes, values)
+
+
+def key(name):
+    """Return the key of a series in `Samples`."""
+    metric, _, label = name.removesuffix('"}').partition("{")
+    return SERIES[metric].name, label.partition('"')[2]
+
+
+def expand(text):
+    """Return the values of promtool's notation: 1x2 is 1 1 1, and 0+60x2 is 0 60 120."""
+    values = []
+    for part in text.split():
+        start, by, times = re.fullmatch(r"([\d.]+|NaN)(?:([+-][\d.]+))?(?:x(\d+))?", part).groups()
+        count = int(times or 0) + 1
+        values += [float(start) + place * float(by or 0) for place in range(count)]
+    return values
 
 
 def test_wrong_expectation_fails(promtool, rules):

@@ -240,8 +240,8 @@ def test_secrets_of_the_environment_are_in_no_warning_and_no_scrape(
 
 def test_port_adds_the_sink_and_keeps_the_run(make_config):
     without, with_port = make_config(), make_config(observability={"prometheus_port": 9464})
-    assert without.sinks == ("mlflow",)
-    assert with_port.sinks == ("mlflow", "prometheus")
+    assert without.sinks == ("mlflow", "diagnosis")
+    assert with_port.sinks == ("mlflow", "prometheus", "diagnosis")
     assert with_port.digest() == without.digest()
     assert plugins.load(plugins.SINKS, "prometheus") is PrometheusSink
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from steadytrain.components.observe.registry import METRICS
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events import read_events
@@ -38,6 +39,9 @@ STEP = TrainingStep(
     memory_used=1000,
     data_wait=0.2,
     communication_wait=0.3,
+    forward=0.1,
+    backward=0.2,
+    optimizer=0.1,
 )
 
 
@@ -52,8 +56,6 @@ def counters(metrics):
 
 
 def kind_of(name):
-    from steadytrain.components.observe.registry import METRICS
-
     return METRICS[name].kind
 
 
@@ -155,11 +157,19 @@ def test_time_of_steps_is_split_by_what_they_waited_for():
     )
     metrics = RunMetrics.of([started(), STEP, saved, checked])
     found = {
-        phase: value(metrics, "step_seconds", phase)
-        for phase in ("data", "communication", "compute", "checkpoint", "validation")
+        phase: value(metrics, "step_seconds", phase) for phase in METRICS["step_seconds"].values
     }
     assert found == pytest.approx(
-        {"data": 2, "communication": 3, "compute": 5, "checkpoint": 4, "validation": 7}
+        {
+            "data": 2,
+            "forward": 1,
+            "backward": 2,
+            "communication": 3,
+            "optimizer": 1,
+            "other": 1,
+            "checkpoint": 4,
+            "validation": 7,
+        }
     )
     assert value(metrics, "validation_loss") == 1.25
     assert not any("of_a_plugin" in name for name, _ in metrics.current().values)

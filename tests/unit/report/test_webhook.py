@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from steadytrain.components.report import webhook
+from steadytrain.components.shared import webhook
 
 SECRET = "T0KEN-in-the-path"
 CHUNK = b"x" * (1 << 20)

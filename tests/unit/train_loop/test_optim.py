@@ -38,6 +38,8 @@ OURS_ALONE = {
     "order",
     "order_options",
     "components",
+    "monitor",
+    "profile",
 }
 """The user sets the global batch size. In Transformers, early stopping belongs to a callback, no
 checkpoint is kept because of its step, and a sampler or callback is an argument of the Trainer."""

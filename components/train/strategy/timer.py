@@ -1,4 +1,4 @@
-"""Measure how long a rank waits for the others."""
+"""Measure how long parts of a step take, without making the device wait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 
 
-class Waits:
-    """Adds up time spans of waiting, each between `begin` and `end`, or as a context.
+class Timer:
+    """Adds up time spans, each between `begin` and `end`, or as a context.
 
     On a GPU, it uses events of the CUDA stream, which runs behind the Python program: what counts
-    is how long the stream waits, not the program.
+    is how long the stream takes, not the program.
     """
 
     def __init__(self, device: torch.device) -> None:

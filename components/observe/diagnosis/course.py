@@ -1,0 +1,159 @@
+"""The course of a training run: its events, folded to what the rules look at."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from functools import singledispatchmethod
+from typing import Any, Final
+
+from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DataPrepared,
+    LayersMeasured,
+    ProblemFound,
+    SupervisorStarted,
+    TrainingDiverged,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+)
+
+STEPS: Final = 1000
+"""How many of the newest reported steps are kept."""
+VALIDATIONS: Final = 200
+FIRST: Final = 5
+"""How many of the first losses are kept: what the run began with."""
+RECENT: Final = 20
+"""How many reported steps the rules about speed look at."""
+
+
+class Course:
+    """What happened in training, without steps that a resumed attempt repeats. Bounded memory.
+
+    attempt: the newest attempt.
+    ready: its start of training.
+    ended: its end; None while it runs.
+    steps: the newest reported steps, of all attempts.
+    first_losses: the losses of the first reported steps.
+    validations: the newest validations, of all attempts.
+    checkpoints: those of the newest attempt.
+    layers: the newest measurements of layers.
+    diverged: the steps at which training diverged.
+    found: the problems that are reported already, by rule.
+    """
+
+    def __init__(self) -> None:
+        self.attempt: AttemptStarted | None = None
+        self.ready: TrainingStarted | None = None
+        self.ended: AttemptEnded | None = None
+        self.steps: deque[TrainingStep] = deque(maxlen=STEPS)
+        self.first_losses: list[float] = []
+        self.validations: deque[Validated] = deque(maxlen=VALIDATIONS)
+        self.checkpoints: list[CheckpointSaved] = []
+        self.layers: deque[LayersMeasured] = deque(maxlen=RECENT)
+        self.diverged: list[int] = []
+        self.data: DataPrepared | None = None
+        self.found: dict[str, ProblemFound] = {}
+        self._supervisor: SupervisorStarted | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Course:
+        """Return the course that events describe."""
+        course = cls()
+        for event in events:
+            course.add(event)
+        return course
+
+    @property
+    def recent(self) -> list[TrainingStep]:
+        """The newest reports of the newest attempt, without its first one, which warms up."""
+        return self.own[1:][-RECENT:]
+
+    @property
+    def own(self) -> list[TrainingStep]:
+        """The reports of the newest attempt."""
+        return [step for step in self.steps if step.attempt == self.steps[-1].attempt]
+
+    @property
+    def losses(self) -> list[TrainingStep]:
+        """The reported steps whose loss is finite."""
+        return [step for step in self.steps if math.isfinite(step.loss)]
+
+    @property
+    def peak_rate(self) -> float:
+        """The highest learning rate so far; 0 before the first step."""
+        return max((step.learning_rate for step in self.steps), default=0.0)
+
+    @property
+    def progress(self) -> float:
+        """The share of the planned steps that is done."""
+        if self.ready is None or not self.steps:
+            return 0.0
+        return self.steps[-1].step / self.ready.max_steps
+
+    def setting(self, section: str, field: str) -> Any:
+        """Return a field of the configuration that the newest supervisor uses, or None."""
+        return self._supervisor.settings.get(section, {}).get(field) if self._supervisor else None
+
+    @singledispatchmethod
+    def add(self, event: Event) -> None:
+        """Add an event. Ignore those that no rule looks at."""
+
+    @add.register
+    def _(self, event: SupervisorStarted) -> None:
+        self._supervisor = event
+
+    @add.register
+    def _(self, event: DataPrepared) -> None:
+        self.data = event
+
+    @add.register
+    def _(self, event: AttemptStarted) -> None:
+        self.attempt, self.ready, self.ended = event, None, None
+        self.checkpoints.clear()
+        kept = event.resumed_from_step or 0
+        self.steps = deque((step for step in self.steps if step.step <= kept), STEPS)
+        self.validations = deque(
+            (item for item in self.validations if item.step <= kept), VALIDATIONS
+        )
+        if not self.steps:
+            self.first_losses.clear()
+
+    @add.register
+    def _(self, event: TrainingStarted) -> None:
+        self.ready = event
+
+    @add.register
+    def _(self, event: AttemptEnded) -> None:
+        self.ended = event
+
+    @add.register
+    def _(self, event: TrainingStep) -> None:
+        self.steps.append(event)
+        if len(self.first_losses) < FIRST and math.isfinite(event.loss):
+            self.first_losses.append(event.loss)
+
+    @add.register
+    def _(self, event: Validated) -> None:
+        self.validations.append(event)
+
+    @add.register
+    def _(self, event: CheckpointSaved) -> None:
+        self.checkpoints.append(event)
+
+    @add.register
+    def _(self, event: LayersMeasured) -> None:
+        self.layers.append(event)
+
+    @add.register
+    def _(self, event: TrainingDiverged) -> None:
+        self.diverged.append(event.step)
+
+    @add.register
+    def _(self, event: ProblemFound) -> None:
+        self.found.setdefault(event.rule, event)

@@ -1,0 +1,262 @@
+"""Rules about what the model learns: loss, gradients, and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Final
+
+from steadytrain.components.observe.diagnosis.course import Course
+from steadytrain.components.observe.diagnosis.rule import Rule
+from steadytrain.components.shared.events.types import LayersMeasured
+
+_AFTER_BEST: Final = 3
+"""Validations after the best one before overfitting can be found."""
+_RISE: Final = 0.05
+"""Rise of the validation loss above its best, relative to it. Prechelt's criterion GL."""
+_LEARNED: Final = 0.02
+"""Fall of the training loss, relative to its start, below which nothing was learned."""
+_RISEN: Final = 1.5
+"""Training loss relative to its start, above which training goes the wrong way."""
+_STILL_FALLING: Final = 0.05
+"""Fall of the validation loss in the last tenth of the steps, relative to it."""
+_FLAT: Final = 0.002
+_CLIPPED: Final = 10.0
+"""Gradients this many times above training.max_grad_norm explode."""
+_GROWN: Final = 100.0
+"""Gradients this many times above the first ones explode, if nothing clips them."""
+_VANISHED: Final = 1e-3
+"""Norm of a layer's gradients, relative to the layer with the largest one."""
+_ANY_GRADIENT: Final = 1e-7
+_FASTEST, _SLOWEST = 0.1, 1e-5
+"""Bounds on a step's update, relative to the weights."""
+_MEASURED: Final = 3
+"""Measurements of layers that must agree."""
+_REPORTS: Final = 10
+"""Reported steps before a rule about the loss judges."""
+
+
+def overfitting(course: Course) -> str:
+    """The validation loss rises after its best value while the training loss falls."""
+    scored = [
+        (item.step, item.metrics["loss"])
+        for item in course.validations
+        if math.isfinite(item.metrics.get("loss", math.nan))
+    ]
+    if len(scored) <= _AFTER_BEST:
+        return ""
+    at, best = min(scored, key=lambda item: item[1])
+    after = [loss for step, loss in scored if step > at][-_AFTER_BEST:]
+    if len(after) < _AFTER_BEST or min(after) - best <= _RISE * abs(best):
+        return ""
+    before = [step.loss for step in course.losses if step.step <= at][-_REPORTS:]
+    now = [step.loss for step in course.losses if step.step > at][-_REPORTS:]
+    if not before or not now or median(now) >= median(before):
+        return ""
+    return (
+        f"since step {at:,}, the validation loss has risen from {best:.4g} to {after[-1]:.4g}, "
+        f"while the training loss has fallen from {median(before):.4g} to {median(now):.4g}"
+    )
+
+
+def underfitting(course: Course) -> str:
+    """The loss hardly fell, or it still falls fast when the run ends."""
+    losses = course.losses
+    if len(losses) < _REPORTS or course.progress < 0.5:
+        return ""
+    began, now = median(course.first_losses), median(step.loss for step in losses[-_REPORTS // 2 :])
+    if began - now < _LEARNED * abs(began):
+        return (
+            f"after {course.progress:.0%} of the steps, the training loss is {now:.4g}; it was "
+            f"{began:.4g} at the start"
+        )
+    if course.progress < 1:
+        return ""
+    late = [step.loss for step in losses if step.step > 0.8 * losses[-1].step]
+    middle = len(late) // 2
+    if middle < _MEASURED:
+        return ""
+    earlier, last = median(late[:middle]), median(late[middle:])
+    if earlier - last < _STILL_FALLING * abs(earlier):
+        return ""
+    return (
+        f"the run has ended while its training loss was still falling, from {earlier:.4g} to "
+        f"{last:.4g} in the last tenth of the steps"
+    )
+
+
+def plateau(course: Course) -> str:
+    """The training loss no longer falls, although the learning rate is high and steps remain."""
+    losses = course.losses
+    if len(losses) < 3 * _REPORTS or course.progress < 0.3:
+        return ""
+    window = losses[-len(losses) // 3 :]
+    if window[-1].learning_rate < 0.1 * course.peak_rate:
+        return ""
+    middle = len(window) // 2
+    before = median(step.loss for step in window[:middle])
+    now = median(step.loss for step in window[middle:])
+    if before - now >= _FLAT * abs(before):
+        return ""
+    return (
+        f"the training loss has stayed at {now:.4g} since step {window[0].step:,}, at "
+        f"{course.progress:.0%} of the steps"
+    )
+
+
+def vanishing_gradients(course: Course) -> str:
+    """A layer gets almost no gradient, or the whole model gets none."""
+    lowest = [_lowest(item) for item in _newest(course)]
+    named = {name for name, _ in lowest}
+    if len(named) == 1 and all(share < _VANISHED for _, share in lowest):
+        name, share = lowest[-1]
+        return f"the gradients of {name} are {share:.1e} of those of the layer with the largest"
+    norms = [step.grad_norm for step in course.recent[-_MEASURED:]]
+    if len(norms) == _MEASURED and all(norm < _ANY_GRADIENT for norm in norms):
+        return f"the norm of all gradients is {norms[-1]:.1e}"
+    return ""
+
+
+def exploding_gradients(course: Course) -> str:
+    """Gradients are far above the clipping norm, or have grown far above the first ones."""
+    recent = course.recent
+    norms = [step.grad_norm for step in recent if math.isfinite(step.grad_norm)]
+    if len(norms) < _REPORTS:
+        return ""
+    limit, now = course.setting("training", "max_grad_norm"), median(norms)
+    if limit:
+        bound, against = _CLIPPED * limit, f"training.max_grad_norm is {limit:g}"
+    else:
+        first = median(step.grad_norm for step in list(course.steps)[:_MEASURED])
+        bound, against = _GROWN * first, f"it was {first:.3g} at the start"
+    if now <= bound:
+        return ""
+    return f"the norm of the gradients is {now:.3g}, and {against}{_largest(course)}"
+
+
+def learning_rate_too_high(course: Course) -> str:
+    """Training diverges, the loss rises, or each step changes the weights by a large share."""
+    if course.diverged:
+        return f"training diverged at step {course.diverged[-1]:,}"
+    if len(losses := course.losses) >= _REPORTS:
+        began, now = course.first_losses[0], median(step.loss for step in losses[-_MEASURED:])
+        if now > _RISEN * began > 0:
+            return f"the training loss has risen from {began:.4g} at the start to {now:.4g}"
+    ratios = _ratios(course)
+    if ratios and min(ratios) > _FASTEST:
+        return f"each step changes the weights of half of the layers by {ratios[-1]:.1%} or more"
+    return ""
+
+
+def learning_rate_too_low(course: Course) -> str:
+    """Each step changes the weights by a tiny share, although the rate is near its peak."""
+    ratios = _ratios(course)
+    if ratios and max(ratios) < _SLOWEST:
+        return f"each step changes the weights of half of the layers by less than {ratios[-1]:.1e}"
+    return ""
+
+
+def _newest(course: Course) -> list[LayersMeasured]:
+    """Return the newest measurements of layers; none if there are too few."""
+    found = list(course.layers)[-_MEASURED:]
+    return found if len(found) == _MEASURED else []
+
+
+def _lowest(measured: LayersMeasured) -> tuple[str, float]:
+    """Return the layer with the smallest gradients, and their share of the largest ones."""
+    name = min(measured.gradient, key=measured.gradient.__getitem__)
+    largest = max(measured.gradient.values())
+    return name, measured.gradient[name] / largest if largest else 1.0
+
+
+def _largest(course: Course) -> str:
+    """Name the layer with the largest gradients; "" without measurements."""
+    if not course.layers:
+        return ""
+    gradient = course.layers[-1].gradient
+    name = max(gradient, key=gradient.__getitem__)
+    total = math.hypot(*gradient.values()) or 1.0
+    return f"; {name} has {gradient[name] ** 2 / total**2:.0%} of its square"
+
+
+def _ratios(course: Course) -> list[float]:
+    """Return the median ratio of update to weight over the layers, for the newest measurements.
+
+    Only those near the peak of the learning rate count, so that warm-up and decay do not look like
+    a rate that is too low.
+    """
+    rates = {step.step: step.learning_rate for step in course.steps}
+    near = [item for item in _newest(course) if _near_peak(rates, item.step, course.peak_rate)]
+    return [_ratio(item) for item in near] if len(near) == _MEASURED else []
+
+
+def _near_peak(rates: Mapping[int, float], step: int, peak: float) -> bool:
+    """Return whether the reported step closest to a step has at least half of the peak rate."""
+    closest: Iterable[int] = sorted(rates, key=lambda other: abs(other - step))[:1]
+    return any(rates[other] >= peak / 2 for other in closest)
+
+
+def _ratio(measured: LayersMeasured) -> float:
+    return median(
+        measured.update[name] / weight for name, weight in measured.weight.items() if weight > 0
+    )
+
+
+LEARNING: Final = (
+    Rule(
+        "overfitting",
+        overfitting,
+        "The model learns the training data by heart.",
+        "Stop earlier (training.early_stopping_patience), train for fewer epochs, raise "
+        "training.weight_decay, or add data. training.load_best_model_at_end keeps the best model.",
+        "Prechelt 1998, Early Stopping - But When? (criteria GL and UP)",
+    ),
+    Rule(
+        "underfitting",
+        underfitting,
+        "The model has learned less than it could.",
+        "Train for more steps (training.num_train_epochs), raise training.learning_rate, or use a "
+        "larger model.",
+        "Goodfellow, Bengio and Courville 2016, Deep Learning, section 5.2",
+    ),
+    Rule(
+        "plateau",
+        plateau,
+        "The training loss no longer falls.",
+        "Stop, or let the learning rate fall sooner: fewer training.max_steps, or "
+        "training.lr_scheduler_type cosine or linear.",
+        "PyTorch documentation, ReduceLROnPlateau",
+    ),
+    Rule(
+        "vanishing_gradients",
+        vanishing_gradients,
+        "A part of the model gets almost no gradient, so it does not learn.",
+        "Check the initialization, normalization and frozen parts of the model. With fp16, use "
+        "training.bf16.",
+        "Glorot and Bengio 2010, Understanding the difficulty of training deep feedforward "
+        "neural networks",
+    ),
+    Rule(
+        "exploding_gradients",
+        exploding_gradients,
+        "Clipping removes most of each gradient, or nothing clips it.",
+        "Lower training.learning_rate, raise training.warmup_steps, or set training.max_grad_norm "
+        "to 1.",
+        "Pascanu, Mikolov and Bengio 2013, On the difficulty of training recurrent neural networks",
+    ),
+    Rule(
+        "learning_rate_too_high",
+        learning_rate_too_high,
+        "The steps are too large for the weights.",
+        "Lower training.learning_rate by a factor of 3 to 10, or raise training.warmup_steps.",
+        "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
+    ),
+    Rule(
+        "learning_rate_too_low",
+        learning_rate_too_low,
+        "The steps are too small to change the weights.",
+        "Raise training.learning_rate by a factor of 10.",
+        "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
+    ),
+)

@@ -1,0 +1,282 @@
+"""Rules find the problems of real runs that have them, and none in a run that has none."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from steadytrain.components.observe.diagnosis import RULES, findings
+from steadytrain.components.observe.diagnosis.course import Course
+from steadytrain.components.observe.diagnosis.sink import DiagnosisSink
+from steadytrain.components.preprocess import step as preprocess
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config.fields import leaves
+from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    ProblemFound,
+    SupervisorStarted,
+    TrainingStep,
+)
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import LossSum
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.loop.emitter import Emitter
+from steadytrain.components.train.loop.training import Training
+
+from support.training import LLAMA, VOCABULARY, Bench, events_of, language_rows, write_data
+
+RECIPE = {
+    "global_batch_size": 4,
+    "max_steps": 120,
+    "learning_rate": 5e-3,
+    "logging_steps": 2,
+    "eval_steps": 20,
+    "save_steps": 120,
+}
+
+
+def noise(count, seed):
+    """Return rows that nobody can predict, only learn by heart."""
+    generator = np.random.default_rng(seed)
+    return [
+        {
+            "input_ids": generator.integers(2, VOCABULARY, 32).tolist(),
+            "targets": [0] + [1] * 31,
+            "lengths": [32],
+        }
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function that trains in this process, and returns the events of the run."""
+    torch.set_num_threads(1)
+
+    def train(name, rows, held_out, *, recovery=None, **training):
+        root = tmp_path_factory.mktemp(name)
+        data = write_data(root / "data", rows, held_out)
+        bench = Bench.make(root, data, training={**RECIPE, **training}, recovery=recovery or {})
+        settings = SupervisorStarted(
+            generation=1, pid=1, host="h", settings=bench.config.model_dump(mode="json")
+        )
+        with contextlib.closing(bench.workspace.stream("supervisor")) as stream:
+            stream.emit(settings)
+        with contextlib.suppress(Diverged):
+            bench.train_here()
+        return bench
+
+    return train
+
+
+def problems(bench):
+    return {item.rule for item in findings(read_events(bench.workspace.events))}
+
+
+@pytest.fixture(scope="module")
+def healthy(trained):
+    return trained("healthy", language_rows(300), language_rows(20, seed=1))
+
+
+def test_run_without_problems_has_no_findings(healthy):
+    assert problems(healthy) == set()
+
+
+def test_run_that_learns_its_data_by_heart_overfits(trained):
+    assert problems(trained("overfit", noise(8, 0), noise(8, 1))) == {"overfitting"}
+
+
+def test_run_that_learns_nothing_underfits_on_a_plateau(trained):
+    bench = trained(
+        "noise", noise(600, 0), noise(4, 1), lr_scheduler_type="constant", learning_rate=1e-4
+    )
+    assert problems(bench) == {"underfitting", "plateau"}
+
+
+def test_run_that_ends_while_its_loss_falls_underfits(trained):
+    bench = trained(
+        "short",
+        language_rows(300),
+        language_rows(4, seed=1),
+        max_steps=50,
+        logging_steps=1,
+        lr_scheduler_type="constant",
+        save_steps=50,
+    )
+    assert problems(bench) == {"underfitting"}
+
+
+def test_run_that_diverges_has_too_high_a_learning_rate(trained):
+    rows, rate = language_rows(60), {"learning_rate": 1e20, "warmup_steps": 0}
+    assert "learning_rate_too_high" in problems(trained("fast", rows, [], **rate))
+
+
+def test_run_whose_loss_rises_has_too_high_a_learning_rate(trained):
+    rate = {"learning_rate": 3.0, "warmup_steps": 0, "max_steps": 40, "logging_steps": 1}
+    bench = trained("rising", language_rows(60), [], recovery={"spike_threshold": 0}, **rate)
+    assert "learning_rate_too_high" in problems(bench)
+
+
+def test_run_whose_loss_is_scaled_up_has_exploding_gradients(trained, monkeypatch):
+    prompt = CausalLanguageModel.loss
+    monkeypatch.setattr(
+        CausalLanguageModel, "loss", lambda *given: LossSum(prompt(*given).total * 1000)
+    )
+    short = {"max_steps": 16, "logging_steps": 1}
+    assert "exploding_gradients" in problems(trained("scaled", language_rows(40), [], **short))
+
+
+def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):
+    prompt = CausalLanguageModel.collate
+
+    def late(*given):
+        time.sleep(0.05)
+        return prompt(*given)
+
+    monkeypatch.setattr(CausalLanguageModel, "collate", late)
+    short = {"max_steps": 8, "logging_steps": 1}
+    assert "data_bound" in problems(trained("data", language_rows(40), [], **short))
+
+
+def test_run_that_saves_slowly_after_each_step_is_bound_by_its_checkpoints(trained, monkeypatch):
+    prompt = Training._state
+
+    def late(*given):
+        time.sleep(0.2)
+        return prompt(*given)
+
+    monkeypatch.setattr(Training, "_state", late)
+    short = {"max_steps": 8, "logging_steps": 1, "save_steps": 1}
+    assert "checkpoint_bound" in problems(trained("saves", language_rows(40), [], **short))
+
+
+def test_run_whose_task_keeps_every_batch_leaks_memory(trained, monkeypatch):
+    prompt, kept = CausalLanguageModel.loss, []
+
+    def keeps(*given):
+        kept.append(bytearray(b"x" * 8_000_000))
+        return prompt(*given)
+
+    # Otherwise, memory is measured once per second.
+    monkeypatch.setattr(Emitter, "resident", lambda _: psutil.Process().memory_info().rss)
+    short = {"max_steps": 60, "logging_steps": 1}
+    assert "memory_leak" not in problems(trained("tight", language_rows(40), [], **short))
+    monkeypatch.setattr(CausalLanguageModel, "loss", keeps)
+    assert "memory_leak" in problems(trained("leaks", language_rows(40), [], **short))
+
+
+def test_duplicates_of_a_source_are_found_and_unique_records_are_not(tmp_path):
+    words = [f"record number {index} about {index * 7919 % 1000}" for index in range(60)]
+    for name, texts in (("unique", words), ("repeated", words + words[:30])):
+        source = tmp_path / f"{name}.jsonl"
+        source.write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+        config = from_mapping(
+            {
+                "name": "data",
+                "run": name,
+                "output": str(tmp_path / "output"),
+                "data": {
+                    "source": [str(source)],
+                    "near_duplicate_threshold": None,
+                    "validation_share": 0.2,
+                    "test_share": 0.2,
+                    "sequence_length": 32,
+                },
+                "model": {"vocab_size": 300, "config": LLAMA},
+            }
+        )
+        preprocess.run(config)
+        found = findings(read_events(Workspace.of(config).events))
+        assert [item.rule for item in found] == ["duplicate_data"] * (name == "repeated")
+
+
+# What this machine cannot show is put into the reports of the real run.
+CHANGED = {
+    "communication_bound": {"slowest_rank": 0, "slowest_rank_wait": 0.4, "communication_wait": 0.5},
+    "stragglers": {"slowest_rank": 3, "slowest_rank_wait": 0.01, "communication_wait": 0.3},
+    "padding_waste": {"padding": 0.6},
+    "gpu_idle": {"gpu_utilization": 0.3},
+}
+FINE = {
+    "communication_bound": {"slowest_rank": 0, "slowest_rank_wait": 0.1, "communication_wait": 0.1},
+    "stragglers": {"slowest_rank": 3, "slowest_rank_wait": 0.2, "communication_wait": 0.25},
+    "padding_waste": {"padding": 0.1},
+    "gpu_idle": {"gpu_utilization": 0.9},
+}
+
+
+@pytest.mark.parametrize("rule", CHANGED)
+def test_rule_about_what_this_machine_lacks_follows_its_reports(healthy, rule):
+    events = read_events(healthy.workspace.events)
+
+    def with_reports(fields):
+        return [
+            replace(event, time=event.time + 10 * event.step, **fields)
+            if isinstance(event, TrainingStep)
+            else event
+            for event in events
+        ]
+
+    assert [item.rule for item in findings(with_reports(CHANGED[rule]))] == [rule]
+    assert findings(with_reports(FINE[rule])) == []
+
+
+def test_straggler_that_changes_is_none(healthy):
+    events = [
+        replace(
+            event, slowest_rank=event.step // 2 % 4, slowest_rank_wait=0.0, communication_wait=0.3
+        )
+        if isinstance(event, TrainingStep)
+        else event
+        for event in read_events(healthy.workspace.events)
+    ]
+    assert findings(events) == []
+
+
+def test_repeated_steps_count_once(healthy):
+    events = read_events(healthy.workspace.events)
+    course = Course.of(events)
+    again = AttemptStarted(
+        attempt=2,
+        world_size=1,
+        batch=BatchSettings(2),
+        gradient_accumulation_steps=1,
+        resumed_from_step=60,
+    )
+    course.add(again)
+    assert course.steps[-1].step == 60
+    assert course.validations[-1].step == 60
+
+
+def test_problem_is_reported_once_even_after_a_restart(trained):
+    bench = trained("again", noise(8, 0), noise(8, 1))
+    for _ in range(2):
+        sink = DiagnosisSink(bench.config, bench.workspace, every=0.05)
+        time.sleep(0.3)
+        sink.close()
+    (event,) = events_of(bench.workspace, ProblemFound)
+    assert (event.rule, event.attempt) == ("overfitting", 1)
+    assert event.remedy == RULES["overfitting"].remedy
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
+def test_rule_names_fields_that_exist_and_its_source(rule):
+    fields = {field.name for field in leaves(RunConfig)}
+    sections = {name.partition(".")[0] for name in fields}
+    for word in re.findall(r"[a-z]+\.[a-z0-9_]+", rule.meaning + rule.remedy):
+        assert word in fields or word.partition(".")[0] not in sections, word
+    assert rule.source
+    assert rule.meaning.endswith(".")
+    assert rule.remedy.endswith(".")
+    assert rule.check(Course()) == ""
