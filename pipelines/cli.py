@@ -11,6 +11,7 @@ import typer
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
+    ablate_command,
     config_commands,
     doctor_command,
     init_command,
@@ -116,6 +117,7 @@ app.command()(config_commands.validate)
 app.command()(plan_command.plan)
 app.command()(run_command.run)
 app.command()(tune_command.tune)
+app.command()(ablate_command.ablate)
 app.command("list")(runs_commands.list_)
 app.command()(recovery_commands.explain)
 app.command()(runs_commands.report)

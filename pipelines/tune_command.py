@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
@@ -52,6 +52,7 @@ def tune(
     """
     from steadytrain.components.shared.config import load
     from steadytrain.pipelines.plugin_checks import check_plugins
+    from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
     if not config.tune.space:
@@ -60,11 +61,7 @@ def tune(
             remedy="name fields and their values, such as tune: {space: {training.learning_rate: "
             "{low: 1e-4, high: 1e-2, log: true}}}",
         )
-    if find_spec("optuna") is None:
-        raise BadInput(
-            "trials are chosen by the package optuna, which is not installed",
-            remedy="pip install 'steadytrain[train]'",
-        )
+    check_installed("optuna", "trials are chosen by")
     check_plugins(config)
     if dry_run:
         _show_outline(config, as_json=as_json)
@@ -73,30 +70,13 @@ def tune(
 
 
 def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -> None:
-    from steadytrain.components.shared.stopping import stoppable
-    from steadytrain.components.tune.driver import drive, driving, study_folder
     from steadytrain.components.tune.first import first_trials
-    from steadytrain.components.tune.page import write_page
-    from steadytrain.components.tune.results import summary, write_results
-    from steadytrain.components.tune.study import Study
-    from steadytrain.components.tune.trials.local import local_trials
-    from steadytrain.pipelines.interrupts import say
+    from steadytrain.components.tune.results import summary
+    from steadytrain.pipelines.studies import run_study
     from steadytrain.pipelines.tune_display import Lines, ending
 
-    folder = study_folder(config)
     lines = Lines((lambda _: None) if as_json else typer.echo)
-    with driving(config) as log:
-        study = Study(config, log, first=lambda: first_trials(config, other))
-        trials = local_trials(folder, parallel=config.tune.budget.parallel)
-        try:
-            with stoppable() as stopping:
-                drive(study, trials, lines, stopping.check)
-        except Stopped:
-            say("stopped; nothing is lost: the same command continues the study")
-            raise
-        finally:
-            write_results(study, folder)
-            write_page(study, folder)
+    study, folder = run_study(config, lines, _write, first=lambda: first_trials(config, other))
     if export_optuna:
         _export(study, export_optuna)
     if not as_json:
@@ -106,6 +86,14 @@ def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -
         json_output.show({**summary(study), **winner, "folder": str(folder)})
     elif winner["winner"]:
         typer.echo(f"winner  run {winner['winner']}: {winner['gate']}")
+
+
+def _write(study: Study, folder: Path) -> None:
+    from steadytrain.components.tune.page import write_page
+    from steadytrain.components.tune.results import write_results
+
+    write_results(study, folder)
+    write_page(study, folder)
 
 
 def _retrain(study: Study) -> dict[str, Any]:

@@ -16,8 +16,16 @@ from steadytrain.components.tune.study import Study, study_name
 class Lines:
     """Shows a study as lines of text."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    def __init__(
+        self, say: Callable[[str], object], describe: Callable[[Trial], str] | None = None
+    ) -> None:
+        """Say each line.
+
+        Args:
+            describe: returns a new trial in words; None for its parameters.
+        """
         self._say = say
+        self._describe = describe or (lambda trial: as_words(trial.params))
 
     def resumed(self, study: Study) -> None:
         known, running = len(study.history.trials), len(study.running)
@@ -27,7 +35,7 @@ class Lines:
 
     def started(self, study: Study, trial: Trial) -> None:
         more = f"goes on until step {trial.until:,} of {study.rungs.cuts[-1]:,}"
-        self._say(f"trial {trial.number}: {more if trial.reached else as_words(trial.params)}")
+        self._say(f"trial {trial.number}: {more if trial.reached else self._describe(trial)}")
 
     def ended(self, study: Study, trial: Trial) -> None:
         self._say(f"trial {trial.number}: {_standing(study, trial)} | {_state(study)}")

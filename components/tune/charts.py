@@ -133,6 +133,37 @@ def bars(title: str, shares: Mapping[str, float]) -> Markup:
     return _svg(title, about, parts, WIDTH, height)
 
 
+def intervals(title: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Markup:
+    """Draw a dot and a confidence interval for each row, and a line at 0.
+
+    Args:
+        rows: label, low end, middle, high end, and the color's kind as in `Line`.
+    """
+    if not rows:
+        return Markup("")
+    left, height = 190, _ROW * len(rows) + TOP + BOTTOM
+    ends = [end for _, low, _, high, _ in rows for end in (low, high)]
+    ticks = nice_ticks(min(0.0, *ends), max(0.0, *ends), 4)
+    x = Scale(ticks[0], ticks[-1], left, _WIDE - RIGHT)
+    parts = [
+        Markup('<line class="{}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+            "mark" if tick == 0 else "grid", x(tick), x(tick), TOP, height - BOTTOM
+        )
+        + _text(x(tick), height - BOTTOM + 15, f"{tick:,.6g}")
+        for tick in ticks
+    ]
+    for index, (name, low, middle, high, kind) in enumerate(rows):
+        y = TOP + (index + 0.5) * _ROW
+        said = f"{name}: {number(middle)}, from {number(low)} to {number(high)}"
+        parts.append(_text(left - 10, y + 4, name, "end"))
+        parts.append(_path(f"trial interval {kind}", [(x(low), y), (x(high), y)], said))
+        parts.append(
+            Markup('<circle class="trial {}" cx="{}" cy="{}" r="4"/>').format(kind, x(middle), y)
+        )
+    about = "; ".join(f"{name} {number(middle)}" for name, _, middle, _, _ in rows)
+    return _svg(title, about, parts, _WIDE, height)
+
+
 def parallel(title: str, axes: Sequence[tuple[str, str, str]], lines: Sequence[Line]) -> Markup:
     """Draw parallel coordinates.
 

@@ -63,6 +63,7 @@ _UNITS = {
     "budget.parallel": "trials",
     "tune.min_steps": "optimizer steps",
     "tune.seeds": "seeds",
+    "ablation.seeds": "seeds",
     "constraints.parameters": "parameters",
     "gate.compared": "configurations",
 }

@@ -18,6 +18,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from steadytrain.components.shared.config.assign import assign
+from steadytrain.components.shared.config.changes import change_problems
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
@@ -90,6 +91,7 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
         problems += [item for item in _all_problems(content, error) if item.field not in hidden]
     else:
         problems += space_problems(config, from_mapping) if config.tune.space else []
+        problems += change_problems(config, from_mapping) if config.ablation.changes else []
     if problems:
         raise ConfigError(problems)
     return config
