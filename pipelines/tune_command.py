@@ -33,6 +33,14 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the study would do, and exit.")
     ] = False,
+    lr_range: Annotated[
+        bool,
+        typer.Option(
+            "--lr-range",
+            help="Instead of a study: find the learning rates at which the loss falls, in one "
+            "short run. Nothing is changed.",
+        ),
+    ] = False,
     export_optuna: Annotated[
         str,
         typer.Option(
@@ -55,6 +63,10 @@ def tune(
     from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
+    if lr_range:
+        check_plugins(config)
+        _show_range(config, as_json=as_json)
+        return
     if not config.tune.space:
         raise BadInput(
             f"tune.space of {source} is empty: there is nothing to vary",
@@ -126,6 +138,26 @@ def _retrain(study: Study) -> dict[str, Any]:
         "promoted": done.gate.promoted,
         "gate": done.gate.reason,
     }
+
+
+def _show_range(config: RunConfig, *, as_json: bool) -> None:
+    """Run a learning-rate range test, and show the range that it suggests."""
+    from steadytrain.components.shared.stopping import stoppable
+    from steadytrain.components.tune.lr_range.page import sentence, setting, write_page
+    from steadytrain.components.tune.lr_range.run import range_folder, range_test
+    from steadytrain.components.tune.trials.local import local_trials
+
+    folder = range_folder(config)
+    with stoppable() as stopping:
+        found = range_test(config, lambda study: local_trials(study, parallel=1), stopping.check)
+    write_page(found, folder)
+    if as_json:
+        json_output.show({**found.model_dump(), "folder": str(folder)})
+        return
+    typer.echo(sentence(found))
+    if option := setting(found):
+        typer.echo(f"a study over this range: {option}")
+    typer.echo(f"folder  {folder}")
 
 
 def _export(study: Study, url: str) -> None:

@@ -51,10 +51,7 @@ def curves(title: str, lines: Sequence[Line], rungs: Sequence[int]) -> Markup:
     ticks = nice_ticks(values[0], values[int(0.95 * (len(values) - 1))])
     x, y = Scale(0, rungs[-1], LEFT, _WIDE - RIGHT), _upward(ticks)
     marks = [
-        Markup('<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>{3}').format(
-            x(rung), TOP, HEIGHT - BOTTOM, _text(x(rung), HEIGHT - BOTTOM + 15, f"{rung:,}")
-        )
-        for rung in rungs
+        _vertical(x(rung)) + _text(x(rung), HEIGHT - BOTTOM + 15, f"{rung:,}") for rung in rungs
     ]
     drawn = [_polyline(line, x, y) for line in _best_last(lines)]
     label = _text((LEFT + _WIDE - RIGHT) / 2, HEIGHT - 3, "step")
@@ -70,6 +67,7 @@ def scatter(
     log: bool = False,
     labels: Sequence[str] = (),
     falling: Sequence[Point] = (),
+    marks: Sequence[float] = (),
 ) -> Markup:
     """Draw a dot for each trial.
 
@@ -78,6 +76,7 @@ def scatter(
         log: the horizontal axis is logarithmic.
         labels: names of the values 0, 1, ... on the horizontal axis; empty for numbers.
         falling: a line of its own, such as the best score so far.
+        marks: values on the horizontal axis with a vertical line.
     """
     points = [point for dot in dots for point in dot.points]
     if not points:
@@ -89,7 +88,7 @@ def scatter(
     x = Scale(low - pad, high + pad, LEFT, WIDTH - RIGHT)
     ticks = nice_ticks(min(y for _, y in points), max(y for _, y in points))
     y = _upward(ticks)
-    marks = (
+    named = (
         [(float(index), text) for index, text in enumerate(labels)]
         if labels
         else [(tick, number(10**tick if log else tick)) for tick in nice_ticks(low, high, 4)]
@@ -97,10 +96,11 @@ def scatter(
     parts = [_grid(ticks, y, WIDTH)]
     parts += [
         _text(x(tick), HEIGHT - BOTTOM + 15, text)
-        for tick, text in marks
+        for tick, text in named
         if x.low <= tick <= x.high
     ]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, axis))
+    parts += [_vertical(x(place(mark))) for mark in marks]
     if falling:
         parts.append(_path("line c1", [(x(place(at)), y(value)) for at, value in falling]))
     parts += [
@@ -210,6 +210,12 @@ def _path(kind: str, points: Sequence[Point], title: str = "") -> Markup:
     said = Markup("<title>{}</title>").format(title) if title else ""
     return Markup('<polyline class="{}" points="{}">{}</polyline>').format(
         kind, " ".join(f"{across},{up}" for across, up in points), said
+    )
+
+
+def _vertical(x: float) -> Markup:
+    return Markup('<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>').format(
+        x, TOP, HEIGHT - BOTTOM
     )
 
 
