@@ -15,7 +15,7 @@ from steadytrain.components.shared.config.ablation import DESIGNS, AblationConfi
 from steadytrain.components.shared.config.ablation import Design as DesignName
 from steadytrain.components.shared.config.changes import merged
 from steadytrain.components.tune.history import Params, Trial
-from steadytrain.components.tune.suggest import Fits
+from steadytrain.components.tune.space import Fits
 
 Variant = tuple[str, ...]
 """The changes that a variant of the configuration has."""

@@ -18,7 +18,8 @@ from steadytrain.components.tune.design import Design, is_ablation
 from steadytrain.components.tune.history import History, Params, Trial
 from steadytrain.components.tune.log import Log, Record
 from steadytrain.components.tune.rungs import Rungs
-from steadytrain.components.tune.suggest import Suggester, contains, suggester_of
+from steadytrain.components.tune.space import contains
+from steadytrain.components.tune.suggest import Suggester, suggester_of
 from steadytrain.components.tune.trials.base import TrialState
 
 _NOT_WHAT_IT_SEARCHES = {"budget", "max_failed_share", "seeds", "log"}

@@ -114,6 +114,13 @@ def _settings(config: RunConfig) -> Iterator[Problem]:
             "with several objectives, no trial is the best at a rung",
             "set it to none, or leave out tune.more_objectives",
         )
+    if tune.sampler == "cmaes" and (tune.more_objectives or len(tune.ranges) < 2):
+        yield Problem(
+            "tune.sampler",
+            shown(tune.sampler),
+            "it needs one objective and at least two fields with a range and without `when`",
+            "use tpe",
+        )
     names = [item.metric for item in tune.objectives]
     if len(set(names)) < len(names):
         yield Problem(

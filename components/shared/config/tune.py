@@ -127,10 +127,11 @@ class TuneConfig(Section):
         default=[],
         description="Further metrics. The result is then a Pareto front, and pruner must be none.",
     )
-    sampler: Literal["tpe", "random", "grid", "gp", "qmc"] = Field(
+    sampler: Literal["tpe", "random", "grid", "gp", "qmc", "cmaes"] = Field(
         "tpe",
         description="How new trials are chosen. tpe: tree-structured Parzen estimator; gp: "
-        "Gaussian process; qmc: a scrambled Sobol sequence; grid: every combination.",
+        "Gaussian process; cmaes: CMA-ES over the ranges without a condition, everything else at "
+        "random; qmc: a scrambled Sobol sequence; grid: every combination.",
     )
     pruner: Literal["none", "median", "asha", "hyperband"] = Field(
         "hyperband",
@@ -174,6 +175,15 @@ class TuneConfig(Section):
     def objectives(self) -> tuple[Objective, ...]:
         """All objectives. The first one decides what goes on at a rung."""
         return self.objective, *self.more_objectives
+
+    @property
+    def ranges(self) -> list[str]:
+        """The fields with a range and without a condition: those that cmaes searches."""
+        return [
+            field
+            for field, dimension in self.space.items()
+            if dimension.choices is None and not dimension.when
+        ]
 
     @field_validator("more_objectives")
     @classmethod

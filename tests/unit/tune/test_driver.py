@@ -68,7 +68,7 @@ def driven(config, log, world, **options):
     return study
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "cmaes"])
 @pytest.mark.parametrize(("late", "orphans_live"), [(False, False), (True, True)])
 def test_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed_one(
     sampler, late, orphans_live
