@@ -14,7 +14,7 @@ from markupsafe import Markup
 from steadytrain.components.report.words import number
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter
+from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter, tick_label
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.html import html
 from steadytrain.components.tune.results import best, front, signs
@@ -158,7 +158,7 @@ def _parallel(study: Study, kinds: Mapping[int, str]) -> Markup:
     for field, dimension in space.items():
         ends = (0, 0) if dimension.choices else dimension.ends
         first, last = (dimension.choices or ends)[0], (dimension.choices or ends)[-1]
-        axes.append((field.rpartition(".")[2], short(first), short(last)))
+        axes.append((field.rpartition(".")[2], _end(first), _end(last)))
     axes.append((study.tune.objective.metric, number(low), number(high)))
     lines = []
     for trial in scored:
@@ -244,10 +244,16 @@ def _row(study: Study, trial: Trial) -> dict[str, Any]:
 
 
 def _shown(params: Mapping[str, Any]) -> dict[str, str]:
-    return {field: short(value) for field, value in params.items()}
+    return {field: _short(value) for field, value in params.items()}
 
 
-def short(value: Any) -> str:
-    """Return a parameter's value for a label."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return number(value) if plain else str(value)
+def _short(value: Any) -> str:
+    return number(value) if _is_number(value) else str(value)
+
+
+def _end(value: Any) -> str:
+    return tick_label(value) if _is_number(value) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

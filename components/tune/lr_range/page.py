@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from steadytrain.components.report.words import number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.charts import Line, scatter
+from steadytrain.components.tune.charts import WIDE, Line, scatter
 from steadytrain.components.tune.html import html
 from steadytrain.components.tune.lr_range.curve import RangeResult
 from steadytrain.components.tune.page import PAGE
@@ -64,4 +64,6 @@ def _chart(found: RangeResult) -> Markup:
     ]
     smoothed = [(item.rate, item.smoothed) for item in shown]
     ends = [end for end in (found.low, found.high) if end is not None]
-    return scatter("Loss", dots, "learning rate", log=True, falling=smoothed, marks=ends)
+    return scatter(
+        "Loss", dots, "learning rate", log=True, falling=smoothed, marks=ends, width=WIDE
+    )
