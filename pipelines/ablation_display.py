@@ -7,7 +7,7 @@ from dataclasses import astuple
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.ablation import DESIGNS
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.ablation.effects import effects_of
 from steadytrain.components.tune.ablation.table import row, variant_name
 from steadytrain.components.tune.design import SEED, Design, comparisons, variants
@@ -46,7 +46,7 @@ def outline(config: RunConfig) -> list[str]:
 def ending(study: Study) -> list[str]:
     """Return lines on what an ablation found."""
     history, price = study.history, study.usd(study.hours)
-    spent = f"{duration(history.seconds)} of training" + (f", ${price:.2f}" if price else "")
+    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
     total = f"{len(history.trials):,} of {study.tune.budget.trials:,}"
     return ["", f"trials  {total}, {history.failed} failed; {spent}", *_tables(study)]
 

@@ -200,7 +200,7 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
 def _cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
     """Return the hours of training by the planner, and the estimate in words."""
     from steadytrain.components.plan.plan import plan_training
-    from steadytrain.components.shared.quantities import duration
+    from steadytrain.components.shared.quantities import duration, money
     from steadytrain.components.sizing.hardware import all_gpus
     from steadytrain.pipelines.plan_hardware import choose_hardware
 
@@ -216,7 +216,10 @@ def _cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
         return None, "unknown: the length of a trial is not known"
     hours = plan.offer.hours.middle * steps / config.training.max_steps
     price = config.compute.price_per_hour
-    usd = f", ${hours * price:.2f}" if price is not None else ""
-    if price is None and plan.offer.usd is not None:
-        usd = f", ${plan.offer.usd.middle * steps / config.training.max_steps:.2f}"
-    return hours, f"about {duration(hours * 3600)} of training on {plan.offer.gpu}{usd} (formula)"
+    usd = None if price is None else hours * price
+    if usd is None and plan.offer.usd is not None:
+        usd = plan.offer.usd.middle * steps / config.training.max_steps
+    cost = "" if usd is None else f", {money(usd)}"
+    seconds = hours * 3600
+    time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"
+    return hours, f"{time} of training on {plan.offer.gpu}{cost} (formula)"

@@ -62,7 +62,7 @@ def driving(config: RunConfig) -> Iterator[Log]:
     """
     name, address = study_name(config), logs_address(config)
     storage, seconds = open_storage(address).sub(f"{name}/lease"), config.recovery.lease_seconds
-    with hold(storage, run_id=name, seconds=seconds) as lease:
+    with hold(storage, run_id=name, seconds=seconds, what="study") as lease:
         yield _Fenced(open_log(address, name), lease)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from steadytrain.components.report.words import number
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter, tick_label
 from steadytrain.components.tune.history import Trial
@@ -212,7 +212,7 @@ def _tiles(study: Study, found: Trial | None) -> list[tuple[str, str, str]]:
             f"{study.steps:,}",
             f"{study.steps / full:.0%} of all trials in full" if full else "",
         ),
-        ("Training time", duration(history.seconds), f"${usd:.2f}" if usd is not None else ""),
+        ("Training time", duration(history.seconds), money(usd) if usd is not None else ""),
     ]
     if found is not None:
         metric = study.tune.objective.metric

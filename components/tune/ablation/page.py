@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from steadytrain.components.report.words import number
 from steadytrain.components.shared.config.ablation import DESIGNS
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.ablation.effects import Effect, effects_of, scores_of
 from steadytrain.components.tune.ablation.table import row, variant_name
@@ -96,5 +96,5 @@ def _tiles(study: Study) -> list[tuple[str, str, str]]:
     return [
         ("Trials", f"{len(history.trials):,} of {trials:,}", f"{history.failed:,} failed"),
         ("Steps", f"{study.steps:,}", ""),
-        ("Training time", duration(history.seconds), f"${usd:.2f}" if usd is not None else ""),
+        ("Training time", duration(history.seconds), money(usd) if usd is not None else ""),
     ]

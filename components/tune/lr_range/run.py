@@ -71,7 +71,7 @@ def range_test(
     folder = range_folder(config)
     storage = LocalStorage(folder)
     seconds = config.recovery.lease_seconds
-    with hold(storage.sub("lease"), run_id=folder.name, seconds=seconds):
+    with hold(storage.sub("lease"), run_id=folder.name, seconds=seconds, what="study"):
         if (folder / RESULT).is_file():
             return RangeResult.model_validate_json((folder / RESULT).read_bytes())
         trials = open_trials(folder)

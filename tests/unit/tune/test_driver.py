@@ -214,7 +214,7 @@ def test_hours_and_usd_end_a_study_and_running_trials_stop():
 
 def test_two_drivers_never_work_on_one_study(tmp_path):
     config = settings_of(("output", str(tmp_path)))
-    with driving(config), pytest.raises(RunBusy), driving(config):
+    with driving(config), pytest.raises(RunBusy, match=r"^study .* driven by"), driving(config):
         pass
     with driving(config):
         pass
