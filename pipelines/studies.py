@@ -36,6 +36,7 @@ def run_study(
     from steadytrain.components.shared.stopping import stoppable
     from steadytrain.components.tune.driver import drive, driving, study_folder
     from steadytrain.components.tune.study import Study
+    from steadytrain.components.tune.tracking import tracked
     from steadytrain.components.tune.trials.local import local_trials
     from steadytrain.pipelines.interrupts import say
 
@@ -44,8 +45,8 @@ def run_study(
         study = Study(config, log, first=first)
         trials = local_trials(folder, parallel=config.tune.budget.parallel)
         try:
-            with stoppable() as stopping:
-                drive(study, trials, watcher, stopping.check)
+            with stoppable() as stopping, tracked(study, watcher) as watchers:
+                drive(study, trials, watchers, stopping.check)
         except Stopped:
             say("stopped; nothing is lost: the same command continues the study")
             raise

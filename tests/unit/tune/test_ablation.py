@@ -189,7 +189,9 @@ def test_ablation_is_not_part_of_the_runs_identity():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "tiny.yaml").write_text(settings_of("ablation.seeds=3").to_yaml())
+    (tmp_path / "tiny.yaml").write_text(
+        settings_of("ablation.seeds=3", "tracking.sinks=[]").to_yaml()
+    )
     monkeypatch.chdir(tmp_path)
     world = World(objective=score)
     monkeypatch.setattr(runner, "local_trials", lambda study, parallel: SyntheticTrials(world))
