@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.config.tune import TuneConstraints
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.constraints import keeps
@@ -229,7 +230,8 @@ class Study:
 
     def _fits(self, params: Params) -> bool:
         limits = self.tune.constraints
-        if limits.parameters is None:
+        if limits == TuneConstraints():
+            # Building a configuration takes milliseconds.
             return True
         try:
             return keeps(self.trial_config(params), limits)

@@ -65,6 +65,7 @@ _UNITS = {
     "tune.seeds": "seeds",
     "ablation.seeds": "seeds",
     "constraints.parameters": "parameters",
+    "constraints.memory_gb": "GB",
     "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""

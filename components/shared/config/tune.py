@@ -113,6 +113,13 @@ class TuneConstraints(Section):
     parameters: int | None = Field(
         None, ge=1, description="Largest number of the model's parameters. None means no limit."
     )
+    memory_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Most memory of a rank by the planner's formula, with "
+        "training.micro_batch_size or, if that is not set, one sequence at a time, and with ddp if "
+        "compute.strategy is auto. None means no limit.",
+    )
 
 
 class TuneConfig(Section):

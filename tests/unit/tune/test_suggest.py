@@ -72,6 +72,15 @@ def test_suggestions_beyond_a_constraint_are_replaced():
     assert sizes == {48, 96}
 
 
+def test_memory_by_the_planners_formula_is_a_constraint():
+    sizes = {}
+    for limit in (1.0, 0.03):
+        study = study_of(f"tune.constraints.memory_gb={limit}", "compute.device=cpu")
+        sizes[limit] = {params["model.config.hidden_size"] for params in suggested(study)}
+    assert sizes[1.0] == {48, 96, 192}
+    assert sizes[0.03] == {48}
+
+
 def test_constraint_that_nothing_keeps_is_an_error():
     with pytest.raises(BadInput, match=r"tune\.constraints"):
         study_of("tune.constraints.parameters=10").next()
