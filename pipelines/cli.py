@@ -11,6 +11,7 @@ import typer
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
+    ablate_command,
     config_commands,
     doctor_command,
     init_command,
@@ -119,6 +120,7 @@ app.command()(plan_command.plan)
 app.command()(profile_command.profile)
 app.command()(run_command.run)
 app.command()(tune_command.tune)
+app.command()(ablate_command.ablate)
 app.command("list")(runs_commands.list_)
 app.command()(view_commands.top)
 app.command()(view_commands.ui)

@@ -27,6 +27,8 @@ _EFFECTS = {
     "observability": "how a run is watched, not what it does",
     "tune": "only `steadytrain tune`. Of a study, the budget, the seeds and max_failed_share may "
     "change while it goes on",
+    "ablation": "only `steadytrain ablate`. Of an ablation, the seeds and the confidence may "
+    "change while it goes on",
     "retrain": "when the pipeline retrain goes on to train, not what it trains",
     "schema_version": "how the configuration is read",
     "compute.price_per_hour": "only the cost that is shown",

@@ -20,6 +20,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.garbage import Garbage
 from steadytrain.pipelines.gc_data import unneeded_data
+from steadytrain.pipelines.gc_studies import unneeded_by_studies
 from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.runs import find_run, run_folders
 
@@ -32,7 +33,8 @@ _log = logging.getLogger(__name__)
 def garbage(output: Path, *, idle_seconds: float) -> Iterator[Garbage]:
     """Yield everything that can be removed.
 
-    Checkpoints and data come first, then model versions, since those need the registry.
+    Checkpoints, data and what studies left come first, then model versions, since those need the
+    registry.
 
     Args:
         idle_seconds: leave runs alone that were active within this time.
@@ -54,6 +56,7 @@ def garbage(output: Path, *, idle_seconds: float) -> Iterator[Garbage]:
         ended=lambda workspace: _ended(gather(workspace), idle_seconds),
         finished=lambda workspace: _has_its_model(gather(workspace)),
     )
+    yield from unneeded_by_studies(output.absolute(), idle_seconds=idle_seconds)
     for facts in ended:
         yield from _version(facts, idle_seconds)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from typer.core import TyperGroup
 
 LESSONS: Final = {
-    "Begin": ("init", "validate", "plan", "run", "tune"),
+    "Begin": ("init", "validate", "plan", "run", "tune", "ablate"),
     "Follow and continue": ("list", "top", "ui", "explain", "report", "stop", "resume", "gc"),
     "On a cluster": ("doctor", "submit", "schedule", "trigger", "watch", "compile"),
     "Look up": ("presets", "schema", "step"),

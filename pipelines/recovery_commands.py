@@ -51,7 +51,8 @@ def gc(
     it starts at step 0. A run that can be resumed keeps its newest verified checkpoint, newer ones,
     and the best one. A model version is removed if its run registered it as a candidate, it was
     never champion, and no alias points to it now. Prepared data are removed once every run that
-    used them is finished; a later run prepares them again. It keeps active runs, runs that were
+    used them is finished; a later run prepares them again. A study loses what its ended trials left
+    and, once none is paused, its data. It keeps active runs, runs that were
     active recently (even if recovery.checkpoints is elsewhere), and past and present champions.
     """
     from steadytrain.components.shared.quantities import size
@@ -61,7 +62,7 @@ def gc(
     for item in garbage(output, idle_seconds=idle_hours * 3600):
         if not dry_run and not item.remove():
             if not as_json:
-                typer.echo(f"kept {item.what}: its run is active again")
+                typer.echo(f"kept {item.what}: it is in use again")
             continue
         found.append({"what": item.what, "bytes": item.bytes})
         if not as_json:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
+from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
@@ -34,6 +34,14 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the study would do, and exit.")
     ] = False,
+    lr_range: Annotated[
+        bool,
+        typer.Option(
+            "--lr-range",
+            help="Instead of a study: find the learning rates at which the loss falls, in one "
+            "short run. Nothing is changed.",
+        ),
+    ] = False,
     export_optuna: Annotated[
         str,
         typer.Option(
@@ -55,14 +63,15 @@ def tune(
     from steadytrain.components.shared.config import load
     from steadytrain.components.tune.study import check_space
     from steadytrain.pipelines.plugin_checks import check_plugins
+    from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
+    if lr_range:
+        check_plugins(config)
+        _show_range(config, as_json=as_json)
+        return
     check_space(config)
-    if find_spec("optuna") is None:
-        raise BadInput(
-            "trials are chosen by the package optuna, which is not installed",
-            remedy="pip install 'steadytrain[train]'",
-        )
+    check_installed("optuna", "trials are chosen by")
     check_plugins(config)
     if dry_run:
         _show_outline(config, as_json=as_json)
@@ -72,19 +81,16 @@ def tune(
 
 def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -> None:
     from steadytrain.components.tune.display import Lines, ending
-    from steadytrain.components.tune.driver import driving, study_folder
+    from steadytrain.components.tune.driver import study_folder
+    from steadytrain.components.tune.first import first_trials
     from steadytrain.components.tune.results import summary
-    from steadytrain.components.tune.step import search
-    from steadytrain.pipelines.interrupts import say
+    from steadytrain.components.tune.search import write_study
+    from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
     tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
-    try:
-        with driving(config) as log:
-            study = search(config, log, Lines(tell), tell, other=other)
-    except Stopped:
-        say("stopped; nothing is lost: the same command continues the study")
-        raise
+    first = partial(first_trials, config, other)
+    study = run_study(config, Lines(tell), tell, write=write_study, first=first)
     if export_optuna:
         _export(study, export_optuna)
     if not as_json:
@@ -120,6 +126,26 @@ def _retrain(study: Study) -> dict[str, Any]:
         "promoted": done.gate.promoted,
         "gate": done.gate.reason,
     }
+
+
+def _show_range(config: RunConfig, *, as_json: bool) -> None:
+    """Run a learning-rate range test, and show the range that it suggests."""
+    from steadytrain.components.shared.stopping import stoppable
+    from steadytrain.components.tune.lr_range.page import sentence, setting, write_page
+    from steadytrain.components.tune.lr_range.run import range_folder, range_test
+    from steadytrain.components.tune.trials.local import local_trials
+
+    folder = range_folder(config)
+    with stoppable() as stopping:
+        found = range_test(config, lambda study: local_trials(study, parallel=1), stopping.check)
+    write_page(found, folder)
+    if as_json:
+        json_output.show({**found.model_dump(), "folder": str(folder)})
+        return
+    typer.echo(sentence(found))
+    if option := setting(found):
+        typer.echo(f"a study over this range: {option}")
+    typer.echo(f"folder  {folder}")
 
 
 def _export(study: Study, url: str) -> None:
@@ -162,7 +188,7 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
 def _cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
     """Return the hours of training by the planner, and the estimate in words."""
     from steadytrain.components.plan.plan import plan_training
-    from steadytrain.components.shared.quantities import duration
+    from steadytrain.components.shared.quantities import duration, money
     from steadytrain.components.sizing.hardware import all_gpus
     from steadytrain.pipelines.plan_hardware import choose_hardware
 
@@ -178,7 +204,10 @@ def _cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
         return None, "unknown: the length of a trial is not known"
     hours = plan.offer.hours.middle * steps / config.training.max_steps
     price = config.compute.price_per_hour
-    usd = f", ${hours * price:.2f}" if price is not None else ""
-    if price is None and plan.offer.usd is not None:
-        usd = f", ${plan.offer.usd.middle * steps / config.training.max_steps:.2f}"
-    return hours, f"about {duration(hours * 3600)} of training on {plan.offer.gpu}{usd} (formula)"
+    usd = None if price is None else hours * price
+    if usd is None and plan.offer.usd is not None:
+        usd = plan.offer.usd.middle * steps / config.training.max_steps
+    cost = "" if usd is None else f", {money(usd)}"
+    seconds = hours * 3600
+    time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"
+    return hours, f"{time} of training on {plan.offer.gpu}{cost} (formula)"

@@ -19,6 +19,11 @@ def duration(seconds: float) -> str:
     return f"{round(seconds, 1 if seconds < 9.95 else None):g} s"
 
 
+def money(usd: float) -> str:
+    """Format USD as $12.30, or as less than $0.01."""
+    return f"${usd:,.2f}" if usd >= 0.005 or usd == 0 else "less than $0.01"
+
+
 def size(count: float) -> str:
     """Format bytes with three digits, as 512 B, 1.5 kB, 12.3 MB, or 5.5 GB."""
     for unit, name in _SIZES:

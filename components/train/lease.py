@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
 import psutil
 from pydantic import ValidationError
@@ -33,6 +34,10 @@ _RENEWALS = 8
 _LOOKS = 20
 """Number of times an agent checks the lease per lease time."""
 _POLL_SECONDS = 0.1
+Held = Literal["run", "study"]
+"""What a lease is for."""
+_HOLDERS: Final = {"run": ("trained", "supervisor"), "study": ("driven", "driver")}
+"""What the holder does with it, and what the holder is."""
 
 
 class Holder(Identity):
@@ -81,7 +86,7 @@ class Generations(Row):
         except (FileNotFoundError, Unreadable, ValidationError):
             return None
 
-    def fence(self, generation: int) -> None:
+    def fence(self, generation: int, what: Held = "run") -> None:
         """Check the lease right before an operation that only the holder may do.
 
         Raises:
@@ -91,9 +96,9 @@ class Generations(Row):
         if last > generation:
             holder = self.holder(last)
             raise RunBusy(
-                f"this run was taken over by {_who(holder)}: its supervisor of generation "
-                f"{generation} was silent for longer than recovery.lease_seconds",
-                remedy="nothing is lost: the run continues there",
+                f"this {what} was taken over by {_who(holder)}: its {_HOLDERS[what][1]} of "
+                f"generation {generation} was silent for longer than recovery.lease_seconds",
+                remedy=f"nothing is lost: the {what} continues there",
             )
 
 
@@ -125,9 +130,11 @@ class Renewal:
 class Lease:
     """A run held by this process. A thread renews the lease until it is released."""
 
-    def __init__(self, row: Generations, generation: int, holder: Holder, seconds: float) -> None:
+    def __init__(
+        self, row: Generations, generation: int, holder: Holder, seconds: float, what: Held
+    ) -> None:
         self.row, self.generation, self.seconds = row, generation, seconds
-        self.holder = holder
+        self.holder, self.what = holder, what
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
@@ -139,7 +146,7 @@ class Lease:
 
     def fence(self) -> None:
         """Raise RunBusy if another supervisor took over the run."""
-        self.row.fence(self.generation)
+        self.row.fence(self.generation, self.what)
 
     def release(self) -> None:
         """Release the run. The next supervisor can claim it immediately."""
@@ -166,12 +173,15 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(storage: Storage, *, run_id: str, seconds: float, after: int = 0) -> Iterator[Lease]:
+def hold(
+    storage: Storage, *, run_id: str, seconds: float, after: int = 0, what: Held = "run"
+) -> Iterator[Lease]:
     """Hold a run for this process.
 
     Take over from a dead holder immediately, and from a silent one after `seconds`.
 
     Args:
+        run_id: its name, or that of a study.
         after: a generation that the new one must exceed, in case the lease's own objects are lost.
 
     Raises:
@@ -180,7 +190,7 @@ def hold(storage: Storage, *, run_id: str, seconds: float, after: int = 0) -> It
         StorageError: storage failed.
     """
     _probe(storage)
-    lease = _take(Generations(storage), run_id, seconds, after)
+    lease = _take(Generations(storage), run_id, seconds, after, what)
     try:
         yield lease
     finally:
@@ -197,7 +207,7 @@ def held(storage: Storage) -> bool:
     return time.time() < holder.until if working is None else working
 
 
-def _take(row: Generations, run_id: str, seconds: float, after: int) -> Lease:
+def _take(row: Generations, run_id: str, seconds: float, after: int, what: Held) -> Lease:
     pulse, met = Pulse(), None
     mine = Holder.here().model_copy(update={"until": time.time() + seconds})
     while True:
@@ -208,11 +218,11 @@ def _take(row: Generations, run_id: str, seconds: float, after: int) -> Lease:
         if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
             generation = max(last, after) + 1
             if row.claim(generation, mine.model_dump_json().encode()):
-                return Lease(row, generation, mine, seconds)
+                return Lease(row, generation, mine, seconds, what)
         elif working or (last, holder) != met:
             raise RunBusy(
-                f"run {run_id!r} is being trained by {_who(holder)}",
-                remedy="wait for it, stop it, or give this run another name (run: ...)",
+                f"{what} {run_id!r} is being {_HOLDERS[what][0]} by {_who(holder)}",
+                remedy=f"wait for it, stop it, or give this {what} another name (run: ...)",
             )
         else:
             time.sleep(_POLL_SECONDS)

@@ -32,8 +32,21 @@ def _constant(*_: object) -> float:
     return 1.0
 
 
+def _range_test(step: int, course: Course) -> float:
+    lowest: float = course.options
+    return math.pow(lowest / course.peak, 1 - step / max(1, course.steps - 1))
+
+
+def _range_options(*, lowest: float) -> float:
+    if not lowest > 0:
+        raise ValueError(f"lowest is {lowest}: give a rate above 0")
+    return lowest
+
+
 LINEAR: Final = ScheduleSpec(_linear)
 COSINE: Final = ScheduleSpec(_cosine)
 POLYNOMIAL: Final = ScheduleSpec(_polynomial, last_rate=_LAST_RATE)
 CONSTANT: Final = ScheduleSpec(_constant, warms_up=False)
 CONSTANT_WITH_WARMUP: Final = ScheduleSpec(_constant)
+RANGE_TEST: Final = ScheduleSpec(_range_test, warms_up=False, options=_range_options)
+"""The rate grows exponentially from `lowest` to the peak (Smith 2017)."""

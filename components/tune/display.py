@@ -6,20 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from steadytrain.components.report.words import number
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.outlook import Outlook
-from steadytrain.components.tune.results import best
+from steadytrain.components.tune.results import best, better
 from steadytrain.components.tune.study import Study, study_name
 
 
 class Lines:
     """Shows a study as lines of text."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    def __init__(
+        self, say: Callable[[str], object], describe: Callable[[Trial], str] | None = None
+    ) -> None:
+        """Say each line.
+
+        Args:
+            describe: returns a new trial in words; None for its parameters.
+        """
         self._say = say
+        self._describe = describe or (lambda trial: as_words(trial.params))
+        self._best: Trial | None = None
 
     def resumed(self, study: Study) -> None:
+        self._best = best(study)
         known, running = len(study.history.trials), len(study.running)
         name, trials = study_name(study.config), study.tune.budget.trials
         more = f"; {known:,} have begun, {running} of them are training" if known else ""
@@ -27,10 +37,11 @@ class Lines:
 
     def started(self, study: Study, trial: Trial) -> None:
         more = f"goes on until step {trial.until:,} of {study.rungs.cuts[-1]:,}"
-        self._say(f"trial {trial.number}: {more if trial.reached else as_words(trial.params)}")
+        self._say(f"trial {trial.number}: {more if trial.reached else self._describe(trial)}")
 
     def ended(self, study: Study, trial: Trial) -> None:
-        self._say(f"trial {trial.number}: {_standing(study, trial)} | {_state(study)}")
+        self._best = better(study, self._best, trial)
+        self._say(f"trial {trial.number}: {_standing(study, trial)} | {_state(study, self._best)}")
 
 
 def as_words(params: Mapping[str, Any]) -> str:
@@ -72,7 +83,7 @@ def ending(study: Study) -> list[str]:
     """Return lines on what a study found."""
     found, history = best(study), study.history
     price = study.usd(study.hours)
-    spent = f"{duration(history.seconds)} of training" + (f", ${price:.2f}" if price else "")
+    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
     lines = ["", f"trials  {len(history.trials):,}, {history.failed} failed; {spent}"]
     if found is not None:
         scores = ", ".join(
@@ -93,8 +104,8 @@ def _standing(study: Study, trial: Trial) -> str:
     return f"{word} step {trial.reached:,}, {metric} {score}{fallbacks}"
 
 
-def _state(study: Study) -> str:
-    found, outlook = best(study), Outlook.of(study)
+def _state(study: Study, found: Trial | None) -> str:
+    outlook = Outlook.of(study)
     parts = []
     if found is not None:
         parts.append(f"best {number(study.history.values(found)[0])} (trial {found.number})")
@@ -102,7 +113,7 @@ def _state(study: Study) -> str:
     if outlook.seconds is not None:
         parts.append(f"about {duration(outlook.seconds / study.tune.budget.parallel)}")
     if outlook.usd is not None:
-        parts.append(f"${outlook.usd:.2f}")
+        parts.append(money(outlook.usd))
     return ", ".join(parts)
 
 

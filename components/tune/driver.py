@@ -61,7 +61,7 @@ def driving(config: RunConfig) -> Iterator[Log]:
         BadInput, StorageError: see `hold`.
     """
     name, seconds = study_name(config), config.recovery.lease_seconds
-    with hold(lease_of(config), run_id=name, seconds=seconds) as lease:
+    with hold(lease_of(config), run_id=name, seconds=seconds, what="study") as lease:
         yield _Fenced(open_log(logs_address(config), name), lease)
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from steadytrain.components.report.words import moment, number
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.report.words import number
+from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter
+from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter, tick_label
 from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.html import html
 from steadytrain.components.tune.results import best, front, signs
 from steadytrain.components.tune.study import Study, study_name
 
@@ -34,20 +32,11 @@ def write_page(study: Study, folder: Path) -> None:
 
 def render(study: Study) -> str:
     """Return the report as HTML."""
-    environment = Environment(
-        loader=PackageLoader("steadytrain.components.tune", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number}
     found, metric = best(study), study.tune.objective.metric
     kinds = {trial.number: _kind(trial, found) for trial in study.history.trials}
-    return environment.get_template("study.html.j2").render(
-        css=Markup(
-            (resources.files("steadytrain.components.report") / "report.css").read_text("utf-8")
-        ),
+    return html(
+        "study.html.j2",
+        kind="study",
         name=study_name(study.config),
         goal=", ".join(f"{item.direction} {item.metric}" for item in study.tune.objectives),
         best=found,
@@ -71,7 +60,6 @@ def render(study: Study) -> str:
         rows=[_row(study, trial) for trial in _ranked(study)[:_ROWS]],
         left_out=max(0, len(study.history.trials) - _ROWS),
         config_text=study.config.to_yaml(),
-        written=moment(time.time()),
     )
 
 
@@ -170,7 +158,7 @@ def _parallel(study: Study, kinds: Mapping[int, str]) -> Markup:
     for field, dimension in space.items():
         ends = (0, 0) if dimension.choices else dimension.ends
         first, last = (dimension.choices or ends)[0], (dimension.choices or ends)[-1]
-        axes.append((field.rpartition(".")[2], _short(first), _short(last)))
+        axes.append((field.rpartition(".")[2], _end(first), _end(last)))
     axes.append((study.tune.objective.metric, number(low), number(high)))
     lines = []
     for trial in scored:
@@ -224,7 +212,7 @@ def _tiles(study: Study, found: Trial | None) -> list[tuple[str, str, str]]:
             f"{study.steps:,}",
             f"{study.steps / full:.0%} of all trials in full" if full else "",
         ),
-        ("Training time", duration(history.seconds), f"${usd:.2f}" if usd is not None else ""),
+        ("Training time", duration(history.seconds), money(usd) if usd is not None else ""),
     ]
     if found is not None:
         metric = study.tune.objective.metric
@@ -260,5 +248,12 @@ def _shown(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _short(value: Any) -> str:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return number(value) if plain else str(value)
+    return number(value) if _is_number(value) else str(value)
+
+
+def _end(value: Any) -> str:
+    return tick_label(value) if _is_number(value) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

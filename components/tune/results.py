@@ -21,12 +21,22 @@ WINNER = "winner.yaml"
 
 def best(study: Study) -> Trial | None:
     """Return the finished trial with the best first objective; None if none has finished."""
+    found: Trial | None = None
+    for trial in study.history.trials:
+        found = better(study, found, trial)
+    return found
+
+
+def better(study: Study, first: Trial | None, second: Trial) -> Trial | None:
+    """Return the better one of two trials; the second counts only if it has finished."""
+    if not _counts(study, second):
+        return first
     sign = signs(study)[0]
-    return min(
-        _finished(study),
-        key=lambda trial: (sign * study.history.values(trial)[0], trial.number),
-        default=None,
-    )
+
+    def key(trial: Trial) -> tuple[float, int]:
+        return sign * study.history.values(trial)[0], trial.number
+
+    return second if first is None or key(second) < key(first) else first
 
 
 def front(study: Study) -> list[Trial]:
@@ -109,9 +119,9 @@ def write_results(study: Study, folder: Path) -> None:
 
 
 def _finished(study: Study) -> Sequence[Trial]:
-    return [
-        trial
-        for trial in study.history.trials
-        if trial.standing == "finished"
-        and not any(math.isnan(value) for value in study.history.values(trial))
-    ]
+    return [trial for trial in study.history.trials if _counts(study, trial)]
+
+
+def _counts(study: Study, trial: Trial) -> bool:
+    values = study.history.values(trial) if trial.standing == "finished" else [math.nan]
+    return not any(map(math.isnan, values))

@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
-from steadytrain.components.shared.stopping import stoppable
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.display import Lines, ending
-from steadytrain.components.tune.driver import Watcher, drive, driving, study_folder
+from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.first import first_trials
-from steadytrain.components.tune.log import Log
-from steadytrain.components.tune.page import write_page
-from steadytrain.components.tune.results import WINNER, best_config, write_results
+from steadytrain.components.tune.results import WINNER, best_config
+from steadytrain.components.tune.search import search
 from steadytrain.components.tune.study import Study, check_space
-from steadytrain.components.tune.trials.cluster import trials_for
-from steadytrain.components.tune.trials.data import share_data
 from steadytrain.components.tune.trials.retrain import Trained, fresh_seeds, named_after, train_on
-
-
-def search(
-    config: RunConfig,
-    log: Log,
-    watcher: Watcher,
-    tell: Callable[[str], object],
-    *,
-    data: DataRecord | None = None,
-    other: str = "",
-) -> Study:
-    """Run or continue a study until it is complete. However it ends, write its results.
-
-    Args:
-        log: of the study, which this process holds (`driving`).
-        tell: receives further lines for people, such as why a trial on a cluster waits.
-        data: prepared data for the trials. None means that the first trial prepares them.
-        other: name of a study whose best trials are tried first; "" for none.
-
-    Raises:
-        Stopped: this process was asked to stop. The study can be continued.
-        TooManyFailed, BadInput: see `drive` and `Study`.
-    """
-    folder = study_folder(config)
-    study = Study(config, log, first=lambda: first_trials(config, other))
-    if data is not None:
-        share_data(folder, config, data)
-    trials = trials_for(folder, config, tell)
-    try:
-        with stoppable() as stopping:
-            drive(study, trials, watcher, stopping.check)
-    finally:
-        write_results(study, folder)
-        write_page(study, folder)
-    return study
 
 
 def best_of(study: Study) -> RunConfig:
@@ -86,7 +47,8 @@ def run(config: RunConfig, data: DataRecord | None = None) -> Study:
     with driving(config) as log, stage(config, "tune") as current:
         check_space(config)
         data = data or DataRecord.load(current.workspace.record("preprocess"))
-        study = search(config, log, Lines(_say), _say, data=data)
+        first = partial(first_trials, config)
+        study = search(config, log, Lines(_say), _say, first=first, data=data)
         best_of(study)
         lines = ending(study)
         for line in lines:

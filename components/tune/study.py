@@ -10,24 +10,34 @@ from pydantic import ValidationError
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.config.tune import TuneConstraints
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.constraints import keeps
 from steadytrain.components.tune.decide import Next, next_step, to_discard
+from steadytrain.components.tune.design import Design, is_ablation
 from steadytrain.components.tune.history import History, Params, Trial
 from steadytrain.components.tune.log import Log, Record
 from steadytrain.components.tune.rungs import Rungs
-from steadytrain.components.tune.suggest import contains, suggester_of
+from steadytrain.components.tune.space import contains
+from steadytrain.components.tune.suggest import Suggester, suggester_of
 from steadytrain.components.tune.trials.base import TrialState
 
 _NOT_WHAT_IT_SEARCHES = {"budget", "max_failed_share", "seeds", "log"}
 """Settings that may change when a study continues."""
+_WHAT_IT_COMPARES = {"changes", "designs"}
+"""Settings that an ablation keeps."""
 
 
 def study_digest(config: RunConfig) -> str:
     """Return the digest of the settings that a study keeps from its first trial to its last."""
-    tune = config.tune.model_dump(mode="json", exclude=_NOT_WHAT_IT_SEARCHES)
-    return value_digest({"run": config.digest(), "tune": tune})
+    content = {
+        "run": config.digest(),
+        "tune": config.tune.model_dump(mode="json", exclude=_NOT_WHAT_IT_SEARCHES),
+    }
+    if is_ablation(config):
+        content["ablation"] = config.ablation.model_dump(mode="json", include=_WHAT_IT_COMPARES)
+    return value_digest(content)
 
 
 def study_name(config: RunConfig) -> str:
@@ -94,7 +104,9 @@ class Study:
         self._exhausted = False
         for record in log.read():
             self._apply(record)
-        self._suggester = suggester_of(config.tune, self.history)
+        self._suggester: Suggester = (
+            Design(config) if is_ablation(config) else suggester_of(config.tune, self.history)
+        )
         self._open(first)
 
     @property
@@ -207,7 +219,7 @@ class Study:
         elif self.history.study != digest:
             raise BadInput(
                 "the study's log belongs to other settings: its data, model, training, space, "
-                "objective, sampler, pruner or seed changed",
+                "objective, sampler, pruner, seed or ablation changed",
                 remedy="undo the change, or give the study another name (--run); --from takes "
                 "over the best trials of another study",
             )
@@ -228,7 +240,8 @@ class Study:
 
     def _fits(self, params: Params) -> bool:
         limits = self.tune.constraints
-        if limits.parameters is None:
+        if limits == TuneConstraints():
+            # Building a configuration takes milliseconds.
             return True
         try:
             return keeps(self.trial_config(params), limits)

@@ -7,28 +7,32 @@ a driver that was started again suggests what an undisturbed one would have.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from steadytrain.components.shared.config import Dimension, TuneConfig
-from steadytrain.components.shared.config.space import is_whole
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tune.evolution import Evolution
 from steadytrain.components.tune.history import History, Params, Trial
+from steadytrain.components.tune.space import (
+    TRIES,
+    Fits,
+    as_text,
+    in_order,
+    nothing_fits,
+    seed_of,
+    value_at,
+    values_of,
+    varies,
+)
 
 if TYPE_CHECKING:
     import optuna
 
     from steadytrain.components.tune.mirror import Mirror
 
-Fits = Callable[[Params], bool]
-"""Whether parameters keep the study's constraints."""
-
-_TRIES: Final = 100
 _OWN_TRIES: Final = 20
 """Tries with the sampler itself. Later ones are random, since it may insist on what does not
 fit."""
@@ -55,51 +59,15 @@ class Suggester(Protocol):
 
 def suggester_of(tune: TuneConfig, history: History) -> Suggester:
     """Return the suggester for a study's settings."""
-    if tune.sampler == "grid":
-        return Grid(tune)
-    return Sobol(tune) if tune.sampler == "qmc" else Sampler(tune, history)
-
-
-def seed_of(seed: int, number: int, attempt: int = 0) -> int:
-    """Return the seed of one suggestion, below 2^32."""
-    text = f"{seed}/{number}/{attempt}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-
-def in_order(space: Mapping[str, Dimension]) -> list[str]:
-    """Return the fields of a space, each after those that its condition names."""
-    order: list[str] = []
-
-    def add(field: str) -> None:
-        for other in space[field].when:
-            add(other)
-        if field not in order:
-            order.append(field)
-
-    for field in space:
-        add(field)
-    return order
-
-
-def varies(space: Mapping[str, Dimension], field: str, params: Params) -> bool:
-    """Return whether a field varies in a trial, given the fields before it."""
-    dimension = space[field]
-    return all(
-        other in params and dimension.allows(other, params[other]) for other in dimension.when
-    )
-
-
-def contains(field: str, dimension: Dimension, value: object) -> bool:
-    """Return whether a value is one of a dimension's."""
-    if dimension.choices is not None:
-        return _text(value) in map(_text, dimension.choices)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    low, high = dimension.ends
-    if is_whole(field, dimension) and value != int(value):
-        return False
-    steps = (value - low) / dimension.step if dimension.step else 0.0
-    return low <= value <= high and abs(steps - round(steps)) < 1e-6
+    match tune.sampler:
+        case "grid":
+            return Grid(tune)
+        case "qmc":
+            return Sobol(tune)
+        case "cmaes":
+            return Evolution(tune, history)
+        case _:
+            return Sampler(tune, history)
 
 
 class Sampler:
@@ -122,14 +90,14 @@ class Sampler:
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
         from steadytrain.components.tune.mirror import sampler_of
 
-        for attempt in range(_TRIES):
+        for attempt in range(TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
             with warnings.catch_warnings(action="ignore"):
                 sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
                 params = self._ask(self._mirror.ask(number, sampler), given)
             if fits(params):
                 return params
-        raise _nothing_fits(number)
+        raise nothing_fits(number)
 
     def note(self, trial: Trial) -> None:
         from steadytrain.components.tune.mirror import frozen
@@ -171,7 +139,7 @@ class Sobol:
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
         from scipy.stats.qmc import Sobol as Sequence_
 
-        for attempt in range(_TRIES):
+        for attempt in range(TRIES):
             seed = seed_of(self._tune.seed, 0, attempt)
             engine = Sequence_(len(self._fields), scramble=True, rng=seed)
             if number:  # scipy cannot go forward by 0
@@ -181,57 +149,24 @@ class Sobol:
             for field, share in zip(self._fields, point, strict=True):
                 if varies(self._tune.space, field, params):
                     dimension = self._tune.space[field]
-                    params[field] = given.get(field, _at(field, dimension, float(share)))
+                    params[field] = given.get(field, value_at(field, dimension, float(share)))
             if fits(params):
                 return params
-        raise _nothing_fits(number)
+        raise nothing_fits(number)
 
     def note(self, trial: Trial) -> None:
         """Do nothing: the sequence does not depend on results."""
 
 
-def _nothing_fits(number: int) -> BadInput:
-    return BadInput(
-        f"tune.constraints: none of {_TRIES} suggestions for trial {number} keeps them",
-        remedy="relax the constraints, or change the space",
-    )
-
-
 def _combinations(space: Mapping[str, Dimension]) -> Iterator[Params]:
     fields = in_order(space)
     seen = set()
-    for values in itertools.product(*(_values(field, space[field]) for field in fields)):
+    for values in itertools.product(*(values_of(field, space[field]) for field in fields)):
         params = dict[str, Any]()
         for field, value in zip(fields, values, strict=True):
             if varies(space, field, params):
                 params[field] = value
-        text = _text(params)
+        text = as_text(params)
         if text not in seen:
             seen.add(text)
             yield params
-
-
-def _values(field: str, dimension: Dimension) -> Sequence[Any]:
-    if dimension.choices is not None:
-        return dimension.choices
-    low, high = dimension.ends
-    step = dimension.step or 1
-    kind = int if is_whole(field, dimension) else float
-    return [kind(low + index * step) for index in range(round((high - low) / step) + 1)]
-
-
-def _at(field: str, dimension: Dimension, share: float) -> Any:
-    """Return the value at a share of a dimension, from 0 to below 1."""
-    whole = is_whole(field, dimension) if dimension.choices is None else False
-    if dimension.choices is not None or dimension.step or (whole and not dimension.log):
-        values = _values(field, dimension)
-        return values[int(share * len(values))]
-    low, high = dimension.ends
-    if dimension.log:
-        value = low * (high / low) ** share
-        return min(int(high), max(int(low), round(value))) if whole else value
-    return low + share * (high - low)
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=True)

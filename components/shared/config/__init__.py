@@ -1,5 +1,6 @@
 """The configuration of a run."""
 
+from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.compute import (
     ComputeConfig,
     PodsConfig,
@@ -23,6 +24,7 @@ from steadytrain.components.shared.config.training import RecoveryConfig, Traini
 from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
 
 __all__ = [
+    "AblationConfig",
     "AdapterConfig",
     "Columns",
     "ComputeConfig",

@@ -63,7 +63,9 @@ _UNITS = {
     "budget.parallel": "trials",
     "tune.min_steps": "optimizer steps",
     "tune.seeds": "seeds",
+    "ablation.seeds": "seeds",
     "constraints.parameters": "parameters",
+    "constraints.memory_gb": "GB",
     "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""

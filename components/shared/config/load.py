@@ -5,10 +5,11 @@ It collects every problem before it reports any. Each has a field, a value and a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from steadytrain.components.shared.config.assign import assign
+from steadytrain.components.shared.config.changes import change_problems
 from steadytrain.components.shared.config.document import parse, read
+from steadytrain.components.shared.config.fields import describe
 from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
 from steadytrain.components.shared.config.secrets import (
@@ -35,6 +38,7 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 3e-4."""
 _QUOTES: Final = ("'", '"', "|", ">")
 """Characters that begin quoted or block text in YAML."""
+_STUDIES: Final = ("tune.", "ablation.")
 _PRESETS: Final = resources.files("steadytrain.components.shared.config") / "presets"
 
 
@@ -89,10 +93,18 @@ def from_mapping(content: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         problems += [item for item in _all_problems(content, error) if item.field not in hidden]
     else:
-        problems += space_problems(config, from_mapping) if config.tune.space else []
+        problems += _study_problems(config)
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _study_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the sections of studies in an otherwise valid configuration."""
+    if config.tune.space:
+        yield from space_problems(config, from_mapping)
+    if config.ablation.changes:
+        yield from change_problems(config, from_mapping)
 
 
 def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Problem]:
@@ -113,10 +125,13 @@ def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Pr
         if len(found) == before:
             return list(found.values())
         try:
-            RunConfig.model_validate(rest)
+            config = RunConfig.model_validate(rest)
         except ValidationError as next_error:
             error = next_error
         else:
+            # With other sections in doubt, what a space says about them is in doubt as well.
+            if all(field.startswith(_STUDIES) for field in found):
+                found |= {item.field: item for item in _study_problems(config)}
             return list(found.values())
 
 
@@ -245,9 +260,17 @@ def _explain(item: Mapping[str, Any]) -> Problem:
         return Problem(field, value, "no such field", _suggest(location))
     if kind == "string_type" and isinstance(item.get("input"), int | float):
         return Problem(field, value, message, f"put it in quotes: {field.split('.')[-1]}: '...'")
-    name = ".".join(takewhile(lambda part: isinstance(part, str), location))
+    name = _explained(list(takewhile(lambda part: isinstance(part, str), location)))
     remedy = f"change {field}; `steadytrain validate --explain {name}` shows its values"
     return Problem(field, value, message, redact(remedy))
+
+
+def _explained(location: Sequence[int | str]) -> str:
+    """Return the name of the innermost field or section that has an explanation."""
+    for end in range(len(location), 1, -1):
+        with contextlib.suppress(BadInput):
+            return describe(".".join(map(str, location[:end]))).name
+    return str(location[0]) if location else ""
 
 
 def _suggest(location: list[Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
@@ -53,6 +54,7 @@ _SETTINGS: Final = {
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "tune": True,
+    "ablation": True,
     "run": True,
     "output": True,
     "pipeline": True,
@@ -97,6 +99,7 @@ class RunConfig(Section):
     observability: ObservabilityConfig = ObservabilityConfig()
     retrain: RetrainConfig = RetrainConfig()
     tune: TuneConfig = TuneConfig()
+    ablation: AblationConfig = AblationConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

@@ -24,7 +24,7 @@ _FIXED: Final[Mapping[str, str]] = {
         ("schema_version", "name", "run", "output", "pipeline", "recovery", "evaluation", "gate"),
         _UNCHANGED,
     ),
-    **dict.fromkeys(("registry", "tracking", "retrain", "compute", "tune"), _UNCHANGED),
+    **dict.fromkeys(("registry", "tracking", "retrain", "compute", "tune", "ablation"), _UNCHANGED),
     "model.framework": _INCOMPARABLE,
     "model.revision": _UNCHANGED,
     "model.trust_remote_code": _UNCHANGED,
@@ -66,7 +66,7 @@ def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
     yield from _settings(config)
     for field, dimension in tune.space.items():
         problem = (
-            _field_problem(config, field)
+            field_problem(config, field)
             or _when_problem(tune.space, field)
             or _kind_problem(field, dimension)
             or _grid_problem(config, field)
@@ -80,12 +80,12 @@ def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
 
 
 def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without its `tune` section and with other values, as plain data.
+    """Return a configuration with other values as plain data, without what only studies use.
 
     Raises:
         BadInput: there is no such field.
     """
-    content = config.model_dump(mode="json", exclude={"tune"})
+    content = config.model_dump(mode="json", exclude={"tune", "ablation"})
     for field, value in values.items():
         assign(content, field, value)
     return content
@@ -105,19 +105,21 @@ def is_whole(field: str, dimension: Dimension) -> bool:
 
 def _settings(config: RunConfig) -> Iterator[Problem]:
     tune, budget = config.tune, config.tune.budget
-    if config.training.max_steps < 0:
-        yield Problem(
-            "training.max_steps",
-            shown(config.training.max_steps),
-            "a study cuts its trials at optimizer steps, so it must know how many a trial has",
-            "set training.max_steps",
-        )
+    if problem := steps_problem(config):
+        yield problem
     if tune.more_objectives and tune.pruner != "none":
         yield Problem(
             "tune.pruner",
             shown(tune.pruner),
             "with several objectives, no trial is the best at a rung",
             "set it to none, or leave out tune.more_objectives",
+        )
+    if tune.sampler == "cmaes" and (tune.more_objectives or len(tune.ranges) < 2):
+        yield Problem(
+            "tune.sampler",
+            shown(tune.sampler),
+            "it needs one objective and at least two fields with a range and without `when`",
+            "use tpe",
         )
     names = [item.metric for item in tune.objectives]
     if len(set(names)) < len(names):
@@ -140,11 +142,24 @@ def _settings(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-_Found = tuple[str, str, str]
+def steps_problem(config: RunConfig) -> Problem | None:
+    """Return what is wrong if the number of a trial's steps is unknown."""
+    if config.training.max_steps >= 0:
+        return None
+    return Problem(
+        "training.max_steps",
+        shown(config.training.max_steps),
+        "a study cuts its trials at optimizer steps, so it must know how many a trial has",
+        "set training.max_steps",
+    )
+
+
+Found = tuple[str, str, str]
 """The part of the dimension, what is wrong, and the fix."""
 
 
-def _field_problem(config: RunConfig, field: str) -> _Found | None:
+def field_problem(config: RunConfig, field: str) -> Found | None:
+    """Return why a field cannot vary between trials; None if it can."""
     if "." not in field and field not in RunConfig.model_fields:
         return "", "no such field", "give its full name, such as training.learning_rate"
     for fixed, reason in _FIXED.items():
@@ -162,7 +177,7 @@ def _field_problem(config: RunConfig, field: str) -> _Found | None:
     return None
 
 
-def _when_problem(space: Mapping[str, Dimension], field: str) -> _Found | None:
+def _when_problem(space: Mapping[str, Dimension], field: str) -> Found | None:
     for other, wanted in space[field].when.items():
         where = f".when.{other}"
         if other not in space or other == field:
@@ -196,7 +211,7 @@ def _depends(space: Mapping[str, Dimension], field: str, on: str, seen: set[str]
     )
 
 
-def _kind_problem(field: str, dimension: Dimension) -> _Found | None:
+def _kind_problem(field: str, dimension: Dimension) -> Found | None:
     found = _typed(field)
     if dimension.choices is not None or found is None:
         return None
@@ -209,7 +224,7 @@ def _kind_problem(field: str, dimension: Dimension) -> _Found | None:
     return None
 
 
-def _grid_problem(config: RunConfig, field: str) -> _Found | None:
+def _grid_problem(config: RunConfig, field: str) -> Found | None:
     dimension = config.tune.space[field]
     countable = dimension.choices is not None or dimension.step is not None
     if config.tune.sampler != "grid" or countable:
@@ -219,7 +234,7 @@ def _grid_problem(config: RunConfig, field: str) -> _Found | None:
     return "", "a grid has no end without a step", "give a step or choices, or another tune.sampler"
 
 
-def _no_effect(config: RunConfig, field: str) -> _Found | None:
+def _no_effect(config: RunConfig, field: str) -> Found | None:
     space = config.tune.space
     kind = "model.adapter.kind"
     of_adapters = field.startswith("model.adapter.") and field != kind

@@ -100,13 +100,13 @@ class TrainingConfig(Section):
     lr_scheduler_type: str = Field(
         "cosine",
         description="Shape of the learning rate schedule after warm-up: linear, cosine, "
-        "polynomial, constant (without warm-up), constant_with_warmup, or a name that an installed "
-        "package adds.",
+        "polynomial, constant (without warm-up), constant_with_warmup, range_test (grows "
+        "exponentially from the option lowest), or a name that an installed package adds.",
     )
     lr_scheduler_kwargs: PlainJson = Field(
         {},
-        description="Options of a schedule that an installed package adds, by name. The built-in "
-        "ones have none.",
+        description="Options of a schedule that an installed package adds, by name. Of the "
+        "built-in ones, only range_test has one, lowest.",
     )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."

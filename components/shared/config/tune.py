@@ -113,6 +113,13 @@ class TuneConstraints(Section):
     parameters: int | None = Field(
         None, ge=1, description="Largest number of the model's parameters. None means no limit."
     )
+    memory_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Most memory of a rank by the planner's formula, with "
+        "training.micro_batch_size or, if that is not set, one sequence at a time, and with ddp if "
+        "compute.strategy is auto. None means no limit.",
+    )
 
 
 class TuneConfig(Section):
@@ -127,10 +134,11 @@ class TuneConfig(Section):
         default=[],
         description="Further metrics. The result is then a Pareto front, and pruner must be none.",
     )
-    sampler: Literal["tpe", "random", "grid", "gp", "qmc"] = Field(
+    sampler: Literal["tpe", "random", "grid", "gp", "qmc", "cmaes"] = Field(
         "tpe",
         description="How new trials are chosen. tpe: tree-structured Parzen estimator; gp: "
-        "Gaussian process; qmc: a scrambled Sobol sequence; grid: every combination.",
+        "Gaussian process; cmaes: CMA-ES over the ranges without a condition, everything else at "
+        "random; qmc: a scrambled Sobol sequence; grid: every combination.",
     )
     pruner: Literal["none", "median", "asha", "hyperband"] = Field(
         "hyperband",
@@ -174,6 +182,15 @@ class TuneConfig(Section):
     def objectives(self) -> tuple[Objective, ...]:
         """All objectives. The first one decides what goes on at a rung."""
         return self.objective, *self.more_objectives
+
+    @property
+    def ranges(self) -> list[str]:
+        """The fields with a range and without a condition: those that cmaes searches."""
+        return [
+            field
+            for field, dimension in self.space.items()
+            if dimension.choices is None and not dimension.when
+        ]
 
     @field_validator("more_objectives")
     @classmethod

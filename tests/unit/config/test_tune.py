@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.config.fields import describe
 from steadytrain.components.shared.errors import ConfigError
 
 LEARNING_RATE = {"training.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
@@ -68,6 +71,25 @@ def test_field_that_cannot_be_tuned_is_rejected(field, dimension, says):
 def test_dimension_must_hold_values(dimension, says):
     found = problems({"training.weight_decay": dimension})
     assert says in found["tune.space.training.weight_decay"]
+
+
+def test_unknown_field_and_empty_range_are_listed_together():
+    found = problems(
+        {
+            "training.lerning_rate": {"low": 1, "high": 2},
+            "training.weight_decay": {"low": 1, "high": 1},
+        }
+    )
+    assert "did you mean" in found["tune.space.training.lerning_rate"]
+    assert "the range is empty" in found["tune.space.training.weight_decay"]
+
+
+def test_fix_of_a_dimension_names_a_field_that_has_an_explanation():
+    found = problems({"training.weight_decay": {"low": 1, "high": 1}})
+    (command,) = re.findall(
+        r"`steadytrain validate --explain (.*?)`", found["tune.space.training.weight_decay"]
+    )
+    assert describe(command).name == "tune.space"
 
 
 def test_ends_and_choices_must_be_values_that_the_configuration_takes():

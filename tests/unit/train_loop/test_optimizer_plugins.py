@@ -64,7 +64,10 @@ def picky(monkeypatch, tmp_path):
     ("field", "known"),
     [
         ("optim", "adamw_bnb_8bit, adamw_torch, paged_adamw_8bit"),
-        ("lr_scheduler_type", "constant, constant_with_warmup, cosine, linear, polynomial"),
+        (
+            "lr_scheduler_type",
+            "constant, constant_with_warmup, cosine, linear, polynomial, range_test",
+        ),
     ],
 )
 def test_unknown_names_are_rejected_with_the_known_ones(field, known):

@@ -26,6 +26,7 @@ SETTINGS = {
     "model": {"config": {"model_type": "llama"}},
     "training": {"max_steps": 90, "eval_steps": 10, "learning_rate": 3e-3, "global_batch_size": 4},
     "compute": {"price_per_hour": 36.0},
+    "tracking": {"sinks": []},
     "tune": {"space": SPACE, "budget": {"trials": 12}, "seeds": 0},
 }
 

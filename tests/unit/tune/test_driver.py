@@ -68,7 +68,7 @@ def driven(config, log, world, **options):
     return study
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "cmaes"])
 @pytest.mark.parametrize(("late", "orphans_live"), [(False, False), (True, True)])
 def test_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed_one(
     sampler, late, orphans_live
@@ -214,7 +214,7 @@ def test_hours_and_usd_end_a_study_and_running_trials_stop():
 
 def test_two_drivers_never_work_on_one_study(tmp_path):
     config = settings_of(("output", str(tmp_path)))
-    with driving(config), pytest.raises(RunBusy), driving(config):
+    with driving(config), pytest.raises(RunBusy, match=r"^study .* driven by"), driving(config):
         pass
     with driving(config):
         pass

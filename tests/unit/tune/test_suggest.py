@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config import Dimension, load
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.space import contains, share_of, value_at, varies
 from steadytrain.components.tune.study import Study
-from steadytrain.components.tune.suggest import contains, varies
+
+from support import synthetic_trials as synthetic
 
 SPACE = {
     "training.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
@@ -40,7 +43,7 @@ def suggested(study):
     return [dict(trial.params) for trial in study.history.trials]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "qmc", "cmaes"])
 def test_each_suggestion_is_in_the_space_and_keeps_the_conditions(sampler):
     study = study_of(sampler=sampler)
     found, space = suggested(study), study.tune.space
@@ -54,7 +57,7 @@ def test_each_suggestion_is_in_the_space_and_keeps_the_conditions(sampler):
     assert isinstance(found[0]["training.global_batch_size"], int)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "qmc", "cmaes"])
 def test_seed_decides(sampler):
     first, again, other = (
         suggested(study_of(f"tune.seed={seed}", trials=12, sampler=sampler)) for seed in (1, 1, 2)
@@ -67,6 +70,15 @@ def test_suggestions_beyond_a_constraint_are_replaced():
     study = study_of("tune.constraints.parameters=1_500_000")
     sizes = {params["model.config.hidden_size"] for params in suggested(study)}
     assert sizes == {48, 96}
+
+
+def test_memory_by_the_planners_formula_is_a_constraint():
+    sizes = {}
+    for limit in (1.0, 0.03):
+        study = study_of(f"tune.constraints.memory_gb={limit}", "compute.device=cpu")
+        sizes[limit] = {params["model.config.hidden_size"] for params in suggested(study)}
+    assert sizes[1.0] == {48, 96, 192}
+    assert sizes[0.03] == {48}
 
 
 def test_constraint_that_nothing_keeps_is_an_error():
@@ -89,3 +101,46 @@ def test_sobol_sequence_covers_the_space_more_evenly_than_random_samples():
         return max(b - a for a, b in zip([0.0, *rates], [*rates, 1.0], strict=True))
 
     assert gaps("qmc") < 0.7 * gaps("random")
+
+
+@pytest.mark.parametrize(
+    ("field", "dimension"),
+    [
+        ("training.learning_rate", {"low": 1e-4, "high": 1e-2, "log": True}),
+        ("training.weight_decay", {"low": 0.0, "high": 0.3}),
+        ("training.global_batch_size", {"low": 8, "high": 32, "step": 8}),
+        ("model.config.num_hidden_layers", {"low": 1, "high": 7}),
+    ],
+)
+def test_share_of_a_value_leads_back_to_it(field, dimension):
+    dimension = Dimension(**dimension)
+    for share in (0.0, 0.1, 0.45, 0.8, 0.999):
+        value = value_at(field, dimension, share)
+        assert value_at(field, dimension, share_of(field, dimension, value)) == pytest.approx(value)
+
+
+def test_cmaes_moves_towards_what_is_good_and_beats_random_search():
+    def last_of(sampler):
+        config = load(
+            "causal-lm",
+            [
+                ("tune.space", synthetic.SPACE),
+                ("tune.budget.trials", 80),
+                ("tune.sampler", sampler),
+                "training.max_steps=270",
+                "training.eval_steps=10",
+                "tune.pruner=none",
+            ],
+        )
+        study, world = Study(config, MemoryLog()), synthetic.World()
+        trials = synthetic.SyntheticTrials(world)
+        drive(study, trials, synthetic.Quiet(), lambda: None, poll_seconds=0)
+        return sum(study.history.values(trial)[0] for trial in study.history.trials[-20:]) / 20
+
+    assert last_of("cmaes") < 0.9 * last_of("random")
+
+
+def test_cmaes_without_two_plain_ranges_is_rejected():
+    space = {"training.learning_rate": SPACE["training.learning_rate"]}
+    with pytest.raises(ConfigError, match="at least two fields with a range"):
+        load("causal-lm", [("tune.space", space), "tune.sampler=cmaes"])

@@ -1,0 +1,1 @@
+"""What an ablation shows: the effect of each change, with its uncertainty."""

@@ -1,0 +1,69 @@
+"""What a range test found, in words and as an HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from markupsafe import Markup
+
+from steadytrain.components.report.words import number
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.charts import WIDE, Line, scatter
+from steadytrain.components.tune.html import html
+from steadytrain.components.tune.lr_range.curve import RangeResult
+from steadytrain.components.tune.page import PAGE
+
+
+def write_page(found: RangeResult, folder: Path) -> None:
+    """Write the report of a range test to its folder."""
+    page = html(
+        "lr_range.html.j2",
+        kind="range test",
+        name=folder.name,
+        tiles=[],
+        found=found,
+        sentence=sentence(found),
+        chart=_chart(found),
+        setting=setting(found),
+    )
+    LocalStorage(folder).write(PAGE, page.encode())
+
+
+def sentence(found: RangeResult) -> str:
+    """Return the result in one or two sentences."""
+    if found.low is None:
+        return "The loss did not fall at any learning rate, so there is no range to suggest."
+    ending = (
+        f"At {number(found.exploded)} it explodes."
+        if found.exploded is not None
+        else "It never explodes."
+    )
+    return (
+        f"The loss falls at learning rates from {number(found.low)} to {number(found.high)}, "
+        f"fastest at {number(found.steepest)}. {ending}"
+    )
+
+
+def setting(found: RangeResult) -> str:
+    """Return the option that makes a study search the range; "" without one."""
+    if found.low is None:
+        return ""
+    return (
+        f"--set 'tune.space={{training.learning_rate: {{low: {found.low:.2g}, "
+        f"high: {found.high:.2g}, log: true}}}}'"
+    )
+
+
+def _chart(found: RangeResult) -> Markup:
+    # What explodes would press all other losses into one line.
+    first = found.points[0].smoothed if found.points else 0.0
+    shown = [item for item in found.points if item.loss < 2 * first]
+    dots = [
+        Line("stopped", f"{number(item.rate)}: {number(item.loss)}", [(item.rate, item.loss)])
+        for item in shown
+    ]
+    smoothed = [(item.rate, item.smoothed) for item in shown]
+    ends = [end for end in (found.low, found.high) if end is not None]
+    return scatter(
+        "Loss", dots, "learning rate", log=True, falling=smoothed, marks=ends, width=WIDE
+    )

@@ -1,0 +1,109 @@
+"""A study's space: which fields vary in a trial, and which values they may take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from steadytrain.components.shared.config import Dimension
+from steadytrain.components.shared.config.space import is_whole
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tune.history import Params
+
+Fits = Callable[[Params], bool]
+"""Whether parameters keep the study's constraints."""
+
+TRIES: Final = 100
+"""Suggestions for one trial, until one fits."""
+
+
+def seed_of(seed: int, number: int, attempt: int = 0) -> int:
+    """Return the seed of one suggestion, below 2^32."""
+    text = f"{seed}/{number}/{attempt}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def in_order(space: Mapping[str, Dimension]) -> list[str]:
+    """Return the fields of a space, each after those that its condition names."""
+    order: list[str] = []
+
+    def add(field: str) -> None:
+        for other in space[field].when:
+            add(other)
+        if field not in order:
+            order.append(field)
+
+    for field in space:
+        add(field)
+    return order
+
+
+def varies(space: Mapping[str, Dimension], field: str, params: Params) -> bool:
+    """Return whether a field varies in a trial, given the fields before it."""
+    dimension = space[field]
+    return all(
+        other in params and dimension.allows(other, params[other]) for other in dimension.when
+    )
+
+
+def contains(field: str, dimension: Dimension, value: object) -> bool:
+    """Return whether a value is one of a dimension's."""
+    if dimension.choices is not None:
+        return as_text(value) in map(as_text, dimension.choices)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    low, high = dimension.ends
+    if is_whole(field, dimension) and value != int(value):
+        return False
+    steps = (value - low) / dimension.step if dimension.step else 0.0
+    return low <= value <= high and abs(steps - round(steps)) < 1e-6
+
+
+def nothing_fits(number: int) -> BadInput:
+    """Return the error for a trial without parameters."""
+    return BadInput(
+        f"tune.constraints: none of {TRIES} suggestions for trial {number} keeps them",
+        remedy="relax the constraints, or change the space",
+    )
+
+
+def values_of(field: str, dimension: Dimension) -> Sequence[Any]:
+    """Return the values of a dimension that has finitely many."""
+    if dimension.choices is not None:
+        return dimension.choices
+    low, high = dimension.ends
+    step = dimension.step or 1
+    kind = int if is_whole(field, dimension) else float
+    return [kind(low + index * step) for index in range(round((high - low) / step) + 1)]
+
+
+def value_at(field: str, dimension: Dimension, share: float) -> Any:
+    """Return the value at a share of a dimension, from 0 to below 1."""
+    whole = is_whole(field, dimension) if dimension.choices is None else False
+    if dimension.choices is not None or dimension.step or (whole and not dimension.log):
+        values = values_of(field, dimension)
+        return values[int(share * len(values))]
+    low, high = dimension.ends
+    if dimension.log:
+        value = low * (high / low) ** share
+        return min(int(high), max(int(low), round(value))) if whole else value
+    return low + share * (high - low)
+
+
+def as_text(value: object) -> str:
+    """Return plain data as text that is equal for equal data."""
+    return json.dumps(value, sort_keys=True)
+
+
+def share_of(field: str, dimension: Dimension, value: float) -> float:
+    """Return where in a range a value is, from 0 to 1: the inverse of `value_at`."""
+    low, high = dimension.ends
+    if dimension.step or (is_whole(field, dimension) and not dimension.log):
+        pitch = dimension.step or 1
+        return ((value - low) / pitch + 0.5) / (round((high - low) / pitch) + 1)
+    if dimension.log:
+        return math.log(value / low) / math.log(high / low)
+    return (value - low) / (high - low)

@@ -1,0 +1,272 @@
+"""A study in MLflow: one run for the study, and one nested run for each trial.
+
+Everything follows from the study's history. A note in the study's folder remembers each MLflow run
+and what was sent to it, so a driver that starts again sends only what is missing. A thread sends,
+so a server that hangs never delays the study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.tracking.connect import (
+    Tracking,
+    brisk,
+    open_tracking,
+    tracking_errors,
+)
+from steadytrain.components.shared.tracking.notes import recall, remember, warn
+from steadytrain.components.shared.tracking.run import settled_run
+from steadytrain.components.shared.tracking.values import (
+    MAX_METRICS_A_CALL,
+    flatten,
+    in_parts,
+    key,
+    value,
+)
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tune.driver import Watcher
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.results import best
+from steadytrain.components.tune.study import Study, study_name
+
+_PARENT: Final = "mlflow.parentRunId"
+_STUDY: Final = "study"
+_STATUS: Final = {
+    "running": "RUNNING",
+    "paused": "SCHEDULED",
+    "finished": "FINISHED",
+    "discarded": "KILLED",
+    "failed": "FAILED",
+}
+_EVERY_SECONDS: Final = 2.0
+_CLOSE_SECONDS, _CLOSE_SECONDS_UNANSWERED = 15.0, 3.0
+_FIRST_DELAY_SECONDS, _LAST_DELAY_SECONDS = 2.0, 60.0
+
+
+class StudyWorkspace(Workspace):
+    """The folder of a study, where tracking keeps its notes and its warnings."""
+
+    @property
+    def folder(self) -> Path:
+        return self.output / "studies" / self.run_id
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What MLflow is to know about a study or a trial, in plain data.
+
+    curve: (step, metrics) of each validation.
+    """
+
+    name: str
+    status: str
+    params: Mapping[str, Any]
+    tags: Mapping[str, str]
+    curve: tuple[tuple[int, Mapping[str, float]], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        return value_digest([self.status, dict(self.params), dict(self.tags), self.curve])
+
+
+@contextlib.contextmanager
+def tracked(study: Study, watcher: Watcher) -> Iterator[Watcher]:
+    """Yield a watcher that also sends the study to MLflow, if `tracking.sinks` names it."""
+    if "mlflow" not in study.config.tracking.sinks or find_spec("mlflow") is None:
+        yield watcher
+        return
+    tracker, ok = StudyTracker(study.config), False
+    try:
+        yield _Both(watcher, tracker)
+        ok = True
+    finally:
+        tracker.close(study, ok=ok)
+
+
+class _Both:
+    """Two watchers, of which the first hears everything first."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def resumed(self, study: Study) -> None:
+        for watcher in self._watchers:
+            watcher.resumed(study)
+
+    def started(self, study: Study, trial: Trial) -> None:
+        for watcher in self._watchers:
+            watcher.started(study, trial)
+
+    def ended(self, study: Study, trial: Trial) -> None:
+        for watcher in self._watchers:
+            watcher.ended(study, trial)
+
+
+class StudyTracker:
+    """Sends a study to MLflow in the background. It implements `Watcher`."""
+
+    def __init__(self, config: RunConfig, *, every_seconds: float = _EVERY_SECONDS) -> None:
+        self._config = config
+        output = Path(config.output).absolute()
+        self._workspace = StudyWorkspace(output, study_name(config))
+        self._every = every_seconds
+        self._wanted = dict[str, Sent]()
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._tracking: Tracking | None = None
+        self._delay, self._not_before = _FIRST_DELAY_SECONDS, 0.0
+        self._refused = self._warned = False
+        self._thread = threading.Thread(target=self._work, name="study-tracker", daemon=True)
+        self._thread.start()
+
+    def resumed(self, study: Study) -> None:
+        self._want({_STUDY: _of_study(study, "RUNNING")})
+        self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
+
+    def started(self, study: Study, trial: Trial) -> None:  # noqa: ARG002
+        self._want({_note(trial): _of_trial(trial)})
+
+    def ended(self, study: Study, trial: Trial) -> None:
+        self._want({_note(trial): _of_trial(trial), _STUDY: _of_study(study, "RUNNING")})
+
+    def close(self, study: Study, *, ok: bool) -> None:
+        """Send what is missing within a few seconds. A later driver sends the rest.
+
+        Args:
+            ok: whether the study is complete, and was not stopped.
+        """
+        self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
+        self._want({_STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
+        self._closing.set()
+        self._thread.join(_CLOSE_SECONDS_UNANSWERED if self._refused else _CLOSE_SECONDS)
+
+    def _want(self, found: Mapping[str, Sent]) -> None:
+        with self._lock:
+            self._wanted |= found
+
+    def _work(self) -> None:
+        with brisk():
+            while not self._closing.wait(self._every):
+                if time.monotonic() >= self._not_before:
+                    self._send()
+            self._send()
+
+    def _send(self) -> None:
+        """Send what changed. After an error, wait before the next try, longer each time."""
+        try:
+            self._tracking = self._tracking or open_tracking(self._config, self._workspace)
+            with tracking_errors(self._tracking.uri):
+                while found := self._next():
+                    self._deliver(self._tracking, *found)
+                    self._sent(*found)
+        except SteadytrainError as error:
+            self._tracking, self._refused = None, True
+            self._warn(error.message)
+            self._not_before = time.monotonic() + self._delay
+            self._delay = min(self._delay * 2, _LAST_DELAY_SECONDS)
+        else:
+            self._delay, self._refused = _FIRST_DELAY_SECONDS, False
+
+    def _next(self) -> tuple[str, Sent] | None:
+        """Return what is to be sent next: the study first, since its trials are nested in it."""
+        with self._lock:
+            for note in sorted(self._wanted, key=lambda name: (name != _STUDY, name)):
+                if recall(self._workspace, f"sent/{note}") != self._wanted[note].digest:
+                    return note, self._wanted[note]
+                del self._wanted[note]
+        return None
+
+    def _sent(self, note: str, sent: Sent) -> None:
+        remember(self._workspace, f"sent/{note}", sent.digest)
+
+    def _deliver(self, tracking: Tracking, note: str, sent: Sent) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        client, tags = tracking.client, dict(sent.tags)
+        if parent := self._parent(note):
+            tags[_PARENT] = parent
+        run_id = settled_run(tracking, self._workspace, note, run_name=sent.name, tags=tags)
+        run = client.get_run(run_id)
+        client.log_batch(
+            run_id,
+            params=[
+                Param(name, text)
+                for name, text in flatten(dict(sent.params))
+                if name not in run.data.params
+            ],
+            tags=[RunTag(name, value(text)) for name, text in tags.items()],
+        )
+        # A point that is sent again has the same time, which makes it the same point.
+        began = run.info.start_time
+        points = [
+            Metric(key(name), number, began + step, step)
+            for step, metrics in sent.curve
+            for name, number in metrics.items()
+        ]
+        for part in in_parts(points, MAX_METRICS_A_CALL):
+            client.log_batch(run_id, metrics=part)
+        if sent.status in ("RUNNING", "SCHEDULED"):
+            client.update_run(run_id, status=sent.status)
+        else:
+            client.set_terminated(run_id, sent.status)
+
+    def _parent(self, note: str) -> str:
+        """Return the MLflow run that another one is nested in; "" for none."""
+        if note == _STUDY:
+            return os.environ.get("MLFLOW_RUN_ID", "")
+        return recall(self._workspace, _STUDY)
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(self._workspace, f"{reason}; the study continues, and MLflow gets it later")
+
+
+def _note(trial: Trial) -> str:
+    return f"trial-{trial.number:06d}"
+
+
+def _of_study(study: Study, status: str) -> Sent:
+    found, tune = best(study), study.tune
+    tags = {}
+    if found is not None:
+        tags = {
+            f"steadytrain.best_{item.metric}": str(number)
+            for item, number in zip(tune.objectives, study.history.values(found), strict=True)
+        } | {"steadytrain.best_trial": str(found.number)}
+    return Sent(
+        study_name(study.config),
+        status,
+        {"tune": tune.model_dump(mode="json", include={"space", "objective", "sampler", "pruner"})},
+        {
+            "mlflow.source.name": "steadytrain",
+            "steadytrain.study": study_name(study.config),
+            "steadytrain.trials": str(len(study.history.trials)),
+            **tags,
+        },
+    )
+
+
+def _of_trial(trial: Trial) -> Sent:
+    return Sent(
+        f"trial {trial.number}",
+        _STATUS[trial.standing],
+        dict(trial.params),
+        {
+            "steadytrain.trial": str(trial.number),
+            "steadytrain.standing": trial.standing,
+            **({"steadytrain.failure": trial.failure} if trial.failure else {}),
+        },
+        tuple((step, dict(metrics)) for step, metrics in trial.curve),
+    )

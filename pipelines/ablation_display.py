@@ -1,0 +1,69 @@
+"""What `steadytrain ablate` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.ablation import DESIGNS
+from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.tune.ablation.effects import effects_of
+from steadytrain.components.tune.ablation.table import row, variant_name
+from steadytrain.components.tune.design import SEED, Design, comparisons, variants
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.study import Study, study_name
+
+_HEADER = ("change", "difference", "interval", "p (Holm)", "seeds", "verdict")
+
+
+def words(config: RunConfig) -> Callable[[Trial], str]:
+    """Return what describes a trial: its variant and its seed."""
+    design, changes = Design(config), len(config.ablation.changes)
+
+    def describe(trial: Trial) -> str:
+        return f"{variant_name(design.variant(trial), changes)}, seed {trial.params[SEED]}"
+
+    return describe
+
+
+def outline(config: RunConfig) -> list[str]:
+    """Return lines on what an ablation would do, for `--dry-run`."""
+    ablation, budget = config.ablation, config.tune.budget
+    found, objective = variants(ablation), config.tune.objective
+    return [
+        f"ablation    {study_name(config)}",
+        f"objective   {objective.direction} {objective.metric}",
+        f"designs     {', '.join(design.replace('_', ' ') for design in ablation.designs)}: "
+        f"{len(list(comparisons(ablation)))} comparisons",
+        f"trials      {budget.trials:,}: {len(found)} variants on {ablation.seeds} seeds, "
+        f"{budget.parallel} at a time",
+        f"steps       {budget.trials * config.training.max_steps:,}",
+        *(f"variant     {variant_name(item, len(ablation.changes))}" for item in found),
+    ]
+
+
+def ending(study: Study) -> list[str]:
+    """Return lines on what an ablation found."""
+    history, price = study.history, study.usd(study.hours)
+    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
+    total = f"{len(history.trials):,} of {study.tune.budget.trials:,}"
+    return ["", f"trials  {total}, {history.failed} failed; {spent}", *_tables(study)]
+
+
+def _tables(study: Study) -> Iterator[str]:
+    effects = effects_of(study)
+    for design in DESIGNS:
+        rows = [row(item) for item in effects if item.comparison.design == design]
+        if rows:
+            yield from ("", f"{design.replace('_', ' ')}: {study.tune.objective.metric}")
+            yield from _aligned([_HEADER, *(tuple(map(str, astuple(item))) for item in rows)])
+    confidence = study.config.ablation.confidence
+    yield f"The intervals hold together with a probability of {confidence:.4g}."
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        columns = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        yield "  ".join(columns).rstrip()

@@ -1,0 +1,99 @@
+"""What gc removes of studies, and what it never removes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from steadytrain.components.shared.config import load
+from steadytrain.components.tune.driver import drive, driving, study_folder
+from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.pipelines.gc_studies import unneeded_by_studies
+
+from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def make_study(tmp_path):
+    """Drive a study, and leave files of its trials and its data as a killed driver would."""
+
+    def make(pruner="none", idle=2 * HOUR, steps=360):
+        config = load(
+            "causal-lm",
+            [
+                ("output", str(tmp_path)),
+                ("tune.space", SPACE),
+                ("tune.pruner", pruner),
+                "training.max_steps=90",
+                "training.eval_steps=10",
+                "tune.budget.trials=4",
+                ("tune.budget.steps", steps),
+            ],
+        )
+        folder = study_folder(config)
+        with driving(config) as log:
+            study = Study(config, log)
+            drive(study, SyntheticTrials(World()), Quiet(), lambda: None, poll_seconds=0)
+        for trial in study.history.trials:
+            place = TrialFolder(folder, trial.number)
+            place.configure(study.trial_config(trial.params), 1)
+            (place.workspace.checkpoints / "step-00000010").mkdir(parents=True)
+        (folder / "data" / "x").mkdir(parents=True)
+        (folder / "data" / "x" / "rows").write_bytes(b"0" * 1000)
+        then = time.time() - idle
+        os.utime(folder / "log.jsonl", (then, then))
+        return config, folder, study
+
+    return make
+
+
+def found(folder):
+    return list(unneeded_by_studies(folder.parents[1], idle_seconds=HOUR))
+
+
+def test_ended_trials_keep_their_record_and_the_study_its_log(make_study):
+    _, folder, _ = make_study()
+    garbage = found(folder)
+    assert [item.what.split(" of ")[0] for item in garbage] == [
+        *(f"trial {number}" for number in range(4)), "data",
+    ]  # fmt: skip
+    assert garbage[-1].bytes == 1000
+    assert all(item.remove() for item in garbage)
+    assert not found(folder)
+    assert not (folder / "data").exists()
+    assert (folder / "log.jsonl").exists()
+    assert [path.name for path in TrialFolder(folder, 1).path.iterdir()] == ["record.json"]
+
+
+def test_paused_trial_keeps_its_checkpoint_and_the_data(make_study):
+    _, folder, study = make_study(pruner="asha", steps=40)
+    paused = {trial.number for trial in study.history.trials if trial.standing == "paused"}
+    assert paused
+    whats = " ".join(item.what for item in found(folder))
+    assert "data of" not in whats
+    assert not any(f"trial {number} of" in whats for number in paused)
+
+
+def test_study_that_is_driven_or_was_recently_is_left_alone(make_study):
+    config, folder, _ = make_study(idle=0)
+    assert not found(folder)
+    then = time.time() - 2 * HOUR
+    os.utime(folder / "log.jsonl", (then, then))
+    garbage = found(folder)
+    with driving(config):
+        assert not found(folder)
+        assert not any(item.remove() for item in garbage)
+
+
+def test_damaged_study_is_left_alone(make_study):
+    _, folder, _ = make_study()
+    log = folder / "log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"loss", b"lost", 1))
+    then = time.time() - 2 * HOUR
+    os.utime(log, (then, then))
+    assert not found(folder)
