@@ -117,7 +117,7 @@ def test_trial_keeps_its_nodes_and_its_jobs_get_the_studys_label(
     assert own.pods.labels == {"team": "nlp", STUDY: "tiny-1a2b3c4d"}
 
 
-def test_what_a_trial_waits_for_is_told_once(trials, study, config, monkeypatch):
+def test_driver_prints_once_what_a_trial_waits_for(trials, study, config, monkeypatch):
     place = TrialFolder(study, 3)
     warn(place.workspace, "told by the driver before")
     monkeypatch.setattr(LocalTrials, "_ask", lambda own, *asked: own._asked.update([asked]))
