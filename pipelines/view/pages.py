@@ -38,7 +38,7 @@ COLUMNS: Final[Mapping[Sort, str]] = {
     "speed": "Tokens/s",
     "memory": "Memory",
     "attempts": "Attempts",
-    "active": "Last event (UTC)",
+    "active": "Last event",
 }
 NEWEST_EVENTS: Final = 60
 TABLE_ROWS: Final = 24
