@@ -110,7 +110,8 @@ class _Site:
         async def lines() -> AsyncIterator[str]:
             seen = await run_in_threadpool(news, self.library, runs)
             quiet = 0.0
-            yield "retry: 2000\n\n"
+            # The page may be older than what was seen just now.
+            yield "retry: 2000\ndata: changed\n\n"
             while not await _is_set(closing, self.source.refresh_seconds):
                 quiet += self.source.refresh_seconds
                 version = await run_in_threadpool(news, self.library, runs)

@@ -115,7 +115,8 @@ class Board:
         if known is None or known[0] != files:
             events = RunReader(self.source, run, BRIEF).events(files)
             known = files, row_of(self.source, run, events, _written(files))
-            self._rows[run] = known
+            with self._lock:
+                self._rows[run] = known
         row = known[1]
         if row.state in _MAY_BE_RUNNING and self.source.is_held(run):
             return replace(row, state="running")

@@ -9,14 +9,14 @@ the sample has enough to draw a curve.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.types import TrainingStep, from_json
+from steadytrain.components.shared.events.types import from_json
 
 Read = Callable[[int, int], bytes]
 """Returns bytes `start` to `end` of the file, or fewer if it is shorter."""
@@ -31,26 +31,26 @@ class Detail:
     whole: bytes up to which a new part of the file is read completely.
     blocks, block: number of blocks of a longer part, and the bytes of each.
     tail: bytes at the end of a longer part that are read completely.
-    steps: training steps to keep in memory; beyond that, every other one is dropped.
+    most: events of a kind to keep in memory; beyond that, every other one is dropped.
     """
 
     whole: int
     blocks: int
     block: int
     tail: int
-    steps: int
+    most: int
 
 
-BRIEF: Final = Detail(whole=32 << 10, blocks=16, block=1 << 10, tail=16 << 10, steps=500)
+BRIEF: Final = Detail(whole=32 << 10, blocks=16, block=1 << 10, tail=16 << 10, most=500)
 """For a row of a list."""
-FULL: Final = Detail(whole=2 << 20, blocks=400, block=4 << 10, tail=64 << 10, steps=10_000)
+FULL: Final = Detail(whole=2 << 20, blocks=400, block=4 << 10, tail=64 << 10, most=10_000)
 """For a page."""
 
 
 class EventLog:
     """The events of one file.
 
-    is_sample: whether training steps are missing.
+    is_sample: whether events are missing, such as training steps.
     """
 
     def __init__(self, read: Read, detail: Detail) -> None:
@@ -141,22 +141,20 @@ class EventLog:
         return offset
 
     def _thin(self) -> None:
-        """Drop every other training step if there are too many; of two, keep one by turns."""
-        steps = [
-            offset
-            for offset in sorted(self._found)
-            if isinstance(self._found[offset], TrainingStep)
-        ]
-        if len(steps) <= self.detail.steps:
-            return
-        self.is_sample = True
-        # The newest stays: gauges show it.
-        pairs = zip(steps[:-1:2], steps[1:-1:2], strict=False)
-        for index, pair in enumerate(pairs):
-            del self._found[self._less_telling(pair, index)]
+        """Drop every other event of a kind that has too many."""
+        kinds = defaultdict[str, list[int]](list)
+        for offset in sorted(self._found):
+            kinds[self._found[offset].name].append(offset)
+        for offsets in kinds.values():
+            if len(offsets) > self.detail.most:
+                self.is_sample = True
+                # The newest stays: gauges show it.
+                pairs = zip(offsets[:-1:2], offsets[1:-1:2], strict=False)
+                for index, pair in enumerate(pairs):
+                    del self._found[self._less_telling(pair, index)]
 
     def _less_telling(self, pair: tuple[int, int], index: int) -> int:
-        """Return the step of a pair to drop: by turns the lower and the higher loss.
+        """Return the event of a pair to drop: of steps, by turns the lower and the higher loss.
 
         That keeps spikes. A loss that is not finite always stays.
         """

@@ -68,12 +68,11 @@ class Library:
             states = [self.board.row(run).state for run in self.board.runs()[:MOST_RUNS]]
             return hash((*states, *((run, *found.items()) for run, found in files.items())))
         seen: list[object] = []
-        for run in runs[:MOST_RUNS]:
+        for run in [name for name in runs[:MOST_RUNS] if name in files]:
             reader = self._reader(run)
             reader.fill()
-            found = files.get(run, {})
-            seen += [run, reader.unread, self.board.row(run).state]
-            seen += [*found.items(), *self.source.logs(run).items()]
+            seen += [run, bool(reader.unread), self.board.row(run).state]
+            seen += [*files[run].items(), *self.source.logs(run).items()]
         return hash(tuple(seen))
 
     def _reader(self, run: str) -> RunReader:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from steadytrain.components.report.curves import Curve, thin
 from steadytrain.components.report.page import content
@@ -27,6 +26,7 @@ from steadytrain.pipelines.view.compare import compared_figures, differences, re
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened
 from steadytrain.pipelines.view.measures import predicted_and_measured
 from steadytrain.pipelines.view.rank_logs import LogFile
+from steadytrain.pipelines.view.sparks import spark_picture
 
 ROWS: Final = 50
 """Rows of a page of the list."""
@@ -38,11 +38,10 @@ COLUMNS: Final[Mapping[Sort, str]] = {
     "speed": "Tokens/s",
     "memory": "Memory",
     "attempts": "Attempts",
-    "active": "Last event (UTC)",
+    "active": "Last event",
 }
 NEWEST_EVENTS: Final = 60
 TABLE_ROWS: Final = 24
-_SPARK_WIDTH, _SPARK_HEIGHT = 96, 22
 
 
 def list_page(
@@ -128,22 +127,6 @@ def login_page(uri: str, *, failed: bool) -> str:
     return _render("login.html.j2", uri=uri, title="Token", failed=failed)
 
 
-def spark(values: Sequence[float]) -> Markup:
-    """Draw values as a small line, or return "" if there are fewer than two."""
-    if len(values) < 2:
-        return Markup("")
-    low, high = min(values), max(values)
-    across, up = _SPARK_WIDTH / (len(values) - 1), (_SPARK_HEIGHT - 4) / ((high - low) or 1.0)
-    points = " ".join(
-        f"{index * across:.1f},{_SPARK_HEIGHT - 2 - (value - low) * up:.1f}"
-        for index, value in enumerate(values)
-    )
-    return Markup(
-        '<svg class="spark" viewBox="0 0 {} {}" role="img" aria-label="loss from {} to {}">'
-        '<polyline class="line c0" points="{}"/></svg>'
-    ).format(_SPARK_WIDTH, _SPARK_HEIGHT, number(values[0]), number(values[-1]), points)
-
-
 def table_of(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
     """Return curves as rows of a step and each curve's value there, a few of all steps."""
     values = [dict(curve.points) for curve in curves]
@@ -176,6 +159,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "number": number, "duration": duration, "moment": moment, "amount": amount, "size": size,
-        "iso": json_output.moment, "spark": spark, "table_of": table_of,
+        "iso": json_output.moment, "spark": spark_picture, "table_of": table_of,
     }  # fmt: skip
     return environment

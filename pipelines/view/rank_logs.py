@@ -37,7 +37,7 @@ def log_text(source: Source, run: str, name: str) -> tuple[str, bool]:
     """
     stamp = source.logs(run).get(name)
     if stamp is None:
-        raise BadInput(f"run {run!r} has no log {name!r}", remedy="choose one of the run's page")
+        raise BadInput(f"run {run!r} has no log {name!r}", remedy="choose one on the run's page")
     start = max(0, stamp.size - SHOWN_BYTES)
     text = source.read(run, name, start, stamp.size).decode("utf-8", "replace")
     if start:

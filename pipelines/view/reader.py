@@ -24,7 +24,7 @@ from steadytrain.pipelines.view.event_log import Detail, EventLog, merged
 from steadytrain.pipelines.view.source import Source, Stamp
 
 R = TypeVar("R", bound=Record)
-FILL_BYTES: Final = 32 << 20
+FILL_BYTES: Final = 64 << 20
 """How much of a long file `fill` reads at a time."""
 
 
@@ -38,7 +38,7 @@ class RunReader:
 
     @property
     def is_sample(self) -> bool:
-        """Whether training steps are missing."""
+        """Whether events are missing, such as training steps."""
         return any(log.is_sample for log in self._logs.values())
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LISTING_SECONDS: Final = 15.0
 """How long a listing of S3 is used. One listing of a thousand runs takes seconds."""
 _EVENTS = re.compile(r"events/[^/]+\.jsonl")
-_LOGS = re.compile(r"attempts/(\d+)/(rank-\d+\.log|node-\d+/log)")
+_LOGS = re.compile(r"attempts/\d{1,9}/(rank-\d{1,9}\.log|node-\d{1,9}/log)")
 
 
 class Stamp(NamedTuple):
@@ -43,7 +43,7 @@ class Source(Protocol):
 
     @property
     def uri(self) -> str:
-        """The address, as the user gave it."""
+        """The folder's absolute path, or the s3:// address."""
 
     @property
     def refresh_seconds(self) -> float:
@@ -117,12 +117,8 @@ class Folder:
         for attempt in self._folders(run, "attempts"):
             found |= self._stamps(run, attempt, ".log")
             for node in self._folders(run, attempt):
-                found |= {
-                    name: stamp
-                    for name, stamp in self._stamps(run, node, "log").items()
-                    if _LOGS.fullmatch(name)
-                }
-        return found
+                found |= self._stamps(run, node, "log")
+        return {name: stamp for name, stamp in found.items() if _LOGS.fullmatch(name)}
 
     def read(self, run: str, name: str, start: int = 0, end: int | None = None) -> bytes:
         path = self.workspace(run).folder / checked(name, origin=self.uri)

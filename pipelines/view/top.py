@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, get_args
 
 from rich.console import Console, Group, RenderableType
@@ -18,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from steadytrain.components.report.curves import standing, thin
+from steadytrain.components.report.curves import standing
 from steadytrain.components.report.explain import recoveries
 from steadytrain.components.report.sentences import amount, describe
 from steadytrain.components.report.spending import Spending
@@ -29,8 +28,8 @@ from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.redaction import redact
 from steadytrain.pipelines.view.board import Board, Row, Sort
 from steadytrain.pipelines.view.library import Library, Opened
+from steadytrain.pipelines.view.sparks import spark_line
 
-_BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDE: Final = 60
 _WIDE_ENOUGH: Final = 120
 """Columns of a terminal from which on all columns of the table fit."""
@@ -45,19 +44,8 @@ _STYLES: Final = {
 _LEVELS: Final = {"info": "", "warn": "yellow", "error": "red", "fatal": "bold red"}
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Draw values as a line of at most `width` bars; values that are not finite are left out."""
-    finite = [(float(index), value) for index, value in enumerate(values) if math.isfinite(value)]
-    drawn = [value for _, value in thin(finite, width)][-width:]
-    if not drawn:
-        return ""
-    low, high = min(drawn), max(drawn)
-    scale = (len(_BARS) - 1) / ((high - low) or 1.0)
-    return "".join(_BARS[round((value - low) * scale)] for value in drawn)
-
-
 def runs_table(board: Board, sort: Sort, limit: int, width: int) -> RenderableType:
-    """Return a table of the first `limit` runs. A terminal of few columns gets fewer of ours."""
+    """Return a table of the first `limit` runs. A narrow terminal gets fewer columns."""
     found = board.rows(sort)
     if not found:
         return Text(f"no runs in {board.source.uri}")
@@ -95,7 +83,7 @@ def run_details(opened: Opened) -> RenderableType:
             ("tokens/s", [event.tokens_per_second for event in steps], _speed(row)),
             ("memory", memory, size(memory[-1])),
         ):
-            curves.add_row(name, Text(sparkline(values, _WIDE), "blue"), shown)
+            curves.add_row(name, Text(spark_line(values, _WIDE), "blue"), shown)
         parts.append(curves)
     if tried := attempts(facts):
         table = Table("attempt", "outcome", "steps", "took", box=None, pad_edge=False)
@@ -196,7 +184,7 @@ def _cells(row: Row, width: int) -> list[RenderableType]:
         Text.assemble(_state(row), _plain(f" {row.stage}" if is_wide else "")),
         f"{amount(row.step)}{of}" if row.step is not None else "",
         number(row.loss),
-        Text(sparkline(row.losses, 24 if is_wide else 12), "blue"),
+        Text(spark_line(row.losses, 24 if is_wide else 12), "blue"),
         _speed(row),
         size(row.memory) if row.memory else "",
         str(row.attempts or ""),

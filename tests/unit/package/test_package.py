@@ -39,6 +39,8 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines.compile",
         "steadytrain.pipelines.cluster.doctor",
         "steadytrain.pipelines.server.triggers",
+        "steadytrain.pipelines.view.serve",
+        "steadytrain.pipelines.view.top",
         "steadytrain.components.preprocess.step",
         "steadytrain.components.evaluate.step",
         "steadytrain.components.register.step",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hmac
 import logging
+import sys
 
 import pytest
 from starlette.testclient import TestClient
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines import view
 from steadytrain.pipelines.view import access
 from steadytrain.pipelines.view.access import LOOPBACK
 from steadytrain.pipelines.view.app import application
 from steadytrain.pipelines.view.serve import accepted_hosts, check_token, listen
+
+from support.odd import call
 
 TOKEN = "c4n4ry-0f-the-pages"
 HTML = {"accept": "text/html"}
@@ -177,3 +181,17 @@ def test_port_in_use_and_foreign_address_are_bad_input():
         listen("x" * 300, 0)
     with pytest.raises(BadInput, match="cannot listen on"):
         listen("203.0.113.1", 0)
+
+
+def test_command_refuses_other_addresses_without_a_token(tmp_path, monkeypatch):
+    monkeypatch.delenv("STEADYTRAIN_UI_TOKEN", raising=False)
+    done = call("ui", "--host", "0.0.0.0", folder=tmp_path)
+    assert (done.code, "STEADYTRAIN_UI_TOKEN is not set" in done.err) == (2, True)
+
+
+def test_command_names_the_packages_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.delattr(view, "serve")
+    monkeypatch.delitem(sys.modules, "steadytrain.pipelines.view.serve")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = call("ui", folder=tmp_path)
+    assert (done.code, "pip install 'steadytrain[ui]'" in done.err) == (2, True)

@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.shared.events.types import TrainingStep, Validated, to_json
 from steadytrain.pipelines.view.event_log import BRIEF, FULL, Detail, EventLog
 
-SMALL = Detail(whole=4_000, blocks=10, block=1_000, tail=2_000, steps=1_000)
+SMALL = Detail(whole=4_000, blocks=10, block=1_000, tail=2_000, most=1_000)
 
 
 def step(number, loss=1.0):
@@ -137,7 +137,7 @@ def test_replaced_file_is_read_again():
 
 def test_growing_log_keeps_spikes_and_the_newest_step_but_not_everything():
     file, log = File(), None
-    detail = Detail(whole=10**9, blocks=1, block=1, tail=1, steps=100)
+    detail = Detail(whole=10**9, blocks=1, block=1, tail=1, most=100)
     for number in range(1, 2_001):
         odd = {700: 50.0, 900: math.nan}
         file.append(step(number, odd.get(number, 1.0 + number % 2 / 10)))

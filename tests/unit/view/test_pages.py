@@ -14,7 +14,7 @@ from steadytrain.components.shared.events.types import DecisionMade, Validated
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.view.board import Row
-from steadytrain.pipelines.view.pages import list_page, message_page, spark
+from steadytrain.pipelines.view.pages import list_page, message_page
 
 HOSTILE = "</pre></script><script>alert('x')</script><img src=x onerror=\"y()\">&amp;{{ 7*7 }}"
 SECRET = "hf_" + "c4n4ry" * 6
@@ -282,6 +282,10 @@ def test_threads_may_ask_at_once(client, trained):
     assert answers == [200] * 8
 
 
-def test_spark_of_one_value_is_nothing():
-    assert spark([1.0]) == ""
-    assert "NaN" not in spark([1.0, 1.0])
+def test_only_logs_of_ranks_and_agents_are_listed(client, trained):
+    for name in ("odd/rank-0.log", "1/other.log", "1/rank-0.log.old", "1/node-0/other"):
+        path = trained.workspace.attempts / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    listed = re.findall(r"log\?file=([^\"]+)", get(client, "/runs/first"))
+    assert listed == ["attempts/2/node-0/log", "attempts/2/rank-0.log"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pty
 import re
@@ -18,7 +17,7 @@ from rich.console import Console
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.pipelines.view.board import Board
 from steadytrain.pipelines.view.library import Library
-from steadytrain.pipelines.view.top import run_details, runs_table, sparkline
+from steadytrain.pipelines.view.top import run_details, runs_table
 
 from support.odd import call
 
@@ -42,28 +41,6 @@ def runs(make_run):
     run.attempt(2, first=100, last=400, max_steps=400)
     make_run("second").attempt(1, last=200, max_steps=400)
     return run
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "line"),
-    [
-        ([], 8, ""),
-        ([1.0], 8, "▁"),
-        ([math.nan, math.inf], 8, ""),
-        ([0.0, 7.0], 8, "▁█"),
-        (range(8), 8, "▁▂▃▄▅▆▇█"),
-        ([3.0, 3.0, 3.0], 8, "▁▁▁"),
-        ([0.0, math.nan, 7.0], 8, "▁█"),
-    ],
-)
-def test_sparkline(values, width, line):
-    assert sparkline(list(values), width) == line
-
-
-def test_sparkline_keeps_its_width_and_spikes():
-    line = sparkline([1.0] * 500 + [9.0] + [1.0] * 500, 24)
-    assert len(line) <= 24
-    assert "█" in line
 
 
 def test_table_shows_runs_with_their_figures(runs, source):
