@@ -116,6 +116,7 @@ def area(line):
     return sum((b[0] - a[0]) * a[1] for a, b in pairwise(line)) / width
 
 
+@pytest.mark.timeout(0)
 def test_quality_at_equal_tokens(tmp_path):
     arms = {
         "random search": (searched, ("tune.sampler=random", "tune.pruner=none")),
@@ -130,12 +131,12 @@ def test_quality_at_equal_tokens(tmp_path):
             lines[name] = falling(search(config, tmp_path / f"{seed}-{index}"))
             best.setdefault(name, []).append(lines[name][-1][1])
             mean.setdefault(name, []).append(area(lines[name]))
+            shown = f"best {best[name][-1]:.4f}, area {mean[name][-1]:.4f}"
+            print(f"\nseed {seed}, {name}: {shown}", flush=True)
         target, most = lines["random search"][-1][1], config.tune.budget.steps
         reached = [steps for steps, loss in lines["TPE and Hyperband"] if loss <= target]
         needed.append(reached[0] / most if reached else float("inf"))
-        print(f"\nseed {seed}: {needed[-1]:.2f} of the tokens for the best of random search")
-        for name in arms:
-            print(f"  {name}: best {best[name][-1]:.4f}, area {mean[name][-1]:.4f}", flush=True)
+        print(f"seed {seed}: {needed[-1]:.2f} of the tokens for the best of random search")
     print(f"\nmedians over {SEEDS} seeds, {TRIALS} full trials' tokens each:")
     for name in arms:
         loss, under = statistics.median(best[name]), statistics.median(mean[name])
@@ -144,6 +145,7 @@ def test_quality_at_equal_tokens(tmp_path):
     assert statistics.median(best["TPE and Hyperband"]) <= statistics.median(best["random search"])
 
 
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize(("sampler", "count"), [("random", 10_000), ("tpe", 1000)])
 def test_driver_over_many_simulated_trials(sampler, count):
     """Memory grows only by the history, and a suggestion takes about as long as at first."""
