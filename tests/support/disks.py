@@ -18,5 +18,7 @@ def small_file_system(place: Path, options: str) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import duration, money, size
 
 from support.snippets import ROOT
 
@@ -60,3 +60,11 @@ def test_no_other_code_writes_its_own_units():
         for found in OTHER_FORMATS.finditer(path.read_text())
     ]
     assert not odd
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [(0, "$0.00"), (0.0001, "less than $0.01"), (0.012, "$0.01"), (1234.5, "$1,234.50")],
+)
+def test_money_never_rounds_a_cost_to_nothing(usd, text):
+    assert money(usd) == text

@@ -121,6 +121,13 @@ def test_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(fol
     assert not (folder / "out").exists()
 
 
+def test_cost_of_a_tiny_study_is_not_shown_as_nothing(folder):
+    tiny = ("--set", "tune.budget.trials=1", "--set", "compute.price_per_hour=0.01")
+    shown = steadytrain("tiny.yaml", "--dry-run", *tiny)
+    assert re.search(r"^cost +.*, less than \$0\.01 \(formula\)$", shown, re.MULTILINE)
+    assert "about 0 s" not in shown
+
+
 def test_study_without_a_space_is_an_error_with_an_example(folder):
     with pytest.raises(BadInput, match=r"(?s)tune\.space.*low: 1e-4"):
         steadytrain("tiny.yaml", "--set", "tune.space={}")
