@@ -15,6 +15,7 @@ from steadytrain.pipelines import (
     doctor_command,
     init_command,
     json_output,
+    lineage_command,
     plan_command,
     recovery_commands,
     run_command,
@@ -119,6 +120,7 @@ app.command()(tune_command.tune)
 app.command("list")(runs_commands.list_)
 app.command()(recovery_commands.explain)
 app.command()(runs_commands.report)
+app.command()(lineage_command.lineage)
 app.command()(runs_commands.stop)
 app.command()(run_command.resume)
 app.command()(recovery_commands.gc)

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 LESSONS: Final = {
     "Begin": ("init", "validate", "plan", "run", "tune"),
-    "Follow and continue": ("list", "explain", "report", "stop", "resume", "gc"),
+    "Follow and continue": ("list", "explain", "report", "lineage", "stop", "resume", "gc"),
     "On a cluster": ("doctor", "submit", "schedule", "trigger", "watch", "compile"),
     "Look up": ("presets", "schema", "step"),
 }
