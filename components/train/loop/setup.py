@@ -31,6 +31,7 @@ from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import Order, order_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
+from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 
@@ -65,11 +66,14 @@ class Parts:
     remarks: Sequence[str] = ()
     joined: float = 0.0
     heartbeat: Heartbeat | None = None
+    usage: Usage | None = None
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """Record a sign of life from the training thread."""
         if self.heartbeat is not None:
             self.heartbeat.beat(phase, step)
+        if self.usage is not None:
+            self.usage.report()
 
     @property
     def rank(self) -> int:
