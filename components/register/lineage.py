@@ -19,6 +19,7 @@ from steadytrain.components.shared.tracking.connect import (
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.lineage import FINGERPRINT
+from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.store import sqlite_uri
 
 _TAGS = {
@@ -114,13 +115,8 @@ class LineageStore:
 
     def _versions(self, fingerprint: str) -> Iterator[Any]:
         quoted = fingerprint.replace("'", "")
-        query, token, found = f"tags.`{FINGERPRINT}` = '{quoted}'", None, list[Any]()
-        while True:
-            page = self.client.search_model_versions(query, page_token=token)
-            found += page
-            token = page.token
-            if not token:
-                break
+        query = f"tags.`{FINGERPRINT}` = '{quoted}'"
+        found = pages(lambda token: self.client.search_model_versions(query, page_token=token))
         return iter(sorted(found, key=lambda item: int(item.creation_timestamp)))
 
     def _lineage(self, version: Any, *, in_detail: bool = False) -> ModelLineage:
@@ -141,12 +137,11 @@ class LineageStore:
 
     def _detail(self, run: Any) -> dict[str, Any]:
         """Return attempts and checkpoints: the children of a run, and what they made."""
-        experiment = run.info.experiment_id
-        children = self.client.search_runs(
-            [experiment], f"tags.mlflow.parentRunId = '{run.info.run_id}'"
-        )
+        places = [run.info.experiment_id]
+        query = f"tags.mlflow.parentRunId = '{run.info.run_id}'"
+        children = pages(lambda token: self.client.search_runs(places, query, page_token=token))
         ids = {child.info.run_id for child in children}
-        models = self.client.search_logged_models([experiment])
+        models = pages(lambda token: self.client.search_logged_models(places, page_token=token))
         ours = sorted(item.name for item in models if item.source_run_id in ids)
         return {"attempts": len(ids), "checkpoints": tuple(ours)}
 

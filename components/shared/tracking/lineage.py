@@ -13,6 +13,7 @@ from steadytrain.components.shared.events.types import CheckpointSaved, Validate
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.tracking.connect import Tracking
 from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall
+from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.points import points
 from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
@@ -106,21 +107,18 @@ def _known(tracking: Tracking, workspace: Workspace) -> set[str]:
     """Return the names of this run's models. One that was not finished is replaced."""
     from mlflow.entities import LoggedModelStatus
 
-    names, token = set(), None
-    while True:
-        page = tracking.client.search_logged_models(
-            [tracking.experiment_id],
-            filter_string=f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'",
-            page_token=token,
+    mine, names = f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'", set()
+    found = pages(
+        lambda token: tracking.client.search_logged_models(
+            [tracking.experiment_id], filter_string=mine, page_token=token
         )
-        for model in page:
-            if model.status == LoggedModelStatus.READY:
-                names.add(model.name)
-            else:
-                tracking.client.delete_logged_model(model.model_id)
-        token = page.token
-        if not token:
-            return names
+    )
+    for model in list(found):
+        if model.status == LoggedModelStatus.READY:
+            names.add(model.name)
+        else:
+            tracking.client.delete_logged_model(model.model_id)
+    return names
 
 
 def _worth_keeping(
