@@ -16,6 +16,7 @@ from steadytrain.pipelines import (
     doctor_command,
     init_command,
     json_output,
+    lineage_command,
     plan_command,
     profile_command,
     recovery_commands,
@@ -126,6 +127,7 @@ app.command()(view_commands.top)
 app.command()(view_commands.ui)
 app.command()(recovery_commands.explain)
 app.command()(runs_commands.report)
+app.command()(lineage_command.lineage)
 app.command()(runs_commands.stop)
 app.command()(run_command.resume)
 app.command()(recovery_commands.gc)

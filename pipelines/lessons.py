@@ -8,7 +8,9 @@ from typer.core import TyperGroup
 
 LESSONS: Final = {
     "Begin": ("init", "validate", "plan", "run", "tune", "ablate"),
-    "Follow and continue": ("list", "top", "ui", "explain", "report", "stop", "resume", "gc"),
+    "Follow and continue": (
+        "list", "top", "ui", "explain", "report", "lineage", "stop", "resume", "gc",
+    ),  # fmt: skip
     "On a cluster": ("doctor", "submit", "schedule", "trigger", "watch", "compile"),
     "Look up": ("presets", "schema", "step"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from steadytrain.components.evaluate.scoring import judged_records, trained_model
 from steadytrain.components.register.card import model_card
+from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -15,6 +16,7 @@ from steadytrain.components.shared.registry.verdict import decision
 from steadytrain.components.shared.registry.versions import (
     Registry,
     Version,
+    gate_tags,
     profile_tag,
     version_tags,
 )
@@ -49,7 +51,8 @@ def run(config: RunConfig) -> RegistrationRecord:
             card = model_card(config, data, train, evaluation, gate, tags)
             model_uri = _log(config, workspace, data, train, tags, card)
             current.check()
-            version = _register_once(registry, model_uri, tags | profile_tag(data), card)
+            about = tags | profile_tag(data) | gate_tags(gate) | code_origin()
+            version = _register_once(registry, model_uri, about, card)
         else:
             current.reused = True
         current.check()

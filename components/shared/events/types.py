@@ -313,6 +313,30 @@ class ProblemFound(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankUsage(Event):
+    """What a rank uses of its machine, every 30 s.
+
+    sample: number of this report, from 1 on in each attempt.
+    memory_used: resident bytes of the rank's process.
+    cores_used: processor seconds per second since the last report.
+    gpu_memory_used, gpu_memory_reserved, gpu_memory_peak, gpu_memory_retries, gpu_utilization: of
+        its GPU, as in `training_step`.
+    """
+
+    name: ClassVar[str] = "rank_usage"
+    attempt: int
+    rank: int
+    sample: int
+    memory_used: int
+    cores_used: float
+    gpu_memory_used: int = 0
+    gpu_memory_reserved: int = 0
+    gpu_memory_peak: int = 0
+    gpu_memory_retries: int = 0
+    gpu_utilization: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Validated(Event):
     """Scores on the validation side after an optimizer step.
 

@@ -21,6 +21,8 @@ from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.records import DataRecord, GateRecord, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.tracking.connect import tracking_errors
+from steadytrain.components.shared.tracking.lineage import FINGERPRINT
+from steadytrain.components.shared.tracking.values import value
 from steadytrain.components.shared.workspace import Workspace
 
 SPLIT, LABELS, TASK = (
@@ -41,7 +43,7 @@ def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dic
         RUN: config.run_id,
         WEIGHTS: train.weights_digest,
         **comparable_tags(config, data),
-        "steadytrain.data_fingerprint": data.fingerprint,
+        FINGERPRINT: data.fingerprint,
         INPUTS: data.inputs_digest,
         "steadytrain.config_digest": config.digest(),
         "steadytrain.code_version": f"{installed_version('steadytrain')}+{code_digest()[:12]}",
@@ -52,6 +54,15 @@ def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dic
 def profile_tag(data: DataRecord) -> dict[str, str]:
     """Return a tag with the profile of a version's data, for comparison in `detect_change`."""
     return {PROFILE: data.profile.model_dump_json()} if data.profile else {}
+
+
+def gate_tags(gate: GateRecord) -> dict[str, str]:
+    """Return tags with the gate's decision about a version, and the champion it was compared to."""
+    return {
+        "steadytrain.gate": "promoted" if gate.promoted else "rejected",
+        "steadytrain.gate_reason": value(gate.reason),
+        "steadytrain.compared_with": gate.champion_version or "none (there was no champion)",
+    }
 
 
 def comparable_tags(config: RunConfig, data: DataRecord) -> dict[str, str]:
@@ -185,6 +196,9 @@ class Registry:
             self.tracking.client.set_registered_model_tag(
                 self.name, f"{OF_CHAMPIONS}{alias.lower()}", "true"
             )
+            # It may have decided again since the version was registered.
+            for tag, text in gate_tags(gate).items():
+                self.tracking.client.set_model_version_tag(self.name, version.number, tag, text)
         self._point(alias, version)
         written = self.champion()
         if written is None or written.number != version.number:

@@ -16,6 +16,7 @@ from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
+    RankUsage,
     TrainingStarted,
     TrainingStep,
     Validated,
@@ -24,7 +25,7 @@ from steadytrain.components.shared.paths import below
 from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.notes import attempt_note
-from steadytrain.components.shared.tracking.points import points
+from steadytrain.components.shared.tracking.points import Pointed, place, points
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.spool import Spool
 from steadytrain.components.shared.tracking.values import flatten, key, value
@@ -33,8 +34,8 @@ from steadytrain.components.shared.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-_OURS = (AttemptStarted, TrainingStarted, TrainingStep, Validated, AttemptEnded)
-_AttemptEvent = AttemptStarted | TrainingStarted | TrainingStep | Validated | AttemptEnded
+_OURS = (AttemptStarted, TrainingStarted, TrainingStep, Validated, RankUsage, AttemptEnded)
+_AttemptEvent = AttemptStarted | TrainingStarted | Pointed | AttemptEnded
 
 _STATUS = {
     "finished": "FINISHED",
@@ -108,9 +109,9 @@ class Delivery:
         filled = [Param(name, text) for event in events for name, text in _filled(event)]
         self.batches.send(self.parent, params=filled)
         metrics = [
-            Metric(key(name), number, _milliseconds(event.time), event.step)
+            Metric(key(name), number, _milliseconds(event.time), place(event))
             for event in events
-            if isinstance(event, TrainingStep | Validated)
+            if isinstance(event, Pointed)
             for name, number in points(event)
         ]
         if metrics and not self._certain:

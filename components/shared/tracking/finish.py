@@ -19,6 +19,7 @@ from steadytrain.components.shared.tracking.connect import (
     within,
 )
 from steadytrain.components.shared.tracking.delivery import Delivery
+from steadytrain.components.shared.tracking.lineage import log_lineage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
 from steadytrain.components.shared.tracking.values import key
@@ -58,6 +59,7 @@ def finish_run(
         _log_results(delivery.batches, run_id, workspace)
         _log_metrics(delivery.batches, run_id, spent, moment)
         tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
+        log_lineage(tracking, run_id, config, workspace)
 
     return _reported(config, workspace, finish)
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.events.types import RankUsage, TrainingStep, Validated
+
+Pointed = TrainingStep | Validated | RankUsage
+"""Events with points."""
 
 
-def points(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
+def place(event: Pointed) -> int:
+    """Return where an event's points are on the axis of their curve."""
+    return event.sample if isinstance(event, RankUsage) else event.step
+
+
+def points(event: Pointed) -> Iterator[tuple[str, float]]:
     """Yield the name and value of each point that an event has."""
     if isinstance(event, Validated):
         yield from ((f"eval_{name}", number) for name, number in event.metrics.items())
+        return
+    if isinstance(event, RankUsage):
+        yield from _used(event)
         return
     yield "loss", event.loss
     yield "learning_rate", event.learning_rate
@@ -25,3 +36,15 @@ def points(event: TrainingStep | Validated) -> Iterator[tuple[str, float]]:
     yield "memory_used", event.memory_used
     yield "gpu_memory_used", event.gpu_memory_used
     yield "epoch", event.epoch
+
+
+def _used(event: RankUsage) -> Iterator[tuple[str, float]]:
+    folder = f"system/rank-{event.rank}"
+    yield f"{folder}/memory_used", event.memory_used
+    yield f"{folder}/cores_used", event.cores_used
+    if event.gpu_memory_reserved:
+        yield f"{folder}/gpu_memory_used", event.gpu_memory_used
+        yield f"{folder}/gpu_memory_reserved", event.gpu_memory_reserved
+        yield f"{folder}/gpu_memory_peak", event.gpu_memory_peak
+    if event.gpu_utilization is not None:
+        yield f"{folder}/gpu_utilization", event.gpu_utilization

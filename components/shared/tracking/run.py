@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
 from steadytrain.components.shared.tracking.connect import (
@@ -167,5 +168,6 @@ def _describe(client: Any, run_id: str, config: RunConfig) -> None:
         "steadytrain.model": config.model_name,
         "steadytrain.config_digest": config.digest(),
         "steadytrain.code_digest": code_digest(),
+        **code_origin(),
     }
     client.log_batch(run_id, tags=[RunTag(name, text) for name, text in tags.items()])

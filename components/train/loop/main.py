@@ -40,6 +40,7 @@ class Rank(RankProcess):
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
+        from steadytrain.components.train.loop.usage import Usage
 
         spec, config, workspace = self.spec, self.config, self.workspace
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
@@ -53,6 +54,7 @@ class Rank(RankProcess):
             recipe=spec.recipe,
         )
         parts.heartbeat = self.heartbeat
+        parts.usage = Usage(workspace, spec.attempt, self.number)
         self.requests.cut_at(spec.until, eval_steps=config.training.eval_steps, steps=parts.steps)
         self.training = Training(
             parts,

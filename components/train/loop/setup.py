@@ -32,6 +32,7 @@ from steadytrain.components.train.loop.optim import OptimizerBuilder, build_sche
 from steadytrain.components.train.loop.order import Order, order_of
 from steadytrain.components.train.loop.phases import Phases
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
+from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 
@@ -66,6 +67,7 @@ class Parts:
     remarks: Sequence[str] = ()
     joined: float = 0.0
     heartbeat: Heartbeat | None = None
+    usage: Usage | None = None
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,8 @@ class Parts:
         """Record a sign of life from the training thread."""
         if self.heartbeat is not None:
             self.heartbeat.beat(phase, step)
+        if self.usage is not None:
+            self.usage.report()
 
     @property
     def rank(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import types
@@ -20,6 +21,7 @@ from steadytrain.components.shared.tracking import spool as spool_module
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.plugin_checks import check_plugins
 
+from support.snippets import blocks
 from support.written_run import Writer
 
 
@@ -187,6 +189,19 @@ def test_secrets_are_in_nothing_that_is_written(make_config, monkeypatch):
     ]
     assert len(written) > 2
     assert [path for path in written if b"canary" in path.read_bytes()] == []
+
+
+def test_documented_sink_writes_each_score_once(written):
+    (code,) = (block.text for block in blocks("python") if "class ScoreSink" in block.text)
+    names = {"__name__": "snippet"}
+    exec(compile(code, "docs/extending.md", "exec", dont_inherit=True), names)
+    for _ in range(2):
+        names["ScoreSink"](written.config, written.workspace).close()
+    steps = [
+        event.step for event in read_events(written.workspace.events) if type(event) is Validated
+    ]
+    lines = (written.workspace.folder / "scores.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == steps
 
 
 @pytest.mark.parametrize("name", ["otlp", "tensorboard", "wandb"])

@@ -1,0 +1,162 @@
+"""From a model back to its data and code, and from data forward to every model trained on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.code_origin import ORIGIN
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.registry.versions import RUN, WEIGHTS
+from steadytrain.components.shared.tracking.connect import (
+    brisk,
+    import_mlflow,
+    shown,
+    tracking_errors,
+)
+from steadytrain.components.shared.tracking.lineage import FINGERPRINT
+from steadytrain.components.shared.tracking.pages import pages
+from steadytrain.components.shared.tracking.store import sqlite_uri
+
+_TAGS = {
+    "run": RUN,
+    "weights": WEIGHTS,
+    "data": FINGERPRINT,
+    "code": "steadytrain.code_version",
+    "config": "steadytrain.config_digest",
+    "base": "steadytrain.parent_model",
+    "gate": "steadytrain.gate",
+    "gate_reason": "steadytrain.gate_reason",
+    "compared_with": "steadytrain.compared_with",
+}
+
+
+@dataclass(frozen=True)
+class ModelLineage:
+    """A registered version and what it was made from.
+
+    made_from: the run, data, code and configuration, as the version's tags say; unknown ones are
+        missing.
+    origin: git commit, digest of the uncommitted changes, and image, as far as known.
+    mlflow_run: id of the MLflow run.
+    sources: where the data come from.
+    attempts: number of attempts.
+    checkpoints: names of the models that MLflow has of the run's checkpoints.
+    """
+
+    model: str
+    version: str
+    aliases: list[str]
+    made_from: dict[str, str]
+    origin: dict[str, str]
+    mlflow_run: str
+    sources: list[str]
+    attempts: int = 0
+    checkpoints: tuple[str, ...] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class LineageStore:
+    """The registry of an output folder, or of MLFLOW_TRACKING_URI.
+
+    Every method raises TrackingError if it cannot be used.
+    """
+
+    def __init__(self, output: Path) -> None:
+        store = output.absolute() / "mlflow.db"
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(store)
+        if self.uri.startswith("sqlite") and not os.environ.get("MLFLOW_TRACKING_URI"):
+            _check_exists(store)
+        with tracking_errors(self.uri):
+            registry = os.environ.get("MLFLOW_REGISTRY_URI") or self.uri
+            self.client = import_mlflow().MlflowClient(self.uri, registry)
+
+    def of_model(self, name: str, alias: str) -> ModelLineage:
+        """Return what a version was made from.
+
+        Raises:
+            BadInput: the registry has no such model or alias.
+        """
+        from mlflow.exceptions import MlflowException
+
+        with brisk(), tracking_errors(self.uri):
+            try:
+                version = self.client.get_model_version_by_alias(name, alias)
+            except MlflowException as error:
+                if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+                    raise
+                raise BadInput(
+                    f"{shown(self.uri)} has no {name}@{alias}",
+                    remedy="name a registered model and one of its aliases, such as "
+                    "NAME@champion, or give --output or MLFLOW_TRACKING_URI",
+                ) from error
+            return self._lineage(version, in_detail=True)
+
+    def trained_on(self, fingerprint: str) -> list[ModelLineage]:
+        """Return every version that was trained on data with a fingerprint, oldest first.
+
+        Raises:
+            BadInput: there is none.
+        """
+        with brisk(), tracking_errors(self.uri):
+            found = [self._lineage(item) for item in self._versions(fingerprint)]
+        if not found:
+            raise BadInput(
+                f"{shown(self.uri)} has no model that was trained on data {fingerprint}",
+                remedy="give the whole fingerprint, as `steadytrain lineage MODEL@ALIAS` shows it",
+            )
+        return found
+
+    def _versions(self, fingerprint: str) -> Iterator[Any]:
+        quoted = fingerprint.replace("'", "")
+        query = f"tags.`{FINGERPRINT}` = '{quoted}'"
+        found = pages(lambda token: self.client.search_model_versions(query, page_token=token))
+        return iter(sorted(found, key=lambda item: int(item.creation_timestamp)))
+
+    def _lineage(self, version: Any, *, in_detail: bool = False) -> ModelLineage:
+        tags = dict(version.tags)
+        aliases = self.client.get_registered_model(version.name).aliases
+        run = self.client.get_run(version.run_id) if version.run_id else None
+        detail = self._detail(run) if run and in_detail else {}
+        return ModelLineage(
+            model=version.name,
+            version=str(version.version),
+            aliases=[name for name, number in aliases.items() if str(number) == version.version],
+            made_from={what: tags[tag] for what, tag in _TAGS.items() if tag in tags},
+            origin={tag: tags[tag] for tag in ORIGIN if tag in tags},
+            mlflow_run=version.run_id or "",
+            sources=_sources(run) if run else [],
+            **detail,
+        )
+
+    def _detail(self, run: Any) -> dict[str, Any]:
+        """Return attempts and checkpoints: the children of a run, and what they made."""
+        places = [run.info.experiment_id]
+        query = f"tags.mlflow.parentRunId = '{run.info.run_id}'"
+        children = pages(lambda token: self.client.search_runs(places, query, page_token=token))
+        ids = {child.info.run_id for child in children}
+        models = pages(lambda token: self.client.search_logged_models(places, page_token=token))
+        ours = sorted(item.name for item in models if item.source_run_id in ids)
+        return {"attempts": len(ids), "checkpoints": tuple(ours)}
+
+
+def _check_exists(store: Path) -> None:
+    if not store.is_file():
+        raise BadInput(
+            f"{store} does not exist: no run has been tracked in that folder",
+            remedy="give --output, or set MLFLOW_TRACKING_URI to the tracking server",
+        )
+
+
+def _sources(run: Any) -> list[str]:
+    found: list[str] = []
+    for item in run.inputs.dataset_inputs:
+        if item.dataset.source_type == "steadytrain":
+            found += json.loads(item.dataset.source)["sources"]
+    return found

@@ -1,0 +1,137 @@
+"""What a run was made from and what it made, in MLflow: its data, and its checkpoints as models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.types import CheckpointSaved, Validated
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.tracking.connect import Tracking
+from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall
+from steadytrain.components.shared.tracking.pages import pages
+from steadytrain.components.shared.tracking.points import points
+from steadytrain.components.shared.tracking.values import key
+from steadytrain.components.shared.workspace import Workspace
+
+DIGEST_LENGTH = 36
+"""Longest digest of a dataset in MLflow. The tag `steadytrain.data_fingerprint` has all of it."""
+
+FINGERPRINT = "steadytrain.data_fingerprint"
+_CHECKPOINT = "steadytrain.checkpoint"
+_KIND = "checkpoint"
+
+
+def log_lineage(tracking: Tracking, run_id: str, config: RunConfig, workspace: Workspace) -> None:
+    """Log a run's data as a dataset, and its checkpoints as models. It can be repeated.
+
+    Raises what MLflow raises.
+    """
+    path = workspace.record("preprocess")
+    if path.is_file():
+        _log_data(tracking, run_id, config, DataRecord.load(path))
+    _log_checkpoints(tracking, run_id, workspace)
+
+
+def _log_data(tracking: Tracking, run_id: str, config: RunConfig, data: DataRecord) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    sources = [redact(str(item)) for item in _listed(config.data.source)]
+    about = {
+        "fingerprint": data.fingerprint,
+        "inputs_digest": data.inputs_digest,
+        "card": "data/card.json",
+        "sides": {
+            name: {"documents": side.documents, "rows": side.rows, "tokens": side.tokens}
+            for name, side in data.sides.items()
+        },
+    }
+    dataset = Dataset(
+        name=config.name,
+        digest=data.fingerprint[:DIGEST_LENGTH],
+        source_type="steadytrain",
+        source=json.dumps({"sources": sources}),
+        profile=json.dumps(about),
+    )
+    context = InputTag("mlflow.data.context", "training")
+    tracking.client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+    tracking.client.set_tag(run_id, FINGERPRINT, data.fingerprint)
+
+
+def _listed(source: Any) -> Sequence[Any]:
+    return source if isinstance(source, list | tuple) else [source]
+
+
+def _log_checkpoints(tracking: Tracking, parent: str, workspace: Workspace) -> None:
+    """Create a model for each checkpoint that was validated, and the last one of each attempt.
+
+    The models have no files: the checkpoint stays where it is, and retention may remove it.
+    """
+    from mlflow.entities import Metric
+
+    known, client = _known(tracking, workspace), tracking.client
+    for saved, scores in _worth_keeping(read_events(workspace.events)):
+        run_id = recall(workspace, attempt_note(parent, saved.attempt))
+        name = f"attempt-{saved.attempt}-step-{saved.step}"
+        if not run_id or name in known:
+            continue
+        model = client.create_logged_model(
+            tracking.experiment_id,
+            name=name,
+            source_run_id=run_id,
+            tags={_CHECKPOINT: identity(workspace)},
+            params={
+                "attempt": str(saved.attempt),
+                "step": str(saved.step),
+                "bytes": str(saved.bytes),
+                "checkpoint": redact(saved.checkpoint),
+            },
+            model_type=_KIND,
+        )
+        if scores is not None:
+            # The time of the event, as in the attempt's curve: there it is the same point.
+            time = int(scores.time * 1000)
+            metrics = [
+                Metric(key(metric), value, time, saved.step, model.model_id)
+                for metric, value in points(scores)
+            ]
+            client.log_batch(run_id, metrics=metrics)
+        client.finalize_logged_model(model.model_id, "READY")
+
+
+def _known(tracking: Tracking, workspace: Workspace) -> set[str]:
+    """Return the names of this run's models. One that was not finished is replaced."""
+    from mlflow.entities import LoggedModelStatus
+
+    mine, names = f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'", set()
+    found = pages(
+        lambda token: tracking.client.search_logged_models(
+            [tracking.experiment_id], filter_string=mine, page_token=token
+        )
+    )
+    for model in list(found):
+        if model.status == LoggedModelStatus.READY:
+            names.add(model.name)
+        else:
+            tracking.client.delete_logged_model(model.model_id)
+    return names
+
+
+def _worth_keeping(
+    events: Sequence[Event],
+) -> Iterator[tuple[CheckpointSaved, Validated | None]]:
+    """Yield checkpoints in order, each with the validation of its step if there was one."""
+    scores: Mapping[tuple[int, int], Validated] = {
+        (event.attempt, event.step): event for event in events if isinstance(event, Validated)
+    }
+    saved = {
+        (event.attempt, event.step): event for event in events if isinstance(event, CheckpointSaved)
+    }
+    last = dict(sorted(saved))
+    for place, event in sorted(saved.items()):
+        if place in scores or last[event.attempt] == event.step:
+            yield event, scores.get(place)

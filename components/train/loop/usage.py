@@ -1,0 +1,64 @@
+"""What each rank uses of its machine, now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import psutil
+import torch
+
+from steadytrain.components.shared.events import EventStream
+from steadytrain.components.shared.events.types import RankUsage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.loop.gpu import gpu_use
+
+EVERY_SECONDS: Final = 30.0
+
+
+class Usage:
+    """Reports a rank's use of memory, processor and GPU every EVERY_SECONDS.
+
+    The training thread calls `report` after each step, so that no other thread competes with it.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        attempt: int,
+        rank: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.workspace, self.attempt, self.rank, self.clock = workspace, attempt, rank, clock
+        self._process, self._stream, self._count = psutil.Process(), EventStream(), 0
+        self._process.cpu_percent()
+        self._last = clock()
+
+    def report(self) -> None:
+        """Report if it is time."""
+        now = self.clock()
+        if now - self._last < EVERY_SECONDS:
+            return
+        self._last, self._count = now, self._count + 1
+        if self._count == 1:
+            # No file for a rank that is done sooner, and no failure for one that cannot write it.
+            with suppress(OSError):
+                self._stream = self.workspace.stream(f"usage-a{self.attempt}-r{self.rank}")
+        gpu: dict[str, Any] = gpu_use() if _has_gpu() else {}
+        self._stream.emit(
+            RankUsage(
+                attempt=self.attempt,
+                rank=self.rank,
+                sample=self._count,
+                memory_used=self._process.memory_info().rss,
+                cores_used=self._process.cpu_percent() / 100,
+                **gpu,
+            )
+        )
+
+
+def _has_gpu() -> bool:
+    """Return whether this process computes on a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
