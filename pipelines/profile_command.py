@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,8 +11,13 @@ from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
 
+if TYPE_CHECKING:
+    from steadytrain.components.shared.workspace import Workspace
+
 _WARM_UP: Final = 10
 _RECORDED: Final = 5
+_LONGEST: Final = 44
+"""Longest name of a run for which the name of its profile is valid."""
 
 
 def profile(
@@ -45,21 +50,21 @@ def profile(
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, given(overrides, run=name, output=output)).config
-    run, last = f"{chosen.run_id}-profile", warm_up + steps
+    run, last = f"{chosen.run_id[:_LONGEST]}-profile", warm_up + steps
     more = [
         f"training.max_steps={last}",
         f"training.profile.steps=[{warm_up + 1}, {last}]",
         "training.logging_steps=1",
         f"training.eval_steps={last}",
         f"training.save_steps={last}",
+        "recovery.checkpoints=null",
     ]
     config = open_source(source, given([*overrides, *more], run=run, output=output)).config
     check_plugins(config)
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace):
-        # An earlier profile would count as the trained part of this run.
-        shutil.rmtree(workspace.folder)
+        _remove_profile(workspace)
         outcome = train(config, prepare(config))
     if outcome.failure is not None:
         failure = outcome.failure
@@ -73,3 +78,21 @@ def profile(
         json_output.show({"shares": found.shares(), "changes": changes, "folder": folder})
     else:
         typer.echo("\n".join(found.lines()))
+
+
+def _remove_profile(workspace: Workspace) -> None:
+    """Remove an earlier profile, which would count as the trained part of this run.
+
+    Raises:
+        BadInput: there is a run of that name that is not a profile.
+    """
+    from steadytrain.components.shared.config import load
+    from steadytrain.components.shared.errors import BadInput
+
+    known = workspace.config.exists()
+    if known and load(workspace.config).training.profile.steps is None:
+        raise BadInput(
+            f"run {workspace.run_id!r} exists and is not a profile",
+            remedy="give this profile another name with --run",
+        )
+    shutil.rmtree(workspace.folder)

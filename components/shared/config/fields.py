@@ -33,6 +33,8 @@ _UNITS = {
     "logging_steps": "optimizer steps",
     "eval_steps": "optimizer steps",
     "save_steps": "optimizer steps",
+    "every_steps": "optimizer steps",
+    "profile.steps": "optimizer steps",
     "save_keep_every": "optimizer steps",
     "spike_window": "optimizer steps",
     "warmup_steps": "optimizer steps, or a share below 1",

@@ -49,7 +49,7 @@ class MonitorConfig(Section):
         description="Measure the norms of gradients, weights and updates of each layer, and "
         "diagnose the learning rate and the gradients by layer. Not with ZeRO.",
     )
-    every: int = Field(10, ge=1, description="Optimizer steps between two such measurements.")
+    every_steps: int = Field(10, ge=1, description="Optimizer steps between two such measurements.")
 
 
 class ProfileConfig(Section):

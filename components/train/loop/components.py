@@ -184,7 +184,7 @@ def _watching(parts: Parts) -> dict[str, TrainingComponent]:
     monitor, steps = parts.config.training.monitor, parts.config.training.profile.steps
     found: dict[str, TrainingComponent] = {}
     if monitor.layers:
-        found["training.monitor"] = LayerMonitor(monitor.every)
+        found["training.monitor"] = LayerMonitor(monitor.every_steps)
     if steps is not None:
         found["training.profile"] = StepProfiler(*steps, parts.accelerator.device)
     return found

@@ -14,8 +14,8 @@ class PhaseSeconds:
     """Seconds of a step's phases on this rank.
 
     backward: without waiting for the other ranks' gradients.
-    optimizer: of clipping and the update of the step before. On a GPU, those of this step are not
-        over yet when the phases are read.
+    optimizer: of clipping and the update. On a GPU, of the step before: the update of this one is
+        not over yet when it is read.
     """
 
     forward: float = 0.0
@@ -34,7 +34,7 @@ class Phases:
         self.backward, self.optimizer = Timer(device), Timer(device)
 
     def take(self, exchanged: float) -> PhaseSeconds:
-        """Return the seconds of the passes and the update since the last call.
+        """Return the seconds of the passes since the last call.
 
         Call this where the device has finished the backward pass, so that nothing waits for it.
 
@@ -44,5 +44,4 @@ class Phases:
         return PhaseSeconds(
             forward=self.forward.take(),
             backward=max(0.0, self.backward.take() - exchanged),
-            optimizer=self.optimizer.take(),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -128,6 +128,7 @@ def take_step(
         _check_norm(parts, step, loss / weight, norm)
     if not strategy.skipped:
         parts.scheduler.step()
+    phases = replace(phases, optimizer=parts.phases.optimizer.take_finished())
     return StepResult(loss, norm, rate, overflow=strategy.skipped, phases=phases, waits=waits)
 
 

@@ -156,7 +156,7 @@ def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _may_differ(name: str) -> bool:
     section, _, field = name.partition(".")
-    neutral = name in FREE_FIELDS or (section == "training" and field in NEUTRAL)
+    neutral = name in FREE_FIELDS or (section == "training" and field.partition(".")[0] in NEUTRAL)
     return section in FREE_SECTIONS or neutral
 
 

@@ -141,6 +141,7 @@ SAMPLES = {
     "list[str] | None": None,
     "dict[str, str]": {"a": "b"},
     "dict[str, float]": {"a": math.inf},
+    "dict[str, int]": {"a": 1},
     "dict[str, Any]": {"a": [1]},
     "list[dict[str, Any]]": [{"a": 1}],
     "BatchSettings": BatchSettings(4),

@@ -22,7 +22,7 @@ from support.forked import on_ranks
 from support.strategies import RECIPE, train
 from support.training import LLAMA, Bench, events_of, weights_digest, write_data
 
-WATCHED = {"monitor": {"layers": True, "every": 2}}
+WATCHED = {"monitor": {"layers": True, "every_steps": 2}}
 TWO_RANKS = {**RECIPE, **WATCHED, "max_steps": 4, "profile": {"steps": [2, 3]}}
 ENDS = ("json", "trace.json.gz")
 

@@ -72,6 +72,8 @@ ACCEPTED = {
         "save_steps": 5,
         "save_total_limit": 4,
         "save_keep_every": 10,
+        "monitor": {"layers": True, "every_steps": 10},
+        "profile": {"steps": [1, 2]},
     },
     "compute": {
         "launcher": "process",
