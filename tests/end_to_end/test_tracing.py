@@ -97,7 +97,7 @@ def test_one_trace_has_every_part_of_both_supervisors_once(run, collector):
     again = [span.span_id for span in collector.spans]
     assert {again.count(span_id) for span_id in spans} <= {1, 2}
     named = Counter(span.name for span in spans.values())
-    assert named["attempt"] == named["first step"] == 2, named
+    assert named["attempt"] == 2
     assert named["rendezvous"] == named["set-up"] == named["step train"] == 2
     assert named["checkpoint"] == len(events_of(run.workspace, CheckpointSaved))
     assert named["validation"] == len(events_of(run.workspace, Validated))
@@ -110,6 +110,8 @@ def test_one_trace_has_every_part_of_both_supervisors_once(run, collector):
     assert attempts[1].end_time_unix_nano <= attempts[2].start_time_unix_nano
     ids = {span.span_id for span in attempts.values()}
     reports = Counter(event.attempt for event in events_of(run.workspace, TrainingStep))
+    # The ranks train until the lease of the killed supervisor expires, perhaps to the last step.
+    assert named["first step"] == len(reports)
     (failed,) = (item for item in events_of(run.workspace, AttemptEnded) if item.failure_class)
     steps = Counter(span.parent_span_id for span in spans.values() if span.name == "steps")
     assert steps[attempts[failed.attempt].span_id] == reports[failed.attempt] - 1
