@@ -9,8 +9,16 @@ from typer.core import TyperGroup
 LESSONS: Final = {
     "Begin": ("init", "validate", "plan", "run", "tune", "ablate"),
     "Follow and continue": (
-        "list", "top", "ui", "explain", "report", "lineage", "stop", "resume", "gc",
-    ),  # fmt: skip
+        "list",
+        "top",
+        "ui",
+        "explain",
+        "report",
+        "lineage",
+        "stop",
+        "resume",
+        "gc",
+    ),
     "On a cluster": ("doctor", "submit", "schedule", "trigger", "watch", "compile"),
     "Look up": ("presets", "schema", "step"),
 }
