@@ -35,7 +35,8 @@ STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
     "detect-change": (*_ARTIFACTS, *_HUB),
     # Stores the address of the pipeline run in the MLflow run.
     "preprocess": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
-    # The training pods get the same keys as these steps, which call the webhook for alerts.
+    # The training pods get the same keys as these steps, except for the webhook's, which these
+    # steps call for alerts.
     "train": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
     "tune": (*_ARTIFACTS, *_HUB),
     "train-winner": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),

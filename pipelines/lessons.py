@@ -7,7 +7,7 @@ from typing import Any, Final
 from typer.core import TyperGroup
 
 LESSONS: Final = {
-    "Begin": ("init", "validate", "plan", "run", "tune", "ablate"),
+    "Begin": ("init", "validate", "plan", "run", "profile", "tune", "ablate"),
     "Follow and continue": (
         "list",
         "top",

@@ -14,6 +14,7 @@ from steadytrain.components.shared.config import (
     RecoveryConfig,
     SpotConfig,
 )
+from steadytrain.components.shared.webhook import VARIABLE as WEBHOOK
 from steadytrain.components.train.launch.naming import FOLDER
 from steadytrain.components.train.launch.own_pod import OwnPod
 
@@ -148,7 +149,8 @@ class Job:
     def _variables(self) -> list[Manifest]:
         # The root file system is read-only, and libraries write below the home directory.
         home = {"HOME": {"name": "HOME", "value": "/tmp"}}
-        inherited = {item["name"]: item for item in self.own.env}
+        # Only the supervisor calls the webhook. Code of a user's model runs in these pods.
+        inherited = {item["name"]: item for item in self.own.env if item["name"] != WEBHOOK}
         added = {name: {"name": name, "value": text} for name, text in self.variables.items()}
         return [*(home | inherited | added).values()]
 

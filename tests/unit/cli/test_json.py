@@ -204,7 +204,7 @@ def test_object_that_cannot_be_written_ends_with_status_1(folder):
     assert (done.returncode, done.stderr) == (1, said)
 
 
-CONFIGURED = ["validate", "plan", "run", "tune", "ablate", "submit", "step", "init"]
+CONFIGURED = ["validate", "plan", "run", "profile", "tune", "ablate", "submit", "step", "init"]
 
 
 def test_every_command_with_a_configuration_takes_a_run_and_an_output():

@@ -207,7 +207,7 @@ def test_credentials_stay_with_the_steps_that_use_them():
     assert having == {
         "HF_TOKEN": {"detect-change", "preprocess", "train", "tune", "train-winner"},
         "KF_PIPELINES_ENDPOINT": {"report"},
-        "STEADYTRAIN_WEBHOOK_URL": {"report", "train"},
+        "STEADYTRAIN_WEBHOOK_URL": {"report", "train", "train-winner"},
     }
     assert "MLFLOW_FLASK_SERVER_SECRET_KEY" not in SECRETS
 

@@ -243,6 +243,11 @@ def test_secrets_stay_references(job):
     assert made["envFrom"] == [{"secretRef": {"name": "more"}}]
 
 
+def test_ranks_do_not_get_the_webhook(job):
+    own = OwnPod(image="own:1", env=[{"name": "STEADYTRAIN_WEBHOOK_URL", "valueFrom": {}}])
+    assert [item["name"] for item in container(job(own=own))["env"]] == ["HOME"]
+
+
 def test_no_variable_is_set_twice(job):
     own = OwnPod(image="own:1", env=[{"name": "HOME", "value": "/home/me"}])
     assert container(job(own=own))["env"] == [{"name": "HOME", "value": "/home/me"}]
