@@ -10,7 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,20 @@ from support.ports import free_port
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running server."""
+    """A running server.
+
+    at: time of all queries in Unix seconds; None means now. A target that is gone has no series
+        from the next scrape on.
+    """
 
     port: int
+    at: float | None = None
 
     def query(self, expression: str) -> list[Any]:
         """Return the series of an instant query."""
         address = f"http://127.0.0.1:{self.port}/api/v1/query?"
-        with urllib.request.urlopen(
-            address + urllib.parse.urlencode({"query": expression}), timeout=20
-        ) as answer:
+        query = {"query": expression} | ({} if self.at is None else {"time": str(self.at)})
+        with urllib.request.urlopen(address + urllib.parse.urlencode(query), timeout=20) as answer:
             return json.load(answer)["data"]["result"]  # type: ignore[no-any-return]
 
     def value(self, expression: str) -> float | None:
@@ -40,6 +44,11 @@ class Prometheus:
         found = self.query(expression)
         assert len(found) < 2, found
         return float(found[0]["value"][1]) if found else None
+
+    def at_last_scrape(self, name: str) -> Prometheus:
+        """Return the server as of the last scrape that found a metric with one series."""
+        (found,) = self.query(f"{name}[1h]")
+        return replace(self, at=float(found["values"][-1][0]))
 
 
 def needed(program: str) -> str:
@@ -66,7 +75,6 @@ def scraping(target: int, folder: Path, *, seconds: int = 1) -> Iterator[Prometh
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
-        "--query.lookback-delta=10m",  # A query after the run still finds its last values.
     ]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([program, *options], stdout=log, stderr=log)
