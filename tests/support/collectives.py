@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,14 @@ def _rank(told: Path, strategy: str, model: dict[str, Any], accumulate: int) -> 
         assert len(own.batches) == accumulate
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             agreed = agree(parts, own, StopRequests(None).flags())
-            take_step(parts, step, own.batches, agreed.weight)
+            take_step(
+                parts,
+                step,
+                own.batches,
+                agreed.weight,
+                limit=math.inf,
+                before_update=lambda _: None,
+            )
     data.close()
     if rank == 0:
         begun = sorted(seen.events(), key=lambda event: event.time_range.start)
