@@ -28,6 +28,7 @@ ORDINARY = {
     ("schedule", "delete"): ["nightly"],
     ("validate",): ["good.yaml"],
     ("step",): ["no-such", "good.yaml"],
+    ("profile",): ["no-such.yaml"],
     ("ui",): ["--host=203.0.113.1"],
 }
 """What each command needs besides the odd value. None of them trains or contacts a server."""
