@@ -20,7 +20,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune import conclude as concluding
-from steadytrain.components.tune import step
+from steadytrain.components.tune import search, step
 from steadytrain.components.tune.conclude import conclude
 from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.trials import retrain
@@ -65,7 +65,7 @@ def data(tmp_path):
 @pytest.fixture
 def world(monkeypatch):
     world = World()
-    monkeypatch.setattr(step, "trials_for", lambda *_: SyntheticTrials(world))
+    monkeypatch.setattr(search, "trials_for", lambda *_: SyntheticTrials(world))
     return world
 
 
