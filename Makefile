@@ -97,6 +97,8 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/tools.lock
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock .ci/tools.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable .
+	# An earlier build's entry points, which a program started in this folder would find first.
+	rm -rf *.egg-info
 	touch $@
 
 lock: setup ## Resolve the dependencies again, with hashes, for every platform.

