@@ -52,16 +52,21 @@ def _of_study(
     storage, seconds = LocalStorage(folder), config.recovery.lease_seconds
     for trial in history.trials:
         place = TrialFolder(folder, trial.number)
-        if trial.standing in _ENDED and place.path.is_dir() and place.config.is_file():
+        if trial.standing in _ENDED and _is_own(place.path) and place.config.is_file():
             what = f"trial {trial.number} of study {folder.name}"
             size = LocalStorage(place.path).weigh().bytes
             take = partial(_discard, place)
             yield Garbage(what, size, partial(_unattended, folder, seconds, idle_seconds, take))
-    there = [name for name in _DATA if (folder / name).is_dir()]
+    there = [name for name in _DATA if _is_own(folder / name)]
     if there and all(trial.standing in _ENDED for trial in history.trials):
         what, size = f"data of study {folder.name}", sum(storage.weigh(n).bytes for n in there)
         take = partial(_clear, storage, there)
         yield Garbage(what, size, partial(_unattended, folder, seconds, idle_seconds, take))
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether a folder is there, and not a link to one that others may use."""
+    return folder.is_dir() and not folder.is_symlink()
 
 
 def _at_rest(folder: Path, idle_seconds: float) -> bool:

@@ -87,6 +87,10 @@ def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -
     from steadytrain.components.tune.search import write_study
     from steadytrain.pipelines.studies import run_study
 
+    if export_optuna:
+        from steadytrain.components.tune.export import check_storage
+
+        check_storage(export_optuna)
     folder = study_folder(config)
     tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
     first = partial(first_trials, config, other)

@@ -190,8 +190,8 @@ def _too_many(study: Study) -> TooManyFailed:
         f"{study.history.failed} of {len(study.history.trials)} trials failed, and "
         f"tune.max_failed_share = {study.tune.max_failed_share:g} of {study.tune.budget.trials} "
         f"trials may; the last one, trial {last.number}: {last.error or last.failure}",
-        remedy="fix what it names, or raise tune.max_failed_share, and run the same command "
-        "again: the study continues",
+        remedy="fix what it names, raise tune.max_failed_share, and run the same command again: "
+        "the study continues. Trials that have failed still count",
     )
 
 

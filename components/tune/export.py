@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.redaction import redact
 from steadytrain.components.tune.mirror import frozen_trials
 from steadytrain.components.tune.study import Study, study_name
+
+
+def check_storage(url: str) -> None:
+    """Check that an Optuna storage can be used. If it is a database that is missing, create it.
+
+    Raises:
+        BadInput: it cannot be used.
+    """
+    import optuna
+
+    with _storage_errors(url):
+        optuna.get_all_study_names(url)
 
 
 def export(study: Study, url: str) -> str:
@@ -24,7 +38,7 @@ def export(study: Study, url: str) -> str:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     name = study_name(study.config)
     directions = [item.direction for item in study.tune.objectives]
-    try:
+    with _storage_errors(url):
         if name in optuna.get_all_study_names(url):
             optuna.delete_study(study_name=name, storage=url)
         made = optuna.create_study(storage=url, study_name=name, directions=directions)
@@ -33,10 +47,16 @@ def export(study: Study, url: str) -> str:
         ):
             made.set_metric_names([item.metric for item in study.tune.objectives])
         made.add_trials(frozen_trials(study.tune, study.history))
+    return name
+
+
+@contextlib.contextmanager
+def _storage_errors(url: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         # SQLAlchemy and the database's driver raise their own errors.
         raise BadInput(
             f"--export-optuna {redact(url)}: {error}",
             remedy="give an address that Optuna takes, such as sqlite:///study.db",
         ) from error
-    return name

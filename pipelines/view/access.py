@@ -65,7 +65,9 @@ class Guard:
 
     async def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that must not reach a page; None if it may."""
-        path = request.url.path
+        # Not request.url: older versions of Starlette build it from the Host header as well, and a
+        # Host of "NAME/static/?" then looks like an open path.
+        path: str = request.scope["path"]
         if self.hosts and _name(request.headers.get("host", "")) not in self.hosts:
             text = message_page(
                 "",

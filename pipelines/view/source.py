@@ -121,9 +121,14 @@ class Folder:
         return {name: stamp for name, stamp in found.items() if _LOGS.fullmatch(name)}
 
     def read(self, run: str, name: str, start: int = 0, end: int | None = None) -> bytes:
-        path = self.workspace(run).folder / checked(name, origin=self.uri)
+        folder = self.workspace(run).folder
+        path = folder / checked(name, origin=self.uri)
         try:
-            with open_regular(path) as handle:
+            # A link in a run could show any file of the user who looks at it.
+            real = path.resolve(strict=True)
+            if not real.is_relative_to(folder.resolve()):
+                return b""
+            with open_regular(real) as handle:
                 handle.seek(start)
                 return handle.read() if end is None else handle.read(max(0, end - start))
         except OSError:

@@ -44,8 +44,10 @@ class AblationConfig(Section):
 
     @field_validator("changes")
     @classmethod
-    def _no_empty_change(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _named_and_not_empty(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name, values in changes.items():
+            if not name.strip() or not name.isprintable():
+                raise ValueError(f"{name!r} cannot be shown as a name: use letters")
             if not values:
                 raise ValueError(f"{name} changes no field")
         return changes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -30,6 +31,16 @@ class Dimension(Section):
         "these values (a value, or a list of values, by field). Otherwise the trial keeps the "
         "configuration's own value.",
     )
+
+    @model_validator(mode="after")
+    def _not_too_wide(self) -> Self:
+        if self.low is not None and self.high is not None:
+            width = float(self.high) - float(self.low)
+            if math.isinf(width):
+                raise ValueError("the range is wider than the largest number")
+            if self.step is not None and width / self.step > _LARGEST:
+                raise ValueError(f"the range has too many steps of {self.step:g}")
+        return self
 
     @model_validator(mode="after")
     def _range_or_choices(self) -> Self:

@@ -436,6 +436,8 @@ class Resubmitted(Event):
 # Create the encoder once and do not copy fields: this code runs between training steps.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
+_LARGEST = 1 << 63
+"""Beyond the floats, a whole number cannot be shown. Nothing that is counted comes near this."""
 LATEST = 253_402_300_799.0
 """The end of the year 9999, the limit of calendar functions."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
@@ -464,7 +466,8 @@ def from_json(line: str) -> Event:
     """Return the event in a line.
 
     Raises:
-        ValueError: if the line is torn, has no known event, or has a field of the wrong type.
+        ValueError: if the line is torn, has no known event, or has a field of the wrong type or
+            with an impossible value.
     """
     try:
         content = json.loads(line)
@@ -480,6 +483,9 @@ def from_json(line: str) -> Event:
     event = validator.validate_python({key: content[key] for key in known if key in content})
     if not 0 <= event.time <= LATEST:
         raise ValueError(f"an event with an impossible time: {event.time}")
+    for key, value in vars(event).items():
+        if type(value) is int and abs(value) > _LARGEST:
+            raise ValueError(f"an event with an impossible number: {key}")
     return event
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +50,9 @@ def range_config(config: RunConfig) -> RunConfig:
 
 
 def range_folder(config: RunConfig) -> Path:
-    """Return the folder of a configuration's range test."""
-    name = config.run or range_config(config).run_id
-    return studies_folder(config) / f"{name}-lr-range"
+    """Return the folder of a configuration's range test. Other settings have another folder."""
+    name, digest = config.run or config.name, range_config(config).digest()
+    return studies_folder(config) / f"{name}-{digest[:8]}-lr-range"
 
 
 def range_test(
@@ -72,8 +73,8 @@ def range_test(
     storage = LocalStorage(folder)
     seconds = config.recovery.lease_seconds
     with hold(storage.sub("lease"), run_id=folder.name, seconds=seconds, what="study"):
-        if (folder / RESULT).is_file():
-            return RangeResult.model_validate_json((folder / RESULT).read_bytes())
+        if known := _known(storage):
+            return known
         trials = open_trials(folder)
         trials.attach()
         try:
@@ -83,6 +84,13 @@ def range_test(
         finally:
             trials.close()
     return found
+
+
+def _known(storage: LocalStorage) -> RangeResult | None:
+    """Return what an earlier test found; None if there was none, or if its file is damaged."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return RangeResult.model_validate_json(storage.read(RESULT))
+    return None
 
 
 def _trained(

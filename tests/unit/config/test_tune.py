@@ -66,6 +66,8 @@ def test_field_that_cannot_be_tuned_is_rejected(field, dimension, says):
         ({"low": 1, "high": 2, "choices": [1, 2]}, "both choices and a range"),
         ({"low": 0, "high": 1, "log": True}, "log needs low above 0"),
         ({"low": 0, "high": 1, "step": 0.3}, "a whole number of steps"),
+        ({"low": 0, "high": 1, "step": 1e-300}, "too many steps"),
+        ({"low": -1.7e308, "high": 1.7e308}, "wider than the largest number"),
     ],
 )
 def test_dimension_must_hold_values(dimension, says):

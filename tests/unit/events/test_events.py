@@ -168,6 +168,15 @@ def test_torn_line_loses_only_itself(tmp_path):
     assert path.read_text().count("\n") == 3
 
 
+def test_line_with_a_number_beyond_all_floats_is_damaged():
+    line = to_json(STEP, job_id="r")
+    assert from_json(line) == STEP
+    step = f'"step": {STEP.step}'
+    assert step in line
+    with pytest.raises(ValueError, match="an impossible number: step"):
+        from_json(line.replace(step, f'"step": {"9" * 400}'))
+
+
 def test_file_may_be_larger_than_two_gigabytes(tmp_path):
     path = tmp_path / "a.jsonl"
     path.touch()

@@ -97,3 +97,15 @@ def test_damaged_study_is_left_alone(make_study):
     then = time.time() - 2 * HOUR
     os.utime(log, (then, then))
     assert not found(folder)
+
+
+def test_what_links_lead_to_is_kept(make_study, tmp_path):
+    _, folder, _ = make_study()
+    for number, path in enumerate((TrialFolder(folder, 0).path, folder / "data")):
+        path.rename(tmp_path / f"elsewhere-{number}")
+        path.symlink_to(tmp_path / f"elsewhere-{number}")
+    garbage = found(folder)
+    assert [item.what.split(" of ")[0] for item in garbage] == ["trial 1", "trial 2", "trial 3"]
+    assert all(item.remove() for item in garbage)
+    assert (tmp_path / "elsewhere-0" / "config.yaml").exists()
+    assert (tmp_path / "elsewhere-1" / "x" / "rows").exists()

@@ -161,6 +161,8 @@ def test_equal_scores_are_no_effect():
         ({"a": {"training.global_batch_size": 0}}, "a", "rejects these values"),
         ({"a": {"training.weight_decay": 0.1}}, "a", "it has no effect"),
         ({"a": {}}, "", "a changes no field"),
+        ({" ": {"training.weight_decay": 0.2}}, "", "cannot be shown as a name"),
+        ({"a\x1b[2J": {"training.weight_decay": 0.2}}, "", "cannot be shown as a name"),
         (
             {"a": {"training.weight_decay": 0.2}, "b": {"training.weight_decay": 0.3}},
             "b.training.weight_decay",

@@ -168,7 +168,8 @@ def test_study_is_written_to_an_optuna_storage_again_and_again(folder, world):
     assert len(study.trials) == 12
     assert study.best_value == pytest.approx(told["best_score"])
     with pytest.raises(BadInput, match="--export-optuna"):
-        steadytrain("tiny.yaml", "--export-optuna", "nothing://")
+        steadytrain("tiny.yaml", "--run", "never", "--export-optuna", "nothing://")
+    assert not (folder / "out" / "studies" / "never").exists(), "rejected before anything trains"
 
 
 class Page(HTMLParser):

@@ -14,9 +14,10 @@ import steadytrain.components.tune.trials.local as runner
 from steadytrain.components.shared.config import TrainingConfig, load
 from steadytrain.components.shared.config.schedules import Course, schedule_spec
 from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.lr_range.curve import curve_of, exploded, suggested
-from steadytrain.components.tune.lr_range.run import Losses, range_config
+from steadytrain.components.tune.lr_range.run import Losses, range_config, range_folder, range_test
 from steadytrain.pipelines.cli import app
 
 from support.command import TINY_LM
@@ -126,6 +127,28 @@ def test_steps_after_a_divergence_do_not_count(tmp_path):
     found = Losses(workspace.events)
     assert found.now() == [(0.1, 9.0), (0.2, 8.0), (pytest.approx(0.3), 7.0)]
     assert found.diverged
+
+
+def test_changed_settings_are_tested_again_under_the_same_name(tmp_path):
+    def folder(*sets):
+        return range_folder(load("causal-lm", ["run=mine", f"output={tmp_path}", *sets]))
+
+    assert folder("model.config.hidden_size=64") != folder("model.config.hidden_size=128")
+    assert folder("training.learning_rate=1e-3") == folder("training.learning_rate=1e-2")
+
+
+@pytest.mark.parametrize("left", [b"", b'{"low": 1e-3, "hi', b'{"points": null}', b"\xff"])
+def test_damaged_result_is_tested_again(tmp_path, left):
+    class Again(Exception):
+        pass
+
+    def again(_):
+        raise Again
+
+    config = load("causal-lm", [f"output={tmp_path}"])
+    LocalStorage(range_folder(config)).write("lr-range.json", left)
+    with pytest.raises(Again):
+        range_test(config, again, lambda: None)
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import logging
 import sys
 
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from steadytrain.components.shared.errors import BadInput
@@ -81,6 +83,14 @@ def test_no_page_without_the_token(guarded, path, headers):
     assert guarded.get(f"{path}?token={TOKEN}", headers=headers).status_code == 401
     answer = guarded.get(path, headers=headers | HTML)
     assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+
+
+@pytest.mark.parametrize("host", ["example.com/static/?", "example.com/login#"])
+def test_host_header_opens_no_page(guarded, host, monkeypatch):
+    """Starlette before 1.0 puts the Host header into the address as it is."""
+    address = property(lambda self: URL(f"http://{self.headers['host']}{self.scope['path']}"))
+    monkeypatch.setattr(Request, "url", address)
+    assert guarded.get("/", headers={"host": host}).status_code == 401
 
 
 def test_token_as_a_bearer_is_enough(guarded):

@@ -103,6 +103,30 @@ def test_version_changes_with_what_a_page_shows(output, make_run, monkeypatch):
     assert library.version(["no-such", "../x"]) == library.version(["no-such"])
 
 
+def test_link_in_a_run_shows_no_file_from_elsewhere(output, make_run, tmp_path):
+    make_run("mine").attempt(1, last=2, max_steps=4)
+    (tmp_path / "key").write_text("c4n4ry")
+    run = output / "runs" / "mine"
+    (run / "attempts/0001").mkdir(parents=True, exist_ok=True)
+    (run / "attempts/0001/rank-0.log").symlink_to(tmp_path / "key")
+    (run / "attempts/0002").symlink_to(tmp_path)
+    (run / "config.yaml").unlink(missing_ok=True)
+    (run / "config.yaml").symlink_to(tmp_path / "key")
+    (tmp_path / "rank-0.log").write_text("c4n4ry")
+    folder = Folder(output)
+    names = ["config.yaml", *folder.logs("mine")]
+    assert len(names) == 3
+    assert [folder.read("mine", name) for name in names] == [b""] * 3
+
+
+def test_output_folder_and_runs_may_be_links(output, make_run, tmp_path):
+    make_run("mine").attempt(1, last=2, max_steps=4)
+    (tmp_path / "there").symlink_to(output)
+    (output / "runs" / "other").symlink_to("mine")
+    linked = Folder(tmp_path / "there")
+    assert linked.read("other", "config.yaml") == linked.read("mine", "config.yaml") != b""
+
+
 def test_addresses(tmp_path):
     (tmp_path / "file").touch()
     for address in ("", str(tmp_path / "file"), "s3://", "x" * 300):
