@@ -12,7 +12,7 @@ import yaml
 from scipy import stats
 from typer.testing import CliRunner
 
-import steadytrain.components.tune.trials.local as runner
+import steadytrain.components.tune.trials.cluster as runner
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.ablation.effects import effects_of
