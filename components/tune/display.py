@@ -71,7 +71,7 @@ def outline(study: Study, samples: Sequence[Mapping[str, Any]], steps: int, cost
         f"sampler     {tune.sampler}, {len(tune.space)} fields",
         f"rungs       {tune.pruner}: {', '.join(f'{cut:,}' for cut in rungs.cuts)} steps{brackets}",
         f"            {', '.join(f'{tokens:,}' for tokens in study.rung_tokens)} tokens"
-        + (", the same in all trials" if tune.fidelity == "tokens" else ""),
+        + (", in every trial, within a tenth" if tune.fidelity == "tokens" else ""),
         f"budget      {tune.budget.trials:,} trials, {tune.budget.parallel} at a time"
         + "".join(f", {name} {value:g}" for name, value in limits.items()),
         f"steps       about {steps:,}, {steps / full:.0%} of {full:,} without rungs",

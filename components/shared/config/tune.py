@@ -164,10 +164,11 @@ class TuneConfig(Section):
     )
     fidelity: Literal["steps", "tokens"] = Field(
         "steps",
-        description="What all trials have the same number of at a rung. tokens: a trial whose "
-        "training.global_batch_size or data.sequence_length is larger than the configuration's "
-        "own takes fewer steps, and validates after fewer. Steps of a study are then those of the "
-        "configuration's own batch size and length, in tune.budget.steps as well.",
+        description="What all trials have in common at a rung. tokens: a trial whose "
+        "training.global_batch_size or data.sequence_length differs from the configuration's own "
+        "gets more or fewer training.max_steps and training.eval_steps. Settings in optimizer "
+        "steps, such as tune.budget.steps, are then steps of the configuration's own batch size "
+        "and length.",
     )
     budget: TuneBudget = TuneBudget()
     constraints: TuneConstraints = TuneConstraints()
