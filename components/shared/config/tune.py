@@ -166,9 +166,8 @@ class TuneConfig(Section):
         "steps",
         description="What all trials have in common at a rung. tokens: a trial whose "
         "training.global_batch_size or data.sequence_length differs from the configuration's own "
-        "gets more or fewer training.max_steps and training.eval_steps. Settings in optimizer "
-        "steps, such as tune.budget.steps, are then steps of the configuration's own batch size "
-        "and length.",
+        "gets more or fewer training.max_steps and training.eval_steps. Settings of tune in "
+        "optimizer steps are then steps of the configuration's own batch size and length.",
     )
     budget: TuneBudget = TuneBudget()
     constraints: TuneConstraints = TuneConstraints()
