@@ -179,6 +179,7 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
         {
             "study": study_name(config),
             "rungs": list(study.rungs.cuts),
+            "rung_tokens": study.rung_tokens,
             "brackets": study.rungs.brackets,
             "budget": config.tune.budget.model_dump(),
             "expected_steps": steps,

@@ -70,13 +70,24 @@ def outline(study: Study, samples: Sequence[Mapping[str, Any]], steps: int, cost
         f"objective   {goals}",
         f"sampler     {tune.sampler}, {len(tune.space)} fields",
         f"rungs       {tune.pruner}: {', '.join(f'{cut:,}' for cut in rungs.cuts)} steps{brackets}",
+        f"            {', '.join(f'{tokens:,}' for tokens in study.rung_tokens)} tokens"
+        + (", in every trial, within a tenth" if tune.fidelity == "tokens" else ""),
         f"budget      {tune.budget.trials:,} trials, {tune.budget.parallel} at a time"
         + "".join(f", {name} {value:g}" for name, value in limits.items()),
         f"steps       about {steps:,}, {steps / full:.0%} of {full:,} without rungs",
         f"cost        {cost}",
         f"winner      trained again with fresh seeds ({tune.seeds}), evaluated and registered",
-        *(f"trial {index}     {as_words(params)}" for index, params in enumerate(samples)),
+        *(
+            f"trial {index}     {as_words(params)}{_own_steps(study, params)}"
+            for index, params in enumerate(samples)
+        ),
     ]
+
+
+def _own_steps(study: Study, params: Mapping[str, Any]) -> str:
+    """Return the steps of a full trial in words, if they are not the study's."""
+    pace = study.pace(params)
+    return "" if pace.own_every == pace.every else f"; {pace.own(pace.full):,} steps"
 
 
 def ending(study: Study) -> list[str]:

@@ -130,7 +130,7 @@ def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, boo
     """
     unreported, reported = 0.0, False
     for number, trial in list(study.running.items()):
-        state = trials.state(number)
+        state = study.pace(trial.params).counted(trials.state(number))
         if _settled(study, trials, trial, state):
             watcher.ended(study, trial)
             reported = True
@@ -180,7 +180,7 @@ def _train(study: Study, trials: Trials, number: int) -> bool:
         # Each value is possible by itself, which was checked, but not this combination.
         study.fail(number, "bad_input", str(error))
         return False
-    trials.train(number, config, trial.until)
+    trials.train(number, config, study.pace(trial.params).own(trial.until))
     return True
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.fidelity import tokens_per_step
 
 _HALVINGS: Final = 3
 _MEDIAN_CUTS: Final = 10
@@ -44,9 +45,9 @@ class Rungs:
         if tune.pruner == "none":
             return cls((full,), factor)
         if tune.pruner == "median":
-            pitch = _rounded(tune.min_steps or full / _MEDIAN_CUTS, every)
+            pitch = _rounded(_smallest(config) or full / _MEDIAN_CUTS, every)
             return cls((*range(pitch, full, pitch), full), factor, by_median=True)
-        smallest = tune.min_steps or full / factor**_HALVINGS
+        smallest = _smallest(config) or full / factor**_HALVINGS
         halvings = max(0, math.floor(math.log(full / smallest, factor) + 1e-9))
         steps = {_rounded(full / factor**count, every) for count in range(1, halvings + 1)}
         cuts = (*sorted(step for step in steps if step < full), full)
@@ -89,6 +90,14 @@ class Rungs:
     def promoted(self, reached: int) -> int:
         """Return how many go on from a rung in the end: at least one, so that one finishes."""
         return reached if self.by_median else max(1, self.passing(reached))
+
+
+def _smallest(config: RunConfig) -> float | None:
+    """Return the steps of the smallest rung, as far as they are set."""
+    tune = config.tune
+    if tune.min_tokens is None:
+        return tune.min_steps
+    return tune.min_tokens / tokens_per_step(config, {})
 
 
 def _rounded(steps: float, every: int) -> int:

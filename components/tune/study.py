@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.config.tune import TuneConstraints
 from steadytrain.components.shared.digest import value_digest
@@ -16,6 +17,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.constraints import keeps
 from steadytrain.components.tune.decide import Next, next_step, to_discard
 from steadytrain.components.tune.design import Design, is_ablation
+from steadytrain.components.tune.fidelity import Pace
 from steadytrain.components.tune.history import History, Params, Trial
 from steadytrain.components.tune.log import Log, Record
 from steadytrain.components.tune.rungs import Rungs
@@ -81,7 +83,8 @@ def _empty(config: RunConfig) -> History:
 class Study:
     """A study of one driver. Every change is written to the log before it takes effect.
 
-    steps: optimizer steps of all trials together, with those that running trials still have to do.
+    steps: optimizer steps of all trials together, with those that running trials still have to do,
+        as the study counts them (`Pace`).
     tokens: the tokens of these steps, with full sequences.
     """
 
@@ -115,6 +118,11 @@ class Study:
         return self.history.running
 
     @property
+    def rung_tokens(self) -> list[int]:
+        """The tokens at each rung, with the configuration's own batch size and full sequences."""
+        return [cut * tokens_per_step(self.config, {}) for cut in self.rungs.cuts]
+
+    @property
     def hours(self) -> float:
         """Hours of training that trials have reported."""
         return self.history.seconds / 3600
@@ -124,13 +132,17 @@ class Study:
         price = self.config.compute.price_per_hour
         return None if price is None else hours * price
 
+    def pace(self, params: Params) -> Pace:
+        """Return how a trial's own steps relate to the study's."""
+        return Pace.of(self.config, params)
+
     def trial_config(self, params: Params) -> RunConfig:
         """Return the configuration of a trial.
 
         Raises:
             ConfigError: these values cannot be combined.
         """
-        content = changed(self.config, params)
+        content = changed(self.config, {**params, **self.pace(params).settings()})
         try:
             # The checks of `from_mapping` for values written by people take far longer.
             return RunConfig.model_validate(content)
@@ -252,16 +264,16 @@ class Study:
         return self._affordable(trial.params if trial else {}, trial.reached if trial else 0, until)
 
     def _affordable(self, params: Params, reached: int, until: int) -> bool:
-        budget, steps = self.tune.budget, until - reached
-        tokens = self.tokens + self._tokens(params, steps)
-        return (budget.steps is None or self.steps + steps <= budget.steps) and (
+        budget = self.tune.budget
+        tokens = self.tokens + self._tokens(params, reached, until)
+        return (budget.steps is None or self.steps + until - reached <= budget.steps) and (
             budget.tokens is None or tokens <= budget.tokens
         )
 
-    def _tokens(self, params: Params, steps: int) -> float:
-        batch = params.get("training.global_batch_size", self.config.training.global_batch_size)
-        length = params.get("data.sequence_length", self.config.data.sequence_length)
-        return float(steps * batch * length)
+    def _tokens(self, params: Params, reached: int, until: int) -> float:
+        pace = self.pace(params)
+        steps = pace.own(until) - pace.own(reached)
+        return float(steps * tokens_per_step(self.config, params))
 
     def _check_metrics(self, state: TrialState) -> None:
         if not state.validations:
@@ -283,7 +295,8 @@ class Study:
     def _apply(self, record: Record) -> None:
         if record["kind"] in ("started", "promoted"):
             known = self.history.trials[record["number"] :][:1]
-            steps = record["until"] - (known[0].reached if known else 0)
-            self.steps += steps
-            self.tokens += self._tokens(known[0].params if known else record["params"], steps)
+            reached = known[0].reached if known else 0
+            params = known[0].params if known else record["params"]
+            self.steps += record["until"] - reached
+            self.tokens += self._tokens(params, reached, record["until"])
         self.history.apply(record)

@@ -64,6 +64,7 @@ _UNITS = {
     "budget.usd": "USD",
     "budget.parallel": "trials",
     "tune.min_steps": "optimizer steps",
+    "tune.min_tokens": "tokens",
     "tune.seeds": "seeds",
     "ablation.seeds": "seeds",
     "constraints.parameters": "parameters",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from steadytrain.components.shared.config.assign import assign
+from steadytrain.components.shared.config.fidelity import fidelity_problems
 from steadytrain.components.shared.config.fields import Field, describe
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
@@ -133,13 +134,7 @@ def _settings(config: RunConfig) -> Iterator[Problem]:
             "the price of an hour is unknown",
             "set compute.price_per_hour; `steadytrain plan` shows the prices that it knows",
         )
-    if tune.min_steps is not None and 0 < config.training.max_steps < tune.min_steps:
-        yield Problem(
-            "tune.min_steps",
-            shown(tune.min_steps),
-            f"a trial has only training.max_steps = {config.training.max_steps}",
-            "lower it",
-        )
+    yield from fidelity_problems(config)
 
 
 def steps_problem(config: RunConfig) -> Problem | None:

@@ -166,6 +166,20 @@ class TuneConfig(Section):
         description="Optimizer steps of the smallest rung, rounded up to a multiple of "
         "training.eval_steps. None means a 27th of a full trial, with median a tenth.",
     )
+    min_tokens: float | None = Field(
+        None,
+        gt=0,
+        le=_LARGEST,
+        description="Training tokens of the smallest rung, with full sequences, instead of "
+        "min_steps.",
+    )
+    fidelity: Literal["steps", "tokens"] = Field(
+        "steps",
+        description="What all trials have in common at a rung. tokens: a trial whose "
+        "training.global_batch_size or data.sequence_length differs from the configuration's own "
+        "gets more or fewer training.max_steps and training.eval_steps. Settings of tune in "
+        "optimizer steps are then steps of the configuration's own batch size and length.",
+    )
     budget: TuneBudget = TuneBudget()
     constraints: TuneConstraints = TuneConstraints()
     max_failed_share: float = Field(

@@ -111,12 +111,14 @@ def test_another_study_starts_from_the_best_of_an_earlier_one(folder, world, mon
 
 def test_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(folder):
     shown = steadytrain("tiny.yaml", "--dry-run")
-    for words in ("hyperband: 10, 30, 90 steps", "12 trials", "of training on", "$"):
+    rungs = "hyperband: 10, 30, 90 steps, 3 brackets"
+    for words in (rungs, "20,480, 61,440, 184,320 tokens", "12 trials", "of training on", "$"):
         assert words in shown
     assert len(re.findall(r"^trial \d", shown, re.MULTILINE)) == 3
     told = json.loads(steadytrain("tiny.yaml", "--dry-run", "--json"))
     assert set(told) == documented("tune --dry-run")
     assert told["rungs"] == [10, 30, 90]
+    assert told["rung_tokens"] == [20_480, 61_440, 184_320]
     assert len(told["samples"]) == 3
     assert not (folder / "out").exists()
 
