@@ -122,8 +122,13 @@ def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) ->
     return _svg(title, f"Most, {most[2]:,}, are in {most[1]}", parts)
 
 
+_LARGEST = 1e300
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round values, 1, 2 or 5 times a power of ten apart, that enclose low and high."""
+    # Beyond, the difference of two numbers may be too large for a float.
+    low, high = max(low, -_LARGEST), min(high, _LARGEST)
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread

@@ -5,12 +5,16 @@ Sizes are decimal, as on data sheets of GPUs and disks: 1 GB is 10^9 bytes.
 
 from __future__ import annotations
 
+import math
+
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as 4.2 s, 12 s, 3 min 05 s, 1 h 05 min, or 2 d 03 h."""
+    """Format seconds as 4.2 s, 12 s, 3 min 05 s, 1 h 05 min, or 2 d 03 h; NaN as unknown."""
+    if not math.isfinite(seconds):
+        return "unknown"
     for unit, name, lower, lower_name in _DURATIONS:
         # Round to what is shown, so that 59 min 59.9 s is 1 h and not 59 min 60 s.
         count, rest = divmod(round(seconds / lower), unit // lower)

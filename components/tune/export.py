@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from typing import Final
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.redaction import redact
 from steadytrain.components.tune.mirror import frozen_trials
 from steadytrain.components.tune.study import Study, study_name
+
+_MARK: Final = "steadytrain"
+"""Attribute of the studies that exports wrote."""
 
 
 def check_storage(url: str) -> None:
@@ -31,7 +35,7 @@ def export(study: Study, url: str) -> str:
         url: an Optuna storage, such as sqlite:///study.db.
 
     Raises:
-        BadInput: the storage cannot be used.
+        BadInput: the storage cannot be used, or has a study of that name that is no export.
     """
     import optuna
 
@@ -39,12 +43,19 @@ def export(study: Study, url: str) -> str:
     name = study_name(study.config)
     directions = [item.direction for item in study.tune.objectives]
     with _storage_errors(url):
-        if name in optuna.get_all_study_names(url):
+        known = {item.study_name: item for item in optuna.get_all_study_summaries(url)}
+        if name in known and _MARK not in known[name].user_attrs:
+            raise BadInput(
+                f"--export-optuna {redact(url)}: it has a study {name} that is not an export",
+                remedy="delete it there, or give another storage",
+            )
+        if name in known:
             optuna.delete_study(study_name=name, storage=url)
         made = optuna.create_study(storage=url, study_name=name, directions=directions)
         with warnings.catch_warnings(
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):
+            made.set_user_attr(_MARK, True)
             made.set_metric_names([item.metric for item in study.tune.objectives])
         made.add_trials(frozen_trials(study.tune, study.history))
     return name
@@ -54,6 +65,8 @@ def export(study: Study, url: str) -> str:
 def _storage_errors(url: str) -> Iterator[None]:
     try:
         yield
+    except BadInput:
+        raise
     except Exception as error:
         # SQLAlchemy and the database's driver raise their own errors.
         raise BadInput(

@@ -70,22 +70,31 @@ def nothing_fits(number: int) -> BadInput:
     )
 
 
-def values_of(field: str, dimension: Dimension) -> Sequence[Any]:
-    """Return the values of a dimension that has finitely many."""
+def values_of(field: str, dimension: Dimension, most: int) -> Sequence[Any]:
+    """Return the first values, at most `most`, of a dimension that has finitely many."""
     if dimension.choices is not None:
-        return dimension.choices
+        return dimension.choices[:most]
+    count = min(most, _count(dimension))
+    return [_nth(field, dimension, index) for index in range(count)]
+
+
+def _count(dimension: Dimension) -> int:
     low, high = dimension.ends
-    step = dimension.step or 1
-    kind = int if is_whole(field, dimension) else float
-    return [kind(low + index * step) for index in range(round((high - low) / step) + 1)]
+    return round((high - low) / (dimension.step or 1)) + 1
+
+
+def _nth(field: str, dimension: Dimension, index: int) -> float:
+    value = dimension.ends[0] + index * (dimension.step or 1)
+    return int(value) if is_whole(field, dimension) else float(value)
 
 
 def value_at(field: str, dimension: Dimension, share: float) -> Any:
     """Return the value at a share of a dimension, from 0 to below 1."""
     whole = is_whole(field, dimension) if dimension.choices is None else False
-    if dimension.choices is not None or dimension.step or (whole and not dimension.log):
-        values = values_of(field, dimension)
-        return values[int(share * len(values))]
+    if dimension.choices is not None:
+        return dimension.choices[int(share * len(dimension.choices))]
+    if dimension.step or (whole and not dimension.log):
+        return _nth(field, dimension, int(share * _count(dimension)))
     low, high = dimension.ends
     if dimension.log:
         value = low * (high / low) ** share

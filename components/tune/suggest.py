@@ -161,7 +161,9 @@ class Sobol:
 def _combinations(space: Mapping[str, Dimension]) -> Iterator[Params]:
     fields = in_order(space)
     seen = set()
-    for values in itertools.product(*(values_of(field, space[field]) for field in fields)):
+    # Of each dimension, no more values can be among the first combinations.
+    dimensions = (values_of(field, space[field], _LARGEST_GRID) for field in fields)
+    for values in itertools.product(*dimensions):
         params = dict[str, Any]()
         for field, value in zip(fields, values, strict=True):
             if varies(space, field, params):

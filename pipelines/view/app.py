@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import wraps
 from importlib import resources
@@ -18,6 +19,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.pipelines.view import pages
 from steadytrain.pipelines.view.access import Guard
 from steadytrain.pipelines.view.board import Sort
@@ -152,6 +154,13 @@ def _html(source: Source, page: Page) -> Callable[[Request], Response]:
             status, title, said = 404, "Not found", error
         except SteadytrainError as error:
             status, title, said = 502, "The runs cannot be read", error
+        except Exception as error:
+            print(traceback_of(error), end="", file=sys.stderr)
+            status, title = 500, "This page cannot be shown"
+            said = SteadytrainError(
+                f"its data led to an unexpected {type(error).__name__}",
+                remedy="the terminal of `steadytrain ui` shows where; please report it",
+            )
         return HTMLResponse(
             pages.message_page(source.uri, title, said.message, said.remedy), status
         )

@@ -24,6 +24,7 @@ from support.snippets import ROOT
         (3900, "1 h 05 min"),
         (86399, "1 d"),
         (93785, "1 d 02 h"),
+        (float("nan"), "unknown"),
     ],
 )
 def test_duration_has_at_most_two_units(seconds, text):

@@ -31,6 +31,10 @@ def test_few_ticks_enclose_the_values(one: float, other: float) -> None:
     assert all(after > before for before, after in pairwise(ticks))
 
 
+def test_ticks_of_the_largest_numbers_are_finite() -> None:
+    assert all(math.isfinite(tick) for tick in nice_ticks(-1.7e308, 1.7e308))
+
+
 @given(st.lists(finite, min_size=1, max_size=3000))
 def test_thinned_points_keep_ends_and_extremes(values: list[float]) -> None:
     points = list(enumerate(values))

@@ -174,6 +174,15 @@ def test_study_is_written_to_an_optuna_storage_again_and_again(folder, world):
     assert not (folder / "out" / "studies" / "never").exists(), "rejected before anything trains"
 
 
+def test_export_leaves_other_peoples_studies_alone(folder, world):
+    import optuna
+
+    optuna.create_study(study_name="theirs", storage="sqlite:///o.db")
+    with pytest.raises(BadInput, match="has a study theirs that is not an export"):
+        steadytrain("tiny.yaml", "--run", "theirs", "--export-optuna", "sqlite:///o.db")
+    assert optuna.get_all_study_names("sqlite:///o.db") == ["theirs"]
+
+
 class Page(HTMLParser):
     """Checks that tags are balanced and counts them."""
 

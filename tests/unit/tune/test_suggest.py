@@ -66,6 +66,17 @@ def test_seed_decides(sampler):
     assert first != other
 
 
+def test_grid_over_a_huge_range_takes_no_time_and_no_memory():
+    space = {
+        "training.learning_rate": {"choices": [1e-3, 1e-2]},
+        "training.global_batch_size": {"low": 8, "high": 8 * 10**15, "step": 8},
+    }
+    study = study_of(("tune.space", space), sampler="grid", trials=3)
+    sizes = [params["training.global_batch_size"] for params in suggested(study)]
+    assert len(sizes) == 3
+    assert max(sizes) <= 32
+
+
 def test_suggestions_beyond_a_constraint_are_replaced():
     study = study_of("tune.constraints.parameters=1_500_000")
     sizes = {params["model.config.hidden_size"] for params in suggested(study)}

@@ -82,6 +82,17 @@ def get(client, path, status=200):
     return answer.text
 
 
+def test_page_that_cannot_be_made_says_so(client, trained, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise ZeroDivisionError("by chance")
+
+    monkeypatch.setattr("steadytrain.pipelines.view.pages.list_page", fails)
+    text = get(client, "/", status=500)
+    assert "unexpected ZeroDivisionError" in text
+    assert "by chance" not in text
+    assert "ZeroDivisionError: by chance" in capsys.readouterr().err
+
+
 def test_list_shows_every_run(client, trained):
     text = get(client, "/")
     assert "2 runs, sorted by last event" in text
