@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,6 +19,14 @@ _WARM_UP: Final = 10
 _RECORDED: Final = 5
 _LONGEST: Final = 44
 """Longest name of a run for which the name of its profile is valid."""
+
+
+def profile_name(run: str) -> str:
+    """Return the name of the run that profiles another. Long names are shortened, not merged."""
+    if len(run) > _LONGEST:
+        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+        run = f"{run[: _LONGEST - len(digest) - 1]}-{digest}"
+    return f"{run}-profile"
 
 
 def profile(
@@ -50,7 +59,7 @@ def profile(
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, given(overrides, run=name, output=output)).config
-    run, last = f"{chosen.run_id[:_LONGEST]}-profile", warm_up + steps
+    run, last = profile_name(chosen.run_id), warm_up + steps
     more = [
         f"training.max_steps={last}",
         f"training.profile.steps=[{warm_up + 1}, {last}]",
