@@ -18,6 +18,7 @@ from steadytrain.components.shared.image import STEP_IMAGE
 
 from support.cluster import Cluster
 from support.furniture import furnished, serve_mlflow
+from support.launched import Launched
 from support.namespaces import TEST_IMAGE
 
 HERE = Path(__file__).parent
@@ -69,6 +70,14 @@ def cluster(api, namespace, step_image) -> Iterator[Cluster]:
 def mlflow(cluster, train_image) -> str:
     """Start a tracking server whose address is in the Secret NAME; return "service:port"."""
     return serve_mlflow(cluster, train_image)
+
+
+@pytest.fixture(scope="session")
+def launched(cluster, train_image) -> Launched:
+    """Return the runs of the train step in the namespace, with their data prepared."""
+    made = Launched(cluster, train_image)
+    made.prepare()
+    return made
 
 
 def _until_gone(api: client.CoreV1Api, namespace: str, seconds: float = 180) -> None:

@@ -18,7 +18,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 
-from support.launched import OUTPUT, STEPS, Launched
+from support.launched import OUTPUT, STEPS
 from support.s3 import make_bucket, moto_server
 
 API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
@@ -28,13 +28,6 @@ HOPELESS = {
     "over-quota": {"gpus": 1},
 }
 TAINT = {"key": "steadytrain.io/test", "value": "", "effect": "NoSchedule"}
-
-
-@pytest.fixture(scope="module")
-def launched(cluster, train_image):
-    made = Launched(cluster, train_image)
-    made.prepare()
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,12 @@ import contextlib
 import json
 import time
 
-import pytest
 from kubernetes import client
 
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tune.trials.cluster import STUDY
 
-from support.launched import OUTPUT, Launched
+from support.launched import OUTPUT
 
 RATES = {"training.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
 SETTINGS = {
@@ -21,13 +20,6 @@ SETTINGS = {
 }
 ASHA = {"space": RATES, "pruner": "asha", "min_steps": 10, "budget": {"trials": 3}}
 PAIR = {"space": RATES, "pruner": "none", "budget": {"trials": 2, "parallel": 2}}
-
-
-@pytest.fixture(scope="module")
-def launched(cluster, train_image):
-    made = Launched(cluster, train_image)
-    made.prepare()
-    return made
 
 
 def begin(launched, study, tune, *, pod="", recovery=None, **compute):
