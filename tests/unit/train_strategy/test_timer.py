@@ -61,7 +61,7 @@ def test_phases_of_a_step_are_measured_separately_and_fit_into_it(make_bench, mo
     prompt = CausalLanguageModel.loss
 
     def late(*given):
-        time.sleep(0.05)
+        time.sleep(0.2)
         return prompt(*given)
 
     def measured(name):
@@ -73,4 +73,5 @@ def test_phases_of_a_step_are_measured_separately_and_fit_into_it(make_bench, mo
     assert min(usual.forward, usual.backward, usual.optimizer) > 0
     assert usual.forward + usual.backward + usual.optimizer < 1.01
     monkeypatch.setattr(CausalLanguageModel, "loss", late)
-    assert measured("slow").forward > 0.7
+    slow = measured("slow")
+    assert slow.forward > slow.backward + slow.optimizer
