@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from steadytrain.components.shared.digest import value_digest
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
@@ -24,7 +24,7 @@ _LONGEST: Final = 44
 def profile_name(run: str) -> str:
     """Return the name of the run that profiles another. Long names are shortened, not merged."""
     if len(run) > _LONGEST:
-        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+        digest = value_digest(run)[:8]
         run = f"{run[: _LONGEST - len(digest) - 1]}-{digest}"
     return f"{run}-profile"
 

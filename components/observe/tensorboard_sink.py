@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +18,7 @@ from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.notes import exclusive, recall, remember
 from steadytrain.components.shared.tracking.points import points
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import next_batch
+from steadytrain.components.shared.tracking.spool import by_attempt, next_batch
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "tensorboard"
@@ -72,9 +71,8 @@ class TensorBoardDelivery:
                 return False
             self._cut(before.sizes)
             ours = [cast(TrainingStep | Validated, event) for event in events]
-            ours.sort(key=lambda event: event.attempt)
             sizes = dict(before.sizes)
-            for attempt, group in itertools.groupby(ours, key=lambda event: event.attempt):
+            for attempt, group in by_attempt(ours):
                 name = f"attempt-{attempt}"
                 sizes[name] = _append(self.folder / name / _FILE, group)
             note = _Written(offsets=offsets, sizes=sizes)

@@ -8,7 +8,6 @@ follows from its event, and Weights & Biases ignores a number that it already ha
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.notes import identity
 from steadytrain.components.shared.tracking.points import points
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import Spool
+from steadytrain.components.shared.tracking.spool import Spool, by_attempt
 from steadytrain.components.shared.tracking.values import flatten
 from steadytrain.components.shared.workspace import Workspace
 
@@ -58,8 +57,7 @@ class WandbDelivery:
             with self.spool.batch(_is_tracked if online else _is_end) as events, _errors():
                 if not events:
                     break
-                tracked = sorted(cast(Iterable[_Tracked], events), key=lambda item: item.attempt)
-                for attempt, group in itertools.groupby(tracked, key=lambda item: item.attempt):
+                for attempt, group in by_attempt(cast(Iterable[_Tracked], events)):
                     if online:
                         self._send(attempt, group)
                     else:

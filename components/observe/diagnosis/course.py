@@ -1,4 +1,4 @@
-"""The course of a training run: its events, folded to what the rules look at."""
+"""The course of a training run: what the rules need to know of its events."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ time, which identifies it if the store already has it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -27,7 +26,7 @@ from steadytrain.components.shared.tracking.connect import Tracking, tracking_er
 from steadytrain.components.shared.tracking.notes import attempt_note
 from steadytrain.components.shared.tracking.points import Pointed, place, points
 from steadytrain.components.shared.tracking.run import settled_run
-from steadytrain.components.shared.tracking.spool import Spool
+from steadytrain.components.shared.tracking.spool import Spool, by_attempt
 from steadytrain.components.shared.tracking.values import flatten, key, value
 from steadytrain.components.shared.workspace import Workspace
 
@@ -83,9 +82,8 @@ class Delivery:
 
     def _send(self, events: Iterable[Event]) -> None:
         ours = [cast(_AttemptEvent, event) for event in events]
-        ours.sort(key=lambda event: event.attempt)
         with tracking_errors(self.tracking.uri):
-            for attempt, group in itertools.groupby(ours, key=lambda event: event.attempt):
+            for attempt, group in by_attempt(ours):
                 self._send_attempt(attempt, list(group))
 
     def end_open_attempts(self) -> None:

@@ -8,9 +8,10 @@ lost.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -21,6 +22,22 @@ from steadytrain.components.shared.workspace import Workspace
 _OFFSETS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 BATCH_EVENTS = 1000
 """Maximum number of events in memory, however many wait."""
+
+
+class OfAttempt(Protocol):
+    """An event of an attempt."""
+
+    @property
+    def attempt(self) -> int: ...
+
+
+E = TypeVar("E", bound=OfAttempt)
+
+
+def by_attempt(events: Iterable[E]) -> Iterator[tuple[int, Iterator[E]]]:
+    """Yield each attempt with its events, in their order."""
+    ordered = sorted(events, key=lambda event: event.attempt)
+    yield from itertools.groupby(ordered, key=lambda event: event.attempt)
 
 
 class Waiting(NamedTuple):

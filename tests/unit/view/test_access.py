@@ -1,4 +1,4 @@
-"""Only this machine may see the pages, or who has the token; every answer says how to treat it."""
+"""Only this machine, or whoever has the token, sees the pages. Every answer has safe headers."""
 
 from __future__ import annotations
 
