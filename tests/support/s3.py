@@ -20,6 +20,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from moto.core.botocore_stubber import BotocoreStubber
+from moto.moto_api._internal import moto_api_backend
 from moto.moto_server.werkzeug_app import (
     DomainDispatcherApplication,
     MotoRequestHandler,
@@ -55,6 +56,8 @@ def moto_server(host: str = "127.0.0.1") -> Iterator[int]:
     finally:
         server.shutdown()
         server.server_close()
+        # Moto keeps its buckets for the whole process: the next test would find them.
+        moto_api_backend.reset()
 
 
 def weed_program() -> str | None:
