@@ -1,19 +1,12 @@
-"""Strategies on the ranks of this world: their losses, and the checkpoints that they resume from.
-
-Run `python strategies.py FOLDER CASES` on each rank. CASES is a file with a JSON list of cases. For
-each case, rank 0 writes the losses of every step to FOLDER/<name>/losses.json: of a full run
-("whole"), of a run that resumed from its own checkpoint ("resumed"), and of a run that resumed from
-a single rank's checkpoint ("from_single").
-"""
+"""Strategies on the ranks of a world: their losses, and the checkpoints that they resume from."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +20,8 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.training import Training
 
-from support.training import (
-    TEST_ENVIRONMENT,
-    Bench,
-    language_rows,
-    losses_of,
-    rank_command,
-    write_data,
-)
+from support.forked import on_ranks
+from support.training import Bench, language_rows, losses_of, write_data
 
 STEPS, MIDDLE, GLOBAL_BATCH, MICRO_BATCH = 20, 10, 8, 2
 RECIPE = {
@@ -97,6 +84,7 @@ class Case:
 
     bucket: values in DeepSpeed's largest bucket; a small one makes a small model act like a large
         one.
+    resumes: whether it also resumes, from its own checkpoint and from the single rank's.
     """
 
     name: str
@@ -105,48 +93,43 @@ class Case:
     offload: str = "none"
     sections: dict[str, Any] = field(default_factory=dict)
     bucket: int = buckets.LARGEST_BUCKET
+    resumes: bool = True
 
     def run(self, folder: Path) -> dict[str, dict[int, float]]:
-        """Return the losses by step of each training run, on rank 0."""
+        """Return the losses by step of each training run, on rank 0.
+
+        "whole" trains from start to end, "resumed" from its checkpoint in the middle, and
+        "from_single" from the one of the single rank.
+        """
         own = folder / self.name
         found = {"whole": self._train(own / "whole")}
-        found["resumed"] = self._train(own / "resumed", middle(own / "whole"))
-        found["from_single"] = self._train(own / "from_single", middle(folder / self.single))
+        if self.resumes:
+            found["resumed"] = self._train(own / "resumed", middle(own / "whole"))
+            found["from_single"] = self._train(own / "from_single", middle(folder / self.single))
         return found
+
+    def losses(self, folder: Path) -> Path:
+        """Return the file that rank 0 writes what `run` returned to."""
+        return folder / self.name / "losses.json"
 
     def _train(self, folder: Path, resume: Path | None = None) -> dict[int, float]:
         buckets.LARGEST_BUCKET = self.bucket
         return train(folder, self.strategy, self.offload, resume=resume, **self.sections)
 
 
-def main(folder: Path, cases: Path) -> None:
-    for content in json.loads(cases.read_text()):
-        case = Case(**content)
-        found = case.run(folder)
-        if os.environ.get("RANK", "0") == "0":
-            (folder / case.name / "losses.json").write_text(json.dumps(found))
-
-
 def on_two_ranks(folder: Path, cases: Sequence[Case], site: Path | str) -> dict[str, Any]:
-    """Run the cases on two ranks; return what they wrote to losses.json, by case.
+    """Run the cases on two ranks; return the losses by case, training run and step.
 
     Args:
         site: folder with installed packages, for the Python path of the ranks.
     """
-    file = folder / "cases.json"
-    file.write_text(json.dumps([asdict(case) for case in cases]))
-    done = subprocess.run(
-        rank_command(2, __file__, str(folder), str(file)),
-        env={**os.environ, **TEST_ENVIRONMENT, "PYTHONPATH": f"{Path(__file__).parents[1]}:{site}"},
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return {
-        case.name: json.loads((folder / case.name / "losses.json").read_text()) for case in cases
-    }
+    on_ranks(2, _run_cases, folder, tuple(cases), str(site))
+    return {case.name: json.loads(case.losses(folder).read_text()) for case in cases}
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def _run_cases(folder: Path, cases: Sequence[Case], site: str) -> None:
+    sys.path.insert(0, site)
+    for case in cases:
+        found = case.run(folder)
+        if os.environ["RANK"] == "0":
+            case.losses(folder).write_text(json.dumps(found))
