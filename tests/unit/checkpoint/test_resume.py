@@ -121,6 +121,7 @@ def test_killed_and_resumed_run_has_the_weights_of_an_undisturbed_run(make_bench
     assert losses_of(killed.workspace) == losses_of(undisturbed.workspace)
 
 
+@pytest.mark.long
 def test_sigterm_is_a_preemption_with_a_checkpoint(make_bench):
     settings = {"training": {**LONG, "max_steps": 100_000}, "model": {"config": LLAMA}}
     bench = make_bench(**settings)

@@ -67,9 +67,9 @@ def put(content, field, value):
     return {**content, head: value}
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.long)])
 def test_every_field_accepts_or_rejects_any_value(every):
-    """Each field gets every fifth value, and neighbors get different ones."""
+    """Each field gets one value of `every`, and neighbors get different ones."""
     known = set()
     for place, field in enumerate(FIELDS):
         values = plain_values()[place % every :: every]

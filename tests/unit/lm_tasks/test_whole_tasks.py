@@ -22,8 +22,9 @@ def tasks(tmp_path):
     return write_tasks(tmp_path, choosing=shots, answering=shots)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_scores_and_standard_errors_are_the_same(tasks, kind):
     tokenizer = make_tokenizer(100)
     config = from_mapping(

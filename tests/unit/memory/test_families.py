@@ -89,7 +89,7 @@ CASES = [
 EXPERTS_OF_8X7B = {"model_type": "mixtral"}
 
 
-@pytest.mark.parametrize("cases", [CASES[::5], pytest.param(CASES, marks=pytest.mark.long)])
+@pytest.mark.parametrize("cases", [CASES[::10], pytest.param(CASES, marks=pytest.mark.long)])
 def test_formula_and_dry_run_are_near_to_real_steps(cases):
     truths = [measured_peak(case) for case in cases]
     assert_near(cases, truths, by_formula, mean=0.02, worst=0.06)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ["components/train/step.py", "pipelines/cli.py", "tests/support/training.py"]
 
@@ -29,6 +31,7 @@ def unresolved(folder):
     return {item["message"].split('"')[1] for item in found["generalDiagnostics"]}
 
 
+@pytest.mark.long
 def test_our_own_imports_resolve_in_a_fresh_checkout(tmp_path):
     for name in ("components", "pipelines", "src", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)

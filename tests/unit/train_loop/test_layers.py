@@ -111,6 +111,7 @@ def test_zero_is_refused_before_anything_starts(strategy):
         from_mapping(content)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ddp_and_fsdp_measure_the_same(tmp_path):
     found = {}

@@ -72,7 +72,7 @@ def test_stopped_ranks_exit_on_their_own(launcher, folder, ranks, wait_for):
     assert not folder.log(ranks).exists()
 
 
-@BOTH
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_rank_beyond_the_grace_period_is_killed_with_its_children(
     launcher, folder, ranks, wait_for
 ):

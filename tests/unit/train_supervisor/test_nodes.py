@@ -50,6 +50,7 @@ def test_other_node_stops_after_a_failure_and_the_cause_comes_first(two_nodes, f
     assert exits[0] != 0
 
 
+@pytest.mark.long
 def test_lost_node_ends_the_attempt(two_nodes, folder, held, wait_for):
     with held(60), two_nodes("wait").start(folder) as attempt:
         wait_for(lambda: all((folder.path / f"waiting-{rank}").exists() for rank in (0, 1)))
