@@ -38,7 +38,7 @@ from support.written_run import Writer
 
 pytestmark = pytest.mark.bench
 PAIRS = int(os.environ.get("STEADYTRAIN_BENCH_ROUNDS", "5"))
-STEPS = 600
+STEPS = 300
 
 
 LAYERS = {"monitor": {"layers": True}}
@@ -161,7 +161,8 @@ def test_steps_with_everything_on(tmp_path, monkeypatch):
     timed = partial(launcher_for, program=PROGRAM)
     monkeypatch.setattr(step, "launcher_for", timed)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    data = write_data(tmp_path / "data", language_rows(60), language_rows(8, seed=1))
+    rows = language_rows(60, longest=128)
+    data = write_data(tmp_path / "data", rows, rows[:8], sequence_length=128)
     training = {
         "max_steps": STEPS,
         "global_batch_size": 4,
@@ -184,6 +185,7 @@ def test_steps_with_everything_on(tmp_path, monkeypatch):
             tmp_path / "output",
             data,
             run=name,
+            model=MODEL,
             training={**training, **(LAYERS if watched else {})},
             compute={"device": "cpu", "threads_per_rank": 1, "price_per_hour": 1.0},
             tracking={"sinks": []},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -203,6 +205,25 @@ def test_end_of_a_run_sends_what_its_sink_could_not(make_config, written, receiv
     assert "`steadytrain report` sends the rest" in warnings(written.workspace)[-1]
     receiver.status = 200
     assert send_rest(config, written.workspace)
+    assert received(receiver) == expected(written.workspace)
+
+
+def test_report_step_sends_the_rest_without_the_packages_of_training(
+    make_config, written, receiver
+):
+    """The image of the report step has only the packages of `steadytrain[data]`."""
+    config = configured(make_config, receiver.endpoint)
+    missing = ("torch", "prometheus_client", "sqlalchemy", "mlflow.entities")
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+from steadytrain.components.observe.rest import send_rest
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.workspace import Workspace
+config = load(sys.argv[1])
+assert send_rest(config, Workspace.of(config))
+"""
+    subprocess.run([sys.executable, "-c", code, config.to_yaml()], check=True)
     assert received(receiver) == expected(written.workspace)
 
 

@@ -211,7 +211,7 @@ def test_missing_package_names_the_extra_before_a_run_starts(make_config, monkey
     monkeypatch.setattr(
         "steadytrain.components.shared.tracking.extras.find_spec", lambda package: None
     )
-    extra = {"otlp": "train"}.get(name, name)
+    extra = {"otlp": "data"}.get(name, name)
     with pytest.raises(ConfigError, match=rf"steadytrain\[{extra}\]") as raised:
         check_plugins(config)
     assert "tracking.sinks" in str(raised.value)
