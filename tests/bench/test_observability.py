@@ -36,9 +36,9 @@ from support.timed_rank import PROGRAM, marks_of
 from support.training import Bench, events_of, language_rows, write_data
 from support.written_run import Writer
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(7200)]
 PAIRS = int(os.environ.get("STEADYTRAIN_BENCH_ROUNDS", "5"))
-STEPS = 300
+STEPS = 200
 
 
 LAYERS = {"monitor": {"layers": True}}
