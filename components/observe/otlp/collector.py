@@ -86,19 +86,18 @@ class Collector:
     def _span_exporter(self) -> Any:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        address, session = self._endpoint("traces"), self._session
+        address, session = self._endpoint("traces"), self._session()
         return OTLPSpanExporter(address, timeout=TIMEOUT_SECONDS, session=session)
 
     @cached_property
     def _metric_exporter(self) -> Any:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-        address, session = self._endpoint("metrics"), self._session
+        address, session = self._endpoint("metrics"), self._session()
         return OTLPMetricExporter(address, timeout=TIMEOUT_SECONDS, session=session)
 
-    @property
     def _session(self) -> Any:
-        """A session that notes the status of each answer: an exporter returns only a failure."""
+        """Return a session that notes the status of each answer, which exporters do not return."""
         import requests  # type: ignore[import-untyped]
 
         def note(answer: Any, *_: object, **__: object) -> None:
@@ -120,7 +119,7 @@ class Collector:
         if self._status >= 400 and self._status not in _KEEP:
             raise Rejected(
                 f"the OpenTelemetry collector {self.address} rejects {what} for good (HTTP "
-                f"{self._status}), so they are dropped",
+                f"{self._status}); such batches are dropped",
                 remedy="the collector's log has the reason",
             )
         raise TrackingError(

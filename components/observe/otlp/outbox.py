@@ -82,4 +82,4 @@ class Outbox(Generic[T]):
     def _warn(self, error: Rejected) -> None:
         if not self._warned:
             self._warned = True
-            warn(self.workspace, f"{error.message}; {error.remedy}; training continues")
+            warn(self.workspace, f"{error.message}; {error.remedy}")

@@ -172,7 +172,7 @@ def test_batch_that_is_rejected_for_good_is_dropped_and_reported_once(
     sink.close()
     assert received(receiver) == new
     of_spans, of_metrics = warnings(written.workspace)
-    assert f"{count} spans for good (HTTP 400), so they are dropped" in of_spans
+    assert f"{count} spans for good (HTTP 400); such batches are dropped" in of_spans
     assert "metrics for good (HTTP 400)" in of_metrics
 
 
