@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -40,6 +41,8 @@ def lineage(
             **model.made_from,
             **model.origin,
             "sources": ", ".join(model.sources),
+            "environment": _listed(model.environment),
+            "plan": _listed(model.plan),
             "mlflow run": model.mlflow_run,
             "attempts": str(model.attempts),
             "checkpoints": ", ".join(model.checkpoints),
@@ -56,3 +59,7 @@ def lineage(
         names = f" ({', '.join(item.aliases)})" if item.aliases else ""
         run = item.made_from.get("run", "unknown")
         typer.echo(f"version {item.version} of {item.model}{names}, run {run}")
+
+
+def _listed(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -51,6 +51,7 @@ def profile(
     """
     from steadytrain.components.observe.profile import Profile
     from steadytrain.components.preprocess.step import run as prepare
+    from steadytrain.components.shared.config import load
     from steadytrain.components.shared.errors import TrainingFailed
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.components.train.step import run as train
@@ -59,16 +60,17 @@ def profile(
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, given(overrides, run=name, output=output)).config
-    run, last = profile_name(chosen.run_id), warm_up + steps
-    more = [
-        f"training.max_steps={last}",
-        f"training.profile.steps=[{warm_up + 1}, {last}]",
-        "training.logging_steps=1",
-        f"training.eval_steps={last}",
-        f"training.save_steps={last}",
-        "recovery.checkpoints=null",
-    ]
-    config = open_source(source, given([*overrides, *more], run=run, output=output)).config
+    last = warm_up + steps
+    settings = {
+        "run": profile_name(chosen.run_id),
+        "training.max_steps": last,
+        "training.profile.steps": [warm_up + 1, last],
+        "training.logging_steps": 1,
+        "training.eval_steps": last,
+        "training.save_steps": last,
+        "recovery.checkpoints": None,
+    }
+    config = load(chosen.to_yaml(), settings)
     check_plugins(config)
     workspace = Workspace.of(config)
     workspace.create()

@@ -78,7 +78,7 @@ def submit(
         "service_account": service_account,
     }
     if dry_run:
-        planned = submission.Submission.of(config, pipeline=pipeline, **options)
+        planned = submission.Submission.of(config, pipeline=pipeline, **options).in_callers_trace()
         lines = submission.outline(planned, _warn, pipeline=pipeline)
         if as_json:
             json_output.show({"parameters": planned.parameters, "experiment": planned.experiment})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Final
 
 from steadytrain.components.observe.otlp.sink import OtlpDelivery
@@ -14,10 +15,14 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.tracking.extras import is_installed
 from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
 
+_SINKS: Final = ("otlp", "tensorboard", "wandb")
 FINISH_SECONDS: Final = 60.0
-"""Longest time for each sink, unless a single batch takes longer."""
+"""How long the sinks may send, all at the same time, before they start no further batch."""
+HANGING_SECONDS: Final = 15.0
+"""How much longer a batch that was started may take."""
 
 
 def send_rest(config: RunConfig, workspace: Workspace) -> bool:
@@ -26,24 +31,21 @@ def send_rest(config: RunConfig, workspace: Workspace) -> bool:
     Returns:
         Whether everything has been sent. If not, the run's events contain a warning.
     """
-    accepted = [_send(name, config, workspace) for name in config.tracking.sinks]
-    return all(accepted)
-
-
-def _send(sink: str, config: RunConfig, workspace: Workspace) -> bool:
-    if sink not in ("otlp", "tensorboard", "wandb") or not is_installed(sink):
-        return True
     deadline = time.monotonic() + FINISH_SECONDS
+    late = partial(_is_past, deadline)
+    ours = (name for name in config.tracking.sinks if name in _SINKS and is_installed(name))
+    works = {name: partial(_catch_up, name, config, workspace, late) for name in ours}
+    failures = together(works, lambda _: FINISH_SECONDS + HANGING_SECONDS)
+    for sink, error in failures.items():
+        if not isinstance(error, SteadytrainError | TimeoutError):
+            raise error
+        reason = error.message if isinstance(error, SteadytrainError) else f"{sink}: {error}"
+        warn(workspace, f"{reason}; `steadytrain report` sends the rest to {sink}")
+    return not failures
 
-    def give_up() -> bool:
-        return time.monotonic() > deadline
 
-    try:
-        _catch_up(sink, config, workspace, give_up)
-    except SteadytrainError as error:
-        warn(workspace, f"{error.message}; `steadytrain report` sends the rest to {sink}")
-        return False
-    return True
+def _is_past(deadline: float) -> bool:
+    return time.monotonic() > deadline
 
 
 def _catch_up(

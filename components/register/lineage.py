@@ -18,7 +18,7 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.lineage import FINGERPRINT
+from steadytrain.components.shared.tracking.lineage import ENVIRONMENT, FINGERPRINT, PLAN
 from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.store import sqlite_uri
 
@@ -44,6 +44,8 @@ class ModelLineage:
     origin: git commit, digest of the uncommitted changes, and image, as far as known.
     mlflow_run: id of the MLflow run.
     sources: where the data come from.
+    environment: versions of Python, the system and the packages of the newest attempt, by name.
+    plan: how that attempt divided its work: ranks, device, micro-batch, strategy.
     attempts: number of attempts.
     checkpoints: names of the models that MLflow has of the run's checkpoints.
     """
@@ -55,6 +57,8 @@ class ModelLineage:
     origin: dict[str, str]
     mlflow_run: str
     sources: list[str]
+    environment: dict[str, str]
+    plan: dict[str, Any]
     attempts: int = 0
     checkpoints: tuple[str, ...] = ()
 
@@ -132,6 +136,8 @@ class LineageStore:
             origin={tag: tags[tag] for tag in ORIGIN if tag in tags},
             mlflow_run=version.run_id or "",
             sources=_sources(run) if run else [],
+            environment=_content(run, ENVIRONMENT),
+            plan=_content(run, PLAN),
             **detail,
         )
 
@@ -152,6 +158,12 @@ def _check_exists(store: Path) -> None:
             f"{store} does not exist: no run has been tracked in that folder",
             remedy="give --output, or set MLFLOW_TRACKING_URI to the tracking server",
         )
+
+
+def _content(run: Any, tag: str) -> dict[str, Any]:
+    """Return the mapping in a run's tag; an empty one if there is no such run or tag."""
+    content: dict[str, Any] = json.loads(run.data.tags.get(tag, "{}")) if run else {}
+    return content
 
 
 def _sources(run: Any) -> list[str]:

@@ -6,12 +6,12 @@ import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins, webhook
 from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.run import ALERTS
+from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
@@ -22,6 +22,7 @@ from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import check_task
 from steadytrain.components.train.failures import FailureClass
@@ -31,6 +32,10 @@ from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.replay import check_callback, replay
 from steadytrain.components.train.recovery.settings import plugin_code, strategy_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
+
+CLOSE_SECONDS: Final = 20.0
+"""How long the end of the train step waits for its sinks, which close at the same time. Prometheus
+gets `observability.prometheus_linger_seconds` more."""
 
 
 @runtime_checkable
@@ -193,26 +198,25 @@ def _key(config: RunConfig, data: DataRecord) -> str:
 @contextlib.contextmanager
 def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]]:
     """Open the configured sinks. Report and skip a sink that fails to open or close."""
-    sinks: list[tuple[str, Sink]] = []
+    sinks: dict[str, Sink] = {}
     for name in (*config.sinks, *([ALERTS] if webhook.is_set() else [])):
-        with _reporting(name, workspace):
-            sinks.append((name, load_sink(name)(config, workspace)))
+        try:
+            sinks[name] = load_sink(name)(config, workspace)
+        except Stopped:
+            raise
+        except (Exception, SystemExit) as error:
+            message = f"the sink {name!r} failed, and training continues without it: {error}"
+            warn(workspace, message)
     try:
-        yield [sink for _, sink in sinks]
+        yield list(sinks.values())
     finally:
-        for name, sink in sinks:
-            with _reporting(name, workspace):
-                sink.close()
-
-
-@contextlib.contextmanager
-def _reporting(sink: str, workspace: Workspace) -> Iterator[None]:
-    try:
-        yield
-    except Stopped:
-        raise
-    except (Exception, SystemExit) as error:
-        warn(workspace, f"the sink {sink!r} failed, and training continues without it: {error}")
+        linger = config.observability.prometheus_linger_seconds
+        failures = together(
+            {name: sink.close for name, sink in sinks.items()},
+            lambda name: CLOSE_SECONDS + (linger if name == PROMETHEUS else 0),
+        )
+        for name, failure in failures.items():
+            warn(workspace, f"the sink {name!r} could not be closed: {failure}")
 
 
 def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:

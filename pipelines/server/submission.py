@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server, connect
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.traceparent import callers_span
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.study import check_space, study_name
 from steadytrain.pipelines.attached import MOUNT_PATH
@@ -73,6 +74,14 @@ class Submission:
             config = config.model_copy(update={"run": study_name(config)})
         experiment = options.pop("experiment", "") or config.tracking.experiment
         return cls(config, experiment, **options)
+
+    def in_callers_trace(self) -> Submission:
+        """Return it as a part of the span that TRACEPARENT names, if the configuration has none."""
+        watching, span = self.config.observability, callers_span()
+        if watching.traceparent or not span:
+            return self
+        joined = watching.model_copy(update={"traceparent": span})
+        return replace(self, config=self.config.model_copy(update={"observability": joined}))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def submit(
         experiment=experiment,
         pipeline_root=pipeline_root,
         service_account=service_account,
-    )
+    ).in_callers_trace()
     with tempfile.TemporaryDirectory() as folder:
         fuse = submission.config.pipeline.fuse
         path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)

@@ -86,7 +86,9 @@ def open_source(address: str) -> Source:
         raise BadInput(
             "--output '' is empty", remedy="give the folder with the runs, or s3://BUCKET/PREFIX"
         )
-    return Folder(readable_folder(Path(address)).absolute())
+    output = readable_folder(Path(address)).absolute()
+    readable_folder(output / "runs")
+    return Folder(output)
 
 
 class Folder:

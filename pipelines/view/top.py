@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.report.curves import standing
 from steadytrain.components.report.explain import recoveries
 from steadytrain.components.report.sentences import amount, describe
@@ -64,7 +65,7 @@ def runs_table(board: Board, sort: Sort, limit: int, width: int) -> RenderableTy
 
 
 def run_details(opened: Opened) -> RenderableType:
-    """Return one run: its curves, attempts, what was decided, time and cost, and newest events."""
+    """Return one run: curves, attempts, decisions, problems, time and cost, and newest events."""
     row, facts = opened.row, opened.facts
     of = f" of {number(row.max_steps)}" if row.max_steps else ""
     at = f", step {number(row.step)}{of}" if row.step is not None else ""
@@ -96,6 +97,7 @@ def run_details(opened: Opened) -> RenderableType:
             )
         parts += [Text(), table]
     parts += [_plain(line) for line in recoveries(facts.history)[-_NEWEST:]]
+    parts += [_plain(str(item), _LEVELS["warn"]) for item in findings(facts.events)]
     parts += [_plain(line) for line in Spending.of(facts).lines()]
     told = [(event, text) for event in facts.events if (text := describe(event))]
     parts.append(Text())

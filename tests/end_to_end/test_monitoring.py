@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a training run whose supervisor is killed."""
+"""A real Prometheus scrapes a traced training run whose rank and then supervisor are killed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import Times, spans
 
 from support.command import wait_for
+from support.otlp import attributes, receiving
 from support.ports import free_port
 from support.prometheus import needed, scraping
+from support.ranks import ranks_of
 from support.training import Bench, events_of, language_rows, write_data
 
 TESTS = Path(__file__).parents[1]
@@ -36,8 +38,14 @@ run_stage(load(sys.argv[1]))
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory):
-    """A finished run whose first supervisor was killed, and what Prometheus knows about it."""
+def collector():
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory, collector):
+    """A finished run whose rank and first supervisor were killed, and what others know about it."""
     needed("prometheus")
     root, port = tmp_path_factory.mktemp("monitoring"), free_port()
     data = write_data(root / "data", language_rows(60), language_rows(8, seed=1))
@@ -55,9 +63,13 @@ def scraped(tmp_path_factory):
         run="scraped",
         training=training,
         compute={"device": "cpu", "threads_per_rank": 1, "price_per_hour": PRICE},
-        recovery={"lease_seconds": 8},
-        tracking={"sinks": []},
-        observability={"prometheus_port": port, "prometheus_linger_seconds": 60},
+        recovery={"lease_seconds": 8, "backoff_seconds": 0.1},
+        tracking={"sinks": ["otlp"]},
+        observability={
+            "prometheus_port": port,
+            "prometheus_linger_seconds": 60,
+            "otlp_endpoint": collector.endpoint,
+        },
     )
     run.workspace.create()
     run.workspace.config.write_text(run.config.to_yaml())
@@ -67,6 +79,10 @@ def scraped(tmp_path_factory):
     with scraping(port, root / "prometheus") as prometheus:
         first = subprocess.Popen(command, env=environment)
         wait_for(lambda: (prometheus.value("training_step") or 0) > 40)
+        (rank,) = ranks_of(run.workspace.attempts / "0001")
+        rank.kill()
+        wait_for(lambda: prometheus.value("attempts_total") == 2 and collector.named("attempt"))
+        wait_for(lambda: prometheus.value("attempt_ready") == 1)
         first.kill()
         first.wait()
         second = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -89,7 +105,7 @@ def test_prometheus_has_what_the_ledger_has(scraped, times):
         assert found == pytest.approx(seconds, abs=0.01), phase
     assert prometheus.value("goodput") == pytest.approx(times.goodput, abs=0.001)
     assert prometheus.value("cost_usd_total") == pytest.approx(times.cost(PRICE), abs=1e-4)
-    assert prometheus.value("attempts_total") == len(events_of(run.workspace, AttemptStarted)) == 2
+    assert prometheus.value("attempts_total") == len(events_of(run.workspace, AttemptStarted)) == 3
     saved = events_of(run.workspace, CheckpointSaved)
     assert prometheus.value("checkpoint_size_mb_count") == len(saved)
     assert prometheus.value("checkpoint_size_mb_sum") == pytest.approx(
@@ -128,3 +144,19 @@ def test_duration_was_observed_once(scraped, times):
     assert prometheus.value("training_duration_seconds_count") == 1
     assert prometheus.value("max_over_time(training_duration_seconds_count[1h])") == 1
     assert prometheus.value("training_duration_seconds_sum") == pytest.approx(times.wall, abs=0.01)
+
+
+def test_collector_has_one_trace_and_the_same_counters(scraped, times, collector):
+    assert len({span.trace_id for span in collector.spans}) == 1
+    attempts = {
+        attributes(span)["steadytrain.attempt"]: attributes(span)["steadytrain.outcome"]
+        for span in collector.named("attempt")
+    }
+    assert attempts == {1: "failed", 2: "failed", 3: "finished"}
+    observed = [sum(item.bucket_counts) for item in collector.points("training_duration_seconds")]
+    assert set(observed[-1:]) == {1}
+    assert set(observed) <= {0, 1}
+    for name in ("attempts", "cost_usd", "tokens"):
+        values = [item.as_double for item in collector.points(name)]
+        assert values == sorted(values), name
+    assert collector.points("cost_usd")[-1].as_double == pytest.approx(times.cost(PRICE), abs=1e-4)

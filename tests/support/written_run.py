@@ -158,6 +158,7 @@ class Writer:
             parameters=3_214_080,
             device="cpu",
             precision="fp32",
+            environment={"python": "3.11.2"},
             recipe=[
                 {"field": "training.learning_rate", "value": 1e-4, "reason": "the rule's reason"}
             ],

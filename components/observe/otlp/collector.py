@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TIMEOUT_SECONDS: Final = 5.0
 """Longest wait for an answer, with the exporter's own retries."""
+_KEEP: Final = frozenset({401, 403, 404, 429, 502, 503, 504})
+"""Statuses after which a batch is sent again: those that OTLP says may be retried, and those that
+come from a wrong address or login, which no batch would pass."""
 
 _DEFAULT: Final = "http://localhost:4318"
 _SERVICE: Final = "steadytrain"
+
+
+class Rejected(TrackingError):
+    """The collector will never accept a batch."""
 
 
 class Collector:
@@ -34,11 +41,13 @@ class Collector:
     compression.
 
     Raises:
-        TrackingError: from each method, if the collector does not accept what it is sent.
+        Rejected: from each method, if the collector will never accept it.
+        TrackingError: from each method, if the collector does not accept it now.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self._status = 0
         # It would print each refusal; the sink reports the first one.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
@@ -50,11 +59,11 @@ class Collector:
 
     def send_spans(self, spans: Sequence[ReadableSpan]) -> None:
         """Send spans and wait for the answer."""
-        self._check(self._span_exporter.export(spans))
+        self._send(self._span_exporter, spans, f"{len(spans)} spans")
 
     def send_metrics(self, metrics: MetricsData) -> None:
         """Send metrics and wait for the answer."""
-        self._check(self._metric_exporter.export(metrics))
+        self._send(self._metric_exporter, metrics, "metrics")
 
     @cached_property
     def resource(self) -> Resource:
@@ -77,22 +86,43 @@ class Collector:
     def _span_exporter(self) -> Any:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter(self._endpoint("traces"), timeout=TIMEOUT_SECONDS)
+        address, session = self._endpoint("traces"), self._session()
+        return OTLPSpanExporter(address, timeout=TIMEOUT_SECONDS, session=session)
 
     @cached_property
     def _metric_exporter(self) -> Any:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-        return OTLPMetricExporter(self._endpoint("metrics"), timeout=TIMEOUT_SECONDS)
+        address, session = self._endpoint("metrics"), self._session()
+        return OTLPMetricExporter(address, timeout=TIMEOUT_SECONDS, session=session)
+
+    def _session(self) -> Any:
+        """Return a session that notes the status of each answer, which exporters do not return."""
+        import requests  # type: ignore[import-untyped]
+
+        def note(answer: Any, *_: object, **__: object) -> None:
+            self._status = answer.status_code
+
+        session = requests.Session()
+        session.hooks["response"].append(note)
+        return session
 
     def _endpoint(self, signal: str) -> str | None:
         """Return the address for a signal; None leaves it to OpenTelemetry's variables."""
         stated = self.config.observability.otlp_endpoint
         return f"{stated.rstrip('/')}/v1/{signal}" if stated else None
 
-    def _check(self, result: Any) -> None:
-        if result.name != "SUCCESS":
-            raise TrackingError(
-                f"the OpenTelemetry collector {self.address} does not accept what it is sent",
-                remedy=f"start it, or fix its address (observability.otlp_endpoint or {ENDPOINT})",
+    def _send(self, exporter: Any, items: object, what: str) -> None:
+        self._status = 0
+        if exporter.export(items).name == "SUCCESS":
+            return
+        if self._status >= 400 and self._status not in _KEEP:
+            raise Rejected(
+                f"the OpenTelemetry collector {self.address} rejects {what} for good (HTTP "
+                f"{self._status}); such batches are dropped",
+                remedy="the collector's log has the reason",
             )
+        raise TrackingError(
+            f"the OpenTelemetry collector {self.address} does not accept what it is sent",
+            remedy=f"start it, or fix its address (observability.otlp_endpoint or {ENDPOINT})",
+        )

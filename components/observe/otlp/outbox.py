@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from steadytrain.components.shared.tracking.notes import exclusive, remember
+from steadytrain.components.observe.otlp.collector import Rejected
+from steadytrain.components.shared.tracking.notes import exclusive, remember, warn
 from steadytrain.components.shared.workspace import Workspace
 
 T = TypeVar("T")
@@ -30,12 +31,13 @@ class Outbox(Generic[T]):
     """Sends what a source yields, in batches.
 
     The event files are the queue. A batch that is not accepted stays here, and nothing is read
-    until it is. A batch is sent twice only if this process died before it noted the answer.
+    until it is; one that is rejected for good is dropped with a warning, which comes once. A batch
+    is sent twice only if this process died before it noted the answer.
 
     Args:
         note: name of the note with the offsets of what has been sent.
         size: most items in memory.
-        send: raises TrackingError if a batch is not accepted.
+        send: raises TrackingError if a batch is not accepted, Rejected if it never will be.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Outbox(Generic[T]):
         self.size, self.send = size, send
         self._items: Iterator[T] = iter(())
         self._batch: list[T] = []
+        self._warned = False
 
     def catch_up(self, *, give_up: Callable[[], bool] = lambda: False) -> None:
         """Send what is there. Stop if `give_up` returns true before a batch.
@@ -69,6 +72,14 @@ class Outbox(Generic[T]):
             if not self._batch:
                 break
             with exclusive(self.workspace, "exporting"):
-                self.send(self._batch)
+                try:
+                    self.send(self._batch)
+                except Rejected as error:
+                    self._warn(error)
                 self._batch = []
                 remember(self.workspace, self.note, json.dumps(self.source.offsets))
+
+    def _warn(self, error: Rejected) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(self.workspace, f"{error.message}; {error.remedy}")

@@ -52,7 +52,7 @@ class OtlpDelivery:
     def _spans(self) -> Outbox[Span]:
         from steadytrain.components.observe.otlp.traces import send_spans
 
-        trace = Trace.of(self.workspace)
+        trace = Trace.of(self.workspace, self.config.observability.traceparent)
         reader = SpanReader(self.workspace.events, trace, offsets_in(self.workspace, _SPANS))
         send = partial(send_spans, self._collector, trace)
         return Outbox(self.workspace, _SPANS, reader, _BATCH_SPANS, send)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.traceparent import FORM
 
 LogFormat = Literal["json", "text"]
 
@@ -40,6 +41,12 @@ class ObservabilityConfig(Section):
         "http://collector:4318. None means OTEL_EXPORTER_OTLP_ENDPOINT, or the collector on this "
         "machine if that is not set. Credentials go to OTEL_EXPORTER_OTLP_HEADERS.",
     )
+    traceparent: str | None = Field(
+        None,
+        description="The span of the caller that the run is a part of, as in W3C's header of this "
+        "name. `steadytrain submit` fills it in from its variable TRACEPARENT. None means the "
+        "variable of the run's first step.",
+    )
     diagnosis: bool = Field(
         True,
         description="Whether problems of the training, such as overfitting or waiting for data, "
@@ -50,3 +57,13 @@ class ObservabilityConfig(Section):
         description="Format of the log. json: one JSON object per line; text: one line of text "
         "per event; auto: json in the pods of a cluster, text elsewhere.",
     )
+
+    @field_validator("traceparent")
+    @classmethod
+    def _names_a_span(cls, text: str | None) -> str | None:
+        if text is not None and not FORM.fullmatch(text):
+            raise ValueError(
+                "must be VERSION-TRACE-SPAN-FLAGS in lowercase hexadecimal digits, such as "
+                "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            )
+        return text

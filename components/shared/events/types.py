@@ -209,6 +209,7 @@ class TrainingStarted(Event):
 
     recipe: the settings that affect what the model learns, as fields of `Decision`.
     joined: when the ranks had found each other, before they built the model; 0 if unknown.
+    environment: versions of Python, the system and the packages of rank 0, by name.
     """
 
     name: ClassVar[str] = "training_started"
@@ -220,6 +221,7 @@ class TrainingStarted(Event):
     precision: str
     recipe: list[dict[str, Any]] = field(default_factory=list)
     joined: float = 0.0
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

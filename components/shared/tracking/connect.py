@@ -23,6 +23,7 @@ from steadytrain.components.shared.redaction import (
     secrets_of_address,
 )
 from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
+from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
 
 CHECK_SECONDS = 30.0
@@ -293,19 +294,6 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     return str(found.experiment_id)
 
 
-def within(seconds: float, work: Callable[[], object]) -> Exception | None:
+def within(seconds: float, work: Callable[[], object]) -> BaseException | None:
     """Do the work in a thread that can be abandoned. Return its error, TimeoutError, or None."""
-    failures: list[Exception] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=guarded, name="tracking-check", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        return TimeoutError()
-    return failures[0] if failures else None
+    return together({"tracking-check": work}, lambda _: seconds).get("tracking-check")

@@ -9,7 +9,7 @@ from steadytrain.components.shared.errors import BadInput
 
 _NEEDED: Final = {
     "mlflow": ("mlflow", "train"),
-    "otlp": ("opentelemetry.exporter", "train"),
+    "otlp": ("opentelemetry.exporter", "data"),
     "prometheus": ("prometheus_client", "train"),
     "tensorboard": ("tensorboard", "tensorboard"),
     "wandb": ("wandb", "wandb"),

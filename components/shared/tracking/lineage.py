@@ -1,15 +1,24 @@
-"""What a run was made from and what it made, in MLflow: its data, and its checkpoints as models."""
+"""What a run was made from and what it made, in MLflow.
+
+Its data are a dataset, its environment and its plan are tags, and its checkpoints are models.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events import Event, read_events
-from steadytrain.components.shared.events.types import CheckpointSaved, Validated
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStarted,
+    Validated,
+)
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.tracking.connect import Tracking
 from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall
@@ -22,19 +31,41 @@ DIGEST_LENGTH = 36
 """Longest digest of a dataset in MLflow. The tag `steadytrain.data_fingerprint` has all of it."""
 
 FINGERPRINT = "steadytrain.data_fingerprint"
+ENVIRONMENT, PLAN = "steadytrain.environment", "steadytrain.plan"
+"""Tags of a run, as JSON: where its newest attempt ran, and how the work was divided there."""
 _CHECKPOINT = "steadytrain.checkpoint"
 _KIND = "checkpoint"
 
 
 def log_lineage(tracking: Tracking, run_id: str, config: RunConfig, workspace: Workspace) -> None:
-    """Log a run's data as a dataset, and its checkpoints as models. It can be repeated.
+    """Log a run's data, environment, plan and checkpoints. It can be repeated.
 
     Raises what MLflow raises.
     """
     path = workspace.record("preprocess")
     if path.is_file():
         _log_data(tracking, run_id, config, DataRecord.load(path))
-    _log_checkpoints(tracking, run_id, workspace)
+    events = read_events(workspace.events)
+    for tag, content in _circumstances(events).items():
+        tracking.client.set_tag(run_id, tag, json.dumps(content))
+    _log_checkpoints(tracking, run_id, workspace, events)
+
+
+def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
+    """Return the tags that describe the newest attempt, as plain data."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for event in events:
+        if isinstance(event, AttemptStarted):
+            found[PLAN] = {
+                "world_size": event.world_size,
+                "nodes": event.nodes,
+                "device": event.device,
+                "gradient_accumulation_steps": event.gradient_accumulation_steps,
+                **asdict(event.batch),
+            }
+        elif isinstance(event, TrainingStarted) and event.environment:
+            found[ENVIRONMENT] = event.environment
+    return found
 
 
 def _log_data(tracking: Tracking, run_id: str, config: RunConfig, data: DataRecord) -> None:
@@ -66,7 +97,9 @@ def _listed(source: Any) -> Sequence[Any]:
     return source if isinstance(source, list | tuple) else [source]
 
 
-def _log_checkpoints(tracking: Tracking, parent: str, workspace: Workspace) -> None:
+def _log_checkpoints(
+    tracking: Tracking, parent: str, workspace: Workspace, events: Sequence[Event]
+) -> None:
     """Create a model for each checkpoint that was validated, and the last one of each attempt.
 
     The models have no files: the checkpoint stays where it is, and retention may remove it.
@@ -74,7 +107,7 @@ def _log_checkpoints(tracking: Tracking, parent: str, workspace: Workspace) -> N
     from mlflow.entities import Metric
 
     known, client = _known(tracking, workspace), tracking.client
-    for saved, scores in _worth_keeping(read_events(workspace.events)):
+    for saved, scores in _worth_keeping(events):
         run_id = recall(workspace, attempt_note(parent, saved.attempt))
         name = f"attempt-{saved.attempt}-step-{saved.step}"
         if not run_id or name in known:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.traceparent import FORM, callers_span
 from steadytrain.components.shared.tracking.notes import identity, recall
 from steadytrain.components.shared.workspace import Workspace
 
-TRACEPARENT: Final = "TRACEPARENT"
-"""Variable with the caller's span, in the form of W3C's header of this name."""
-
 _NOTE: Final = "traceparent"
 _ALONE: Final = "none"
-_FORM = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
-)
 _SAMPLED: Final = 1
 
 
@@ -42,20 +35,22 @@ class Trace:
     sampled: bool = True
 
     @classmethod
-    def of(cls, workspace: Workspace) -> Trace:
+    def of(cls, workspace: Workspace, span: str | None = None) -> Trace:
         """Return a run's trace.
 
-        The run's first process decides: it joins the trace that TRACEPARENT names, or begins one.
+        The run's first process decides: it joins the trace of a span, or begins one.
+
+        Args:
+            span: `observability.traceparent`; None means the one that TRACEPARENT names, if any.
 
         Raises:
             StorageError: this cannot be noted in the run's folder.
         """
-        found = _FORM.fullmatch(os.environ.get(TRACEPARENT, "").strip())
         if not recall(workspace, _NOTE):
-            note = found[0] if found else _ALONE
+            note = span or callers_span() or _ALONE
             LocalStorage(workspace.tracking).write(_NOTE, note.encode(), if_absent=True)
         name = identity(workspace)
-        joined = _FORM.fullmatch(recall(workspace, _NOTE))
+        joined = FORM.fullmatch(recall(workspace, _NOTE))
         if joined is None:
             return cls(name, _digest(name)[:32])
         return cls(name, joined[1], joined[2], bool(int(joined[3], 16) & _SAMPLED))
@@ -74,10 +69,14 @@ def attempt_span(trace: Trace, attempt: int) -> str:
     return trace.span_id("attempt", attempt)
 
 
-def attempt_traceparent(workspace: Workspace, attempt: int) -> str:
-    """Return TRACEPARENT for an attempt's ranks; "" if the run's trace cannot be noted now."""
+def attempt_traceparent(workspace: Workspace, attempt: int, span: str | None = None) -> str:
+    """Return TRACEPARENT for an attempt's ranks; "" if the run's trace cannot be noted now.
+
+    Args:
+        span: as for `Trace.of`.
+    """
     try:
-        trace = Trace.of(workspace)
+        trace = Trace.of(workspace, span)
     except StorageError:
         return ""
     return trace.traceparent(attempt_span(trace, attempt))

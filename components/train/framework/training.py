@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
@@ -251,6 +252,7 @@ class LearnerTraining:
                 parameters=self.learner.parameters,
                 device=device_name(self.config.compute),
                 precision=self.config.model.framework,
+                environment=environment(),
             )
         )
 

@@ -13,7 +13,7 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.tracking.trace import TRACEPARENT
+from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec

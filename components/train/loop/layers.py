@@ -36,7 +36,19 @@ class LayerMonitor(TrainingComponent):
         self.names = list(context.weights)
         self.layers = list(dict.fromkeys(map(layer_of, self.names)))
         places = {layer: place for place, layer in enumerate(self.layers)}
-        self._layer_of = [places[layer_of(name)] for name in self.names]
+        weights = self._weights()
+        device = weights[0].device
+        self._layer_of = torch.tensor(
+            [places[layer_of(name)] for name in self.names], device=device
+        )
+        # Sizes stay the same, and to compute all of this again would cost more than the norms.
+        sizes = [weight.numel() for weight in weights]
+        self._strides = [max(1, math.ceil(size / SAMPLE)) for size in sizes]
+        self._taken = [
+            math.ceil(size / stride) for size, stride in zip(sizes, self._strides, strict=True)
+        ]
+        shares = [size / max(1, taken) for size, taken in zip(sizes, self._taken, strict=True)]
+        self._scale = torch.tensor(shares, device=device)
 
     @torch.no_grad()
     def before_update(self, update: Update) -> None:
@@ -50,7 +62,7 @@ class LayerMonitor(TrainingComponent):
                 self._by_layer(_squares(weights)),
             )
         )
-        self._measured = update.step, squares, _sample(weights)
+        self._measured = update.step, squares, self._sample(weights)
 
     @torch.no_grad()
     def after_update(self, update: Update) -> None:
@@ -58,17 +70,12 @@ class LayerMonitor(TrainingComponent):
         # A loss scaler may have skipped the update of the measured step.
         if measured is None or measured[0] != update.step:
             return
-        weights = self._weights()
-        changes = (_sample(weights) - measured[2]).split_with_sizes(
-            [_taken(item) for item in weights]
-        )
-        moved = _squares(changes) * torch.tensor(
-            [item.numel() / max(1, _taken(item)) for item in weights], device=changes[0].device
-        )
+        change = self._sample(self._weights()) - measured[2]
+        moved = _squares(change.split_with_sizes(self._taken)) * self._scale
         sums = torch.cat((measured[1], self._by_layer(moved).unsqueeze(0)))
         if self.context.sharded:
             torch.distributed.all_reduce(sums)
-        gradient, weight, change = sums.sqrt().tolist()
+        gradient, weight, moves = sums.sqrt().tolist()
         # Gradients are measured after clipping, which scales all of them alike.
         clipped = math.hypot(*gradient)
         scale = update.grad_norm / clipped if clipped and math.isfinite(update.grad_norm) else 1.0
@@ -78,7 +85,7 @@ class LayerMonitor(TrainingComponent):
                 step=update.step,
                 gradient=self._named(value * scale for value in gradient),
                 weight=self._named(weight),
-                update=self._named(change),
+                update=self._named(moves),
             )
         )
 
@@ -90,14 +97,19 @@ class LayerMonitor(TrainingComponent):
     ) -> list[torch.Tensor]:
         """Return the gradients in the order of the weights, with nothing where there is none."""
         return [
-            gradients.get(name, weight.new_zeros(0))
+            gradients[name] if name in gradients else weight.new_zeros(0)
             for name, weight in zip(self.names, weights, strict=True)
         ]
+
+    def _sample(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a copy of evenly spaced elements of all weights."""
+        strides = zip(weights, self._strides, strict=True)
+        return torch.cat([weight.flatten()[::stride] for weight, stride in strides])
 
     def _by_layer(self, squares: torch.Tensor) -> torch.Tensor:
         """Return the sums over the weights of each layer."""
         sums = squares.new_zeros(len(self.layers))
-        return sums.index_add_(0, torch.tensor(self._layer_of, device=squares.device), squares)
+        return sums.index_add_(0, self._layer_of, squares)
 
     def _named(self, values: Iterable[float]) -> dict[str, float]:
         return dict(zip(self.layers, values, strict=True))
@@ -113,16 +125,3 @@ def layer_of(weight: str) -> str:
 def _squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the squared L2 norm of each tensor, in one call for all of them."""
     return torch.stack(torch._foreach_norm(list(tensors), 2)).float().square()
-
-
-def _sample(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a copy of evenly spaced elements of all weights."""
-    return torch.cat([item.flatten()[:: _stride(item)] for item in weights])
-
-
-def _stride(weight: torch.Tensor) -> int:
-    return max(1, math.ceil(weight.numel() / SAMPLE))
-
-
-def _taken(weight: torch.Tensor) -> int:
-    return math.ceil(weight.numel() / _stride(weight))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
-from steadytrain.components.shared.tracking.trace import TRACEPARENT
+from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.events import EventStream
 from steadytrain.components.shared.events.types import (
     GradientOverflow,
@@ -72,6 +73,7 @@ class Reporter(Emitter):
                 precision=precision(parts.config),
                 recipe=[asdict(item) for item in parts.recipe],
                 joined=parts.joined,
+                environment=environment(),
             )
         )
 

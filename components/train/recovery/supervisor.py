@@ -210,7 +210,9 @@ class Supervisor:
                 generation=self.lease.generation,
                 checkpoints=taken.checkpoints if taken else None,
                 until=self.until,
-                traceparent=attempt_traceparent(self.workspace, number),
+                traceparent=attempt_traceparent(
+                    self.workspace, number, self.config.observability.traceparent
+                ),
             )
             # Do this first: it claims the attempt number, even if another supervisor exists.
             watch.tell(

@@ -105,6 +105,18 @@ def test_unreadable_file_is_reported(output, hidden):
         path.chmod(before)
 
 
+def test_folder_of_runs_that_may_not_be_read_is_named(output):
+    folder = output / "runs"
+    before = folder.stat().st_mode
+    folder.chmod(0)
+    try:
+        done = steadytrain("top", "--output", output)
+    finally:
+        folder.chmod(before)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"'{folder}' cannot be read: no permission" in done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("folder", ["/nonexistent", "/proc", "x" * 300])
 def test_bad_temporary_folder_is_skipped(tmp_path, folder):

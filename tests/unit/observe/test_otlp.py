@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -132,10 +134,11 @@ def test_points_of_an_outage_arrive_at_their_own_times(make_config, written, ope
     assert "training continues" in message
 
 
+@pytest.mark.parametrize("status", [503, 401])
 def test_collector_that_refuses_for_a_while_gets_everything_once(
-    make_config, written, receiver, opened
+    make_config, written, receiver, opened, status
 ):
-    receiver.status = 503
+    receiver.status = status
     sink = opened(configured(make_config, receiver.endpoint))
     wait_for(lambda: receiver.asked > 1)
     Writer(make_config(), clock=time.time()).start_step("evaluate")
@@ -143,6 +146,34 @@ def test_collector_that_refuses_for_a_while_gets_everything_once(
     wait_for(lambda: received(receiver) == expected(written.workspace))
     sink.close()
     assert received(receiver) == expected(written.workspace)
+
+
+def step_of(make_config, stage):
+    """Add a step to the run whose span is complete."""
+    later = Writer(make_config(), clock=time.time())
+    later.start_step(stage)
+    later.finish(stage, 1.0)
+
+
+def test_batch_that_is_rejected_for_good_is_dropped_and_reported_once(
+    make_config, written, receiver, opened
+):
+    receiver.status = 400
+    sink = opened(configured(make_config, receiver.endpoint))
+    wait_for(lambda: len(warnings(written.workspace)) == 2)
+    count = expected(written.workspace).total()
+    step_of(make_config, "evaluate")
+    dropped = expected(written.workspace)
+    wait_for(lambda: receiver.asked > 2)
+    receiver.status = 200
+    step_of(make_config, "register")
+    new = expected(written.workspace) - dropped
+    wait_for(lambda: received(receiver) == new)
+    sink.close()
+    assert received(receiver) == new
+    of_spans, of_metrics = warnings(written.workspace)
+    assert f"{count} spans for good (HTTP 400); such batches are dropped" in of_spans
+    assert "metrics for good (HTTP 400)" in of_metrics
 
 
 def test_collector_that_hangs_delays_nothing_and_loses_nothing(
@@ -174,6 +205,25 @@ def test_end_of_a_run_sends_what_its_sink_could_not(make_config, written, receiv
     assert "`steadytrain report` sends the rest" in warnings(written.workspace)[-1]
     receiver.status = 200
     assert send_rest(config, written.workspace)
+    assert received(receiver) == expected(written.workspace)
+
+
+def test_report_step_sends_the_rest_without_the_packages_of_training(
+    make_config, written, receiver
+):
+    """The image of the report step has only the packages of `steadytrain[data]`."""
+    config = configured(make_config, receiver.endpoint)
+    missing = ("torch", "prometheus_client", "sqlalchemy", "mlflow.entities")
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({missing}))
+from steadytrain.components.observe.rest import send_rest
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.workspace import Workspace
+config = load(sys.argv[1])
+assert send_rest(config, Workspace.of(config))
+"""
+    subprocess.run([sys.executable, "-c", code, config.to_yaml()], check=True)
     assert received(receiver) == expected(written.workspace)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from steadytrain.components.observe.otlp.reader import SpanReader
 from steadytrain.components.observe.otlp.spans import RunSpans, left_out
+from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     CheckpointSaved,
@@ -18,8 +19,8 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
 )
+from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.shared.tracking.trace import (
-    TRACEPARENT,
     Trace,
     attempt_span,
     attempt_traceparent,
@@ -218,6 +219,19 @@ def test_first_process_of_a_run_joins_the_callers_trace_and_later_ones_stay(
     monkeypatch.setenv(TRACEPARENT, "00-1bf7651916cd43dd8448eb211c80319c-b7ad6b7169203332-01")
     assert Trace.of(workspace) == trace
     assert attempt_traceparent(workspace, 3) == trace.traceparent(attempt_span(trace, 3))
+
+
+def test_span_in_the_configuration_comes_before_the_variable(make_config, monkeypatch):
+    monkeypatch.setenv(TRACEPARENT, "00-1bf7651916cd43dd8448eb211c80319c-b7ad6b7169203332-01")
+    config = make_config(observability={"traceparent": f"{CALLER}-01"})
+    trace = Trace.of(Writer(config).workspace, config.observability.traceparent)
+    assert f"00-{trace.trace_id}-{trace.caller}" == CALLER
+    assert config.digest() == make_config().digest()
+
+
+def test_span_that_is_none_is_rejected(make_config):
+    with pytest.raises(ConfigError, match=r"observability\.traceparent.*\n?.*00-0af7651916cd"):
+        make_config(observability={"traceparent": "00-xyz"})
 
 
 def test_unsampled_caller_reaches_the_pods(make_config, monkeypatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
+import signal
+import subprocess
 import sys
 import types
 
@@ -22,6 +23,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.plugin_checks import check_plugins
 
 from support.snippets import blocks
+from support.wandb_files import rows
 from support.written_run import Writer
 
 
@@ -97,24 +99,40 @@ def test_file_that_cannot_be_written_is_named(written):
         TensorBoardDelivery(written.workspace).catch_up()
 
 
+DIES = """
+import itertools, os, signal, sys
+from steadytrain.components.observe import wandb_sink
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.workspace import Workspace
+points, counted = wandb_sink.points, itertools.count()
+def die_at_the_thirtieth(event):
+    if next(counted) == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return points(event)
+wandb_sink.points = die_at_the_thirtieth
+config = load(sys.argv[1])
+wandb_sink.WandbDelivery(config, Workspace.of(config)).catch_up()
+"""
+
+
 def test_offline_attempts_are_written_whole_and_once(written):
+    """The first process is killed in the second attempt; the note of the second one is lost."""
     folder = written.workspace.folder / "wandb"
-    # A process died while it wrote the first one.
-    (folder / ".attempt-1" / "wandb").mkdir(parents=True)
+    first = subprocess.run([sys.executable, "-c", DIES, written.config.to_yaml()])
+    assert first.returncode == -signal.SIGKILL
+    assert {path.name for path in folder.iterdir()} == {"attempt-1", ".attempt-2"}
     sink = WandbSink(written.config, written.workspace, batch_seconds=0.05, close_seconds=60)
     sink.close()
-    kept = {path.name: [item.name for item in path.rglob("*.wandb")] for path in folder.iterdir()}
-    assert kept.keys() == {"attempt-1", "attempt-2", "attempt-3"}
-    assert all(len(files) == 1 for files in kept.values())
     (written.workspace.tracking / "wandb/told").unlink()
     WandbDelivery(written.config, written.workspace).catch_up()
-    assert kept == {
-        path.name: [item.name for item in path.rglob("*.wandb")] for path in folder.iterdir()
-    }
-    (history,) = (folder / "attempt-1").rglob("*.wandb")
-    text = history.read_bytes()
-    assert len(re.findall(rb"learning_rate", text)) >= 23
-    assert b"gpu_oom" in text
+    assert {path.name for path in folder.iterdir()} == {"attempt-1", "attempt-2", "attempt-3"}
+    for (attempt, _), steps in expected(written.workspace).items():
+        (file,) = (folder / f"attempt-{attempt}").rglob("*.wandb")
+        found = rows(file)
+        assert [row["step"] for row in found if "loss" in row] == steps
+        assert any("eval_loss" in row for row in found)
+    (file,) = (folder / "attempt-1").rglob("*.wandb")
+    assert b"gpu_oom" in file.read_bytes()
 
 
 class Service:
@@ -211,7 +229,7 @@ def test_missing_package_names_the_extra_before_a_run_starts(make_config, monkey
     monkeypatch.setattr(
         "steadytrain.components.shared.tracking.extras.find_spec", lambda package: None
     )
-    extra = {"otlp": "train"}.get(name, name)
+    extra = {"otlp": "data"}.get(name, name)
     with pytest.raises(ConfigError, match=rf"steadytrain\[{extra}\]") as raised:
         check_plugins(config)
     assert "tracking.sinks" in str(raised.value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +16,7 @@ from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared import code_origin as origin_module
 from steadytrain.components.shared.code_origin import COMMIT, DIFF, code_origin
+from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.tracking import finish_run
 from steadytrain.components.shared.tracking.connect import open_tracking
@@ -82,6 +85,8 @@ def test_a_model_leads_to_its_data_and_code_and_the_data_to_its_models(
     assert (model.origin[COMMIT], len(model.origin[DIFF])) == (commit, 64)
     assert (model.made_from["gate"], model.made_from["compared_with"]) == ("promoted", "1")
     assert model.sources == ["shapes"]
+    assert model.environment == {"python": "3.11.2"}
+    assert (model.plan["world_size"], model.plan["strategy"]) == (2, "ddp")
     assert model.attempts == 2
     assert model.checkpoints == (
         "attempt-1-step-100",
@@ -105,6 +110,8 @@ def test_a_model_leads_to_its_data_and_code_and_the_data_to_its_models(
     told = CliRunner().invoke(app, ["lineage", "shapes@champion", *output])
     assert told.exit_code == 0, told.output
     assert "data: prepared" in told.output
+    assert "environment: python 3.11.2" in told.output
+    assert "plan: world_size 2" in told.output
     assert commit in told.output
     told = CliRunner().invoke(app, ["lineage", "prepared", *output, "--json"])
     assert [item["version"] for item in json.loads(told.output)["models"]] == ["1", "2"]
@@ -113,6 +120,16 @@ def test_a_model_leads_to_its_data_and_code_and_the_data_to_its_models(
     with pytest.raises(BadInput, match="no model that was trained on data other"):
         store.trained_on("other")
     assert first.model_name == second.model_name
+
+
+def test_environment_names_what_is_installed(monkeypatch):
+    found = environment()
+    assert found["python"] == platform.python_version()
+    assert found["torch"] == version("torch")
+    environment.cache_clear()
+    monkeypatch.setattr("sys.path", [])
+    assert set(environment()) == {"python", "system"}
+    environment.cache_clear()
 
 
 def test_origin_is_the_commit_and_what_differs_from_it(repository):

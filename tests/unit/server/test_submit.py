@@ -54,6 +54,16 @@ def test_configuration_is_sent_as_one_parameter(kfp, submitted):
     assert submitted.url == f"{kfp.address}/#/runs/details/{run['run_id']}"
 
 
+def test_run_belongs_to_the_callers_span(kfp, monkeypatch):
+    span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    monkeypatch.setenv("TRACEPARENT", span)
+    steadytrain.pipelines.submit("causal-lm", [PLACE], host=kfp.address)
+    (run,) = kfp.all("runs")
+    sent = load(run["runtime_config"]["parameters"]["config"])
+    assert sent.observability.traceparent == span
+    assert sent.run == run["display_name"] == load("causal-lm", [PLACE]).run_id
+
+
 def test_studies_of_one_configuration_are_submitted_under_names_of_their_own():
     def name(high):
         space = {"training.learning_rate": {"low": 1e-5, "high": high}}

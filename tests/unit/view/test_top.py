@@ -14,7 +14,7 @@ import time
 import pytest
 from rich.console import Console
 
-from steadytrain.components.shared.events.types import DecisionMade
+from steadytrain.components.shared.events.types import DecisionMade, ProblemFound
 from steadytrain.pipelines.view.board import Board
 from steadytrain.pipelines.view.library import Library
 from steadytrain.pipelines.view.top import run_details, runs_table
@@ -39,6 +39,10 @@ def runs(make_run):
         reason=f"smaller\x1b[2J micro-batch {SECRET}",
     )  # fmt: skip
     run.attempt(2, first=100, last=400, max_steps=400)
+    run.emit(
+        "diagnosis", ProblemFound, attempt=2, step=300, rule="data_bound",
+        evidence="steps wait 60 % of their time", remedy="raise the number of workers",
+    )  # fmt: skip
     make_run("second").attempt(1, last=200, max_steps=400)
     return run
 
@@ -65,6 +69,7 @@ def test_details_show_curves_attempts_and_decisions(runs, source):
     for words in ("step 400 of 400", "validation loss", "0 to 170", "100 to 400"):
         assert words in text, words
     assert "retry from step 100" in text
+    assert "data bound: steps wait 60 % of their time; " in text
 
 
 def test_secrets_and_control_codes_do_not_reach_the_terminal(runs, source):
