@@ -6,6 +6,7 @@ The tests print their seed; set STEADYTRAIN_SOAK_SEED to repeat the same kills.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -18,13 +19,20 @@ import psutil
 import pytest
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.tune.driver import study_folder
+from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.tune.driver import drive, study_folder
 from steadytrain.components.tune.log import FileLog, MemoryLog
 from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.data import known_data
+from steadytrain.components.tune.trials.local import LocalTrials, local_trials
+from steadytrain.components.tune.trials.place import TrialFolder
 
 from support import trials as support
 from support.command import TINY_LM
+from support.forked import train
 from support.promotions import check_promotions
+from support.synthetic_trials import Quiet
+from support.training import Bench, events_of, weights_digest
 
 SETS = (
     *TINY_LM,
@@ -61,11 +69,16 @@ class Driver:
         )
 
     def wait(self):
-        return self.process.wait(timeout=600), self.out()
-
-    def out(self):
+        status = self.process.wait(timeout=600)
         # Not `read`: the driver writes at the position that this file has.
-        return os.pread(self.told, 1 << 20, 0).decode()
+        return status, os.pread(self.told, 1 << 20, 0).decode()
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def reach(self, records):
+        """Wait until the log has so many records, or the driver has ended."""
+        support.wait_until(lambda: self.ended() or len(self.records()) >= records, seconds=600)
 
     def kill(self, *, with_trials):
         """Kill the driver and, if wanted, everything that works in the study's folder."""
@@ -102,6 +115,27 @@ def test_study_trains_pauses_promotes_and_writes_its_results(undisturbed):
     assert not support.processes(undisturbed.folder)
 
 
+def test_log_that_lost_its_last_records_is_written_again_without_training(undisturbed, tmp_path):
+    before, content = undisturbed.records(), undisturbed.log.read_bytes()
+    lines = content.splitlines(keepends=True)
+    kept = len(content) - sum(map(len, lines[-3:]))
+    torn = tmp_path / "log"
+    for end in range(kept, len(content)):
+        torn.write_bytes(content[:end])
+        assert FileLog(torn).read() == FileLog(undisturbed.log).read()[: end_of(lines, end)]
+    undisturbed.log.write_bytes(content[: kept + 9])
+    status, out = Driver(undisturbed.folder.parents[1]).wait()
+    assert status == 0, out
+    assert undisturbed.records() == before
+    assert not [*undisturbed.folder.glob("trials/*/config.yaml")]
+
+
+def end_of(lines, end):
+    """Return how many lines are whole in so many bytes; the end of a line may be missing."""
+    ends = itertools.accumulate(map(len, lines))
+    return sum(whole - 1 <= end for whole in ends)
+
+
 def kill_driver(driver):
     driver.kill(with_trials=False)
 
@@ -126,16 +160,16 @@ def disturb(output, moments, chance, *more):
     Returns:
         The last driver, and how many moments counted.
     """
-    driver, count = Driver(output, *more), 0
+    driver, count, known = Driver(output, *more), 0, 0
     while count < moments:
-        if chance.random() < 0.8:
-            # The other moments are while it still starts.
-            support.wait_until(driver.out)
-        time.sleep(chance.uniform(0.0, 10.0))
-        if driver.process.poll() is not None:
+        # Counted in records, so that a slow machine makes progress between two kills, too.
+        driver.reach(known + chance.randint(0, 4))
+        time.sleep(chance.uniform(0.0, 3.0))
+        if driver.ended():
             break
+        known = len(driver.records())
         kill, count = chance.choice(KILLS), count + 1
-        print(f"{kill.__name__} after {len(driver.records())} records")
+        print(f"{kill.__name__} after {known} records")
         kill(driver)
         if kill is not kill_rank:
             driver = Driver(output, *more)
@@ -195,6 +229,45 @@ def test_study_survives_20_kills(undisturbed, tmp_path, more, check):
         driver, count = disturb(tmp_path / str(kills), 20 - kills, chance, *more)
         check(driver, undisturbed)
         kills += count
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_promoted_trials_are_the_runs_that_were_never_paused(tmp_path):
+    """Of thirty trials, every second one continues at each rung; two train at once."""
+    more = ("tune.budget.trials=30", "tune.budget.parallel=2", f"output={tmp_path}")
+    config = load("causal-lm", [*SETS, *more])
+    study, digests = Study(config, MemoryLog()), {}
+    trials = local_trials(study_folder(config), parallel=2)
+
+    def discard(number):
+        workspace = TrialFolder(trials.study, number).workspace
+        if workspace.model.exists():
+            digests[number] = weights_digest(workspace)
+        LocalTrials.discard(trials, number)
+
+    trials.discard = discard
+
+    drive(study, trials, Quiet(), lambda: None)
+    promoted = [trial for trial in study.history.trials if trial.reached > 2]
+    assert len(promoted) >= 15
+    assert len(digests) >= 7
+    for trial in promoted:
+        alone = undivided(study, trial, tmp_path / str(trial.number))
+        curve = [(event.step, event.metrics) for event in events_of(alone, Validated)]
+        assert curve[: len(trial.curve)] == trial.curve
+        if trial.number in digests:
+            assert weights_digest(alone) == digests[trial.number]
+
+
+def undivided(study, trial, output):
+    """Train a trial's configuration without a pause, on the study's data."""
+    config = study.trial_config(trial.params)
+    data = known_data(study_folder(study.config), config)
+    alone = config.model_copy(update={"output": str(output), "run": "alone"})
+    bench = Bench(output, data, alone)
+    assert train(bench).outcome == "finished"
+    return bench.workspace
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_continue(undisturbed, tmp_path):

@@ -95,7 +95,7 @@ def test_log_that_lost_its_last_records_leads_to_the_same_history():
     config = settings_of()
     undisturbed, world = MemoryLog(), World()
     driven(config, undisturbed, world)
-    for lost in (1, 2, 3):
+    for lost in range(1, len(undisturbed.records)):
         other = World()
         cut = MemoryLog()
         driven(config, cut, other)
@@ -103,8 +103,13 @@ def test_log_that_lost_its_last_records_leads_to_the_same_history():
         other.discarded.clear()
         log = MemoryLog(cut.records[:-lost])
         driven(config, log, other)
-        assert log.records == undisturbed.records
+        assert timeless(log.records) == timeless(undisturbed.records)
         assert other.trained == world.trained
+
+
+def timeless(records):
+    """Return records without the seconds until each rung, which only the lost records had."""
+    return [{**record, "seconds": 0} for record in records]
 
 
 @pytest.mark.parametrize("pruner", ["none", "median", "asha", "hyperband"])
