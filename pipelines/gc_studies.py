@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.lease import held, hold
 from steadytrain.components.tune.history import History
 from steadytrain.components.tune.log import FileLog
-from steadytrain.components.tune.study import history_of
+from steadytrain.components.tune.study import study_of
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.pipelines.garbage import Garbage
@@ -42,7 +42,7 @@ def unneeded_by_studies(output: Path, *, idle_seconds: float) -> Iterator[Garbag
         try:
             if _at_rest(folder, idle_seconds) and (found := _read(folder)):
                 yield from _of_study(folder, *found, idle_seconds)
-        except (BadInput, StorageError) as error:
+        except (BadInput, StorageError, OSError) as error:
             _log.warning("study %s is damaged and was not changed: %s", folder.name, error)
 
 
@@ -80,8 +80,7 @@ def _read(folder: Path) -> tuple[RunConfig, History] | None:
     records = FileLog(folder / "log.jsonl").read()
     if not records:
         return None
-    config = load(records[0]["config"])
-    return config, history_of(config, records)
+    return study_of(records)
 
 
 def _unattended(

@@ -130,7 +130,7 @@ def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, boo
     """
     unreported, reported = 0.0, False
     for number, trial in list(study.running.items()):
-        state = study.pace(trial.params).counted(trials.state(number))
+        state = study.pace(trial.params).counted(trials.state(number)).at(trial.until)
         if _settled(study, trials, trial, state):
             watcher.ended(study, trial)
             reported = True

@@ -70,6 +70,6 @@ def _storage_errors(url: str) -> Iterator[None]:
     except Exception as error:
         # SQLAlchemy and the database's driver raise their own errors.
         raise BadInput(
-            f"--export-optuna {redact(url)}: {error}",
+            f"--export-optuna {redact(url)}: {redact(str(error))}",
             remedy="give an address that Optuna takes, such as sqlite:///study.db",
         ) from error

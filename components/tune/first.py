@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config import Dimension, RunConfig, load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.registry.versions import RUN, Registry
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.log import open_log
-from steadytrain.components.tune.study import history_of, logs_address, studies_folder
+from steadytrain.components.tune.space import in_order, varies
+from steadytrain.components.tune.study import logs_address, studies_folder, study_of
 
 TAKEN_OVER: Final = 5
 """How many trials of another study are tried again."""
@@ -64,7 +65,7 @@ def best_of(config: RunConfig, other: str) -> Sequence[Params]:
             f"--from {other!r}: there is no such study",
             remedy=f"one of {', '.join(known)}" if known else f"{studies} holds no study",
         )
-    history = history_of(load(records[0]["config"]), records)
+    _, history = study_of(records)
     best = sorted(
         (trial for trial in history.trials if trial.scores),
         key=lambda trial: (-trial.reached, trial.scores[max(trial.scores)], trial.number),
@@ -72,13 +73,16 @@ def best_of(config: RunConfig, other: str) -> Sequence[Params]:
     return [trial.params for trial in best[:TAKEN_OVER]]
 
 
-def _values(config: RunConfig, space: Mapping[str, Any]) -> Params:
-    """Return a configuration's values of the space's fields, without those that are left open."""
+def _values(config: RunConfig, space: Mapping[str, Dimension]) -> Params:
+    """Return a configuration's values of the space's fields, as a trial has them.
+
+    It leaves out fields that are not set, and those that do not vary with these values.
+    """
     content, values = config.model_dump(mode="json"), dict[str, Any]()
-    for field in space:
+    for field in in_order(space):
         value: Any = content
         for part in field.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
+        if value is not None and varies(space, field, values):
             values[field] = value
     return values

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from steadytrain.components.shared.config import TuneConfig
-from steadytrain.components.tune.log import Record
+from steadytrain.components.tune.log import Record, damaged
 from steadytrain.components.tune.rungs import Rungs
 
 Standing = Literal["running", "paused", "finished", "failed", "discarded"]
@@ -88,19 +88,29 @@ class History:
         self.places: defaultdict[tuple[int, int], Rung] = defaultdict(Rung)
         self.seconds = 0.0
         self.failed = 0
+        self._count = 0
 
     def apply(self, record: Record) -> None:
-        """Take in the next record."""
+        """Take in the next record.
+
+        Raises:
+            BadInput: it does not follow from the records before it.
+        """
+        try:
+            self._take(record)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            why = f"record {self._count} does not follow from those before it"
+            raise damaged(f"{why} ({type(error).__name__}: {error})") from error
+        self._count += 1
+
+    def _take(self, record: Record) -> None:
         match record["kind"]:
             case "opened":
                 self.study, self.queued = record["study"], tuple(record["queued"])
             case "budget":
                 self.limits = record["limits"]
             case "started":
-                trial = Trial(record["number"], record["params"], record["until"])
-                assert trial.number == len(self.trials)
-                self.trials.append(trial)
-                self.running[trial.number] = trial
+                self._start(Trial(len(self.trials), record["params"], record["until"]), record)
             case "promoted":
                 self._promote(self.trials[record["number"]], record["until"])
             case "reported":
@@ -137,6 +147,12 @@ class History:
             self.value(trial, item.metric, highest=item.direction == "maximize")
             for item in self.objectives
         ]
+
+    def _start(self, trial: Trial, record: Record) -> None:
+        if record["number"] != trial.number:
+            raise ValueError(f"trial {record['number']} after {trial.number} trials")
+        self.trials.append(trial)
+        self.running[trial.number] = trial
 
     def _promote(self, trial: Trial, until: int) -> None:
         self.place(trial, trial.until).waiting.remove(self.key(trial, trial.until))

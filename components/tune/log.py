@@ -76,7 +76,7 @@ class FileLog:
         for index, line in enumerate(lines):
             record = decode(line, len(records))
             if record is None and index < len(lines) - 1:
-                raise _damaged(f"line {index + 1} of {self.path}")
+                raise _replaced(f"line {index + 1} of {self.path}")
             if record is not None:
                 records.append(record)
                 end += len(line)
@@ -126,12 +126,12 @@ class ObjectLog:
         for index, name in enumerate(names):
             record = decode(self.storage.read(name), len(records))
             if record is None and index < len(names) - 1:
-                raise _damaged(f"{self.storage.uri}/{name}")
+                raise _replaced(f"{self.storage.uri}/{name}")
             if record is not None:
                 records.append(record)
         self._count, self._torn = len(records), len(records) < len(names)
         if self._torn and names[-1] != self._name():
-            raise _damaged(f"{self.storage.uri}/{names[-1]}")
+            raise _replaced(f"{self.storage.uri}/{names[-1]}")
         return records
 
     def append(self, record: Record) -> None:
@@ -173,13 +173,25 @@ def decode(line: bytes, number: int) -> Record | None:
     body, _, rest = line.rstrip(b"\n").rpartition(_SUM.encode())
     if rest != f'{zlib.crc32(body):08x}"}}'.encode():
         return None
-    record: dict[str, Any] = json.loads(body + b"}")
-    return record if record.pop("n") == number else None
+    try:
+        record: dict[str, Any] = json.loads(body + b"}")
+        return record if record.pop("n") == number else None
+    except (ValueError, KeyError, RecursionError):
+        return None  # not what `encode` writes, in spite of its checksum
 
 
-def _damaged(where: str) -> BadInput:
+def damaged(what: str) -> BadInput:
+    """Return the error for a log that cannot be used.
+
+    Args:
+        what: is wrong with it.
+    """
     return BadInput(
-        f"the study's log is damaged: {where} is not the record that was written there",
+        f"the study's log is damaged: {what}",
         remedy="restore the log from a backup, or give the study another name (--run); --from "
         "takes over the best trials of another study",
     )
+
+
+def _replaced(where: str) -> BadInput:
+    return damaged(f"{where} is not the record that was written there")

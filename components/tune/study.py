@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.config.tune import TuneConstraints
@@ -19,7 +19,7 @@ from steadytrain.components.tune.decide import Next, next_step, to_discard
 from steadytrain.components.tune.design import Design, is_ablation
 from steadytrain.components.tune.fidelity import Pace
 from steadytrain.components.tune.history import History, Params, Trial
-from steadytrain.components.tune.log import Log, Record
+from steadytrain.components.tune.log import Log, Record, damaged
 from steadytrain.components.tune.rungs import Rungs
 from steadytrain.components.tune.space import contains
 from steadytrain.components.tune.suggest import Suggester, suggester_of
@@ -67,12 +67,20 @@ def logs_address(config: RunConfig) -> str:
     return config.tune.log or str(studies_folder(config))
 
 
-def history_of(config: RunConfig, records: Iterable[Record]) -> History:
-    """Return the history that records describe, for reading only."""
+def study_of(records: Sequence[Record]) -> tuple[RunConfig, History]:
+    """Return the configuration and the history that a log describes, for reading only.
+
+    Raises:
+        BadInput: the log is empty or damaged.
+    """
+    text = records[0].get("config") if records else None
+    if not isinstance(text, str):
+        raise damaged("its first record has no configuration")
+    config = load(text)
     history = _empty(config)
     for record in records:
         history.apply(record)
-    return history
+    return config, history
 
 
 def _empty(config: RunConfig) -> History:
@@ -293,10 +301,8 @@ class Study:
             self._suggester.note(self.history.trials[record["number"]])
 
     def _apply(self, record: Record) -> None:
-        if record["kind"] in ("started", "promoted"):
-            known = self.history.trials[record["number"] :][:1]
-            reached = known[0].reached if known else 0
-            params = known[0].params if known else record["params"]
-            self.steps += record["until"] - reached
-            self.tokens += self._tokens(params, reached, record["until"])
         self.history.apply(record)
+        if record["kind"] in ("started", "promoted"):
+            trial = self.history.trials[record["number"]]
+            self.steps += trial.until - trial.reached
+            self.tokens += self._tokens(trial.params, trial.reached, trial.until)

@@ -27,9 +27,12 @@ from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 RANK_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.main")
 RANK_IMPORTS = (
     "steadytrain.components.shared.config",
+    "steadytrain.components.tasks.built_in",
     "steadytrain.components.tasks.causal_lm",
     "steadytrain.components.tasks.fused_head",
+    "steadytrain.components.train.loop.process",
     "steadytrain.components.train.loop.training",
+    "steadytrain.components.train.strategy.replicated",
     "torch.distributed.run",
     # Almost everything that one model imports is also imported by the others.
     "transformers.models.llama.modeling_llama",

@@ -50,6 +50,17 @@ class TrialState:
     error: str = ""
     fallbacks: tuple[str, ...] = ()
 
+    def at(self, until: int) -> TrialState:
+        """Return the state in which a trial paused at a step that it has passed; else its state.
+
+        A log that lost its last records is behind its trials.
+        """
+        steps = [self.step, *(item.step for item in self.validations)]
+        if self.condition == "running" or max(steps) <= until:
+            return self
+        before = tuple(item for item in self.validations if item.step <= until)
+        return TrialState("paused", until, before, self.seconds, fallbacks=self.fallbacks)
+
 
 class Trials(Protocol):
     """The trials of one study. A trial is identified by its number, from 0.
@@ -59,6 +70,8 @@ class Trials(Protocol):
 
     def train(self, number: int, config: RunConfig, until: int) -> None:
         """Train a trial until a step in the background. Do nothing if that is already going on.
+
+        A discarded trial has no checkpoint: it begins again, unless it ended or has that step.
 
         Args:
             config: the trial's complete configuration, always the same for one number. The trial

@@ -106,14 +106,14 @@ class LocalTrials:
         Raises:
             BadInput: the machine has too few GPUs for `parallel` trials.
             SteadytrainError: the server cannot start.
-            ValueError: the trial was discarded, and has no checkpoint any more.
         """
-        if self._folder(number).discarded() is not None:
-            raise ValueError(f"trial {number} was discarded")
-        before = self.state(number)
+        before, discarded = self.state(number), self._folder(number).record.exists()
         arrived = before.condition == "paused" and before.step >= until
         if arrived or before.condition in ("running", "finished"):
             return
+        if discarded and before.condition == "failed":
+            return
+        self._folder(number).record.unlink(missing_ok=True)
         self._folder(number).configure(config, self.ranks.threads(config.compute))
         self._resting.pop(number, None)
         self._ask(number, until)

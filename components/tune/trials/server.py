@@ -29,6 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from steadytrain.components.shared import plugins
+from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.processes import Process
 from steadytrain.components.train.failures import FailureClass
@@ -254,6 +256,9 @@ def main(arguments: Sequence[str]) -> int:
     study, descriptor, slots, linger_seconds, *imports = arguments
     shares = [Slot(item["threads"], tuple(item["gpus"])) for item in json.loads(slots)]
     with _listening(int(descriptor)) as listener:
+        # Read now, and not in each trial: both are kept.
+        all_gpus()
+        plugins.names(plugins.TASKS)
         forking.prepare(imports)
         Server(Path(study), listener, shares, float(linger_seconds)).run()
     return 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+import zlib
 
 import pytest
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.tune.driver import drive, driving, study_folder
+from steadytrain.components.tune.log import encode
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.pipelines.gc_studies import unneeded_by_studies
@@ -90,13 +93,38 @@ def test_study_that_is_driven_or_was_recently_is_left_alone(make_study):
         assert not any(item.remove() for item in garbage)
 
 
-def test_damaged_study_is_left_alone(make_study):
+FORGERIES = {
+    "no checksum": lambda lines: [lines[0].replace(b"causal", b"casual"), *lines[1:]],
+    "not JSON": lambda lines: [lines[0], signed(b'{"n":1,"kind":')],
+    "no number": lambda lines: [lines[0], signed(b'{"kind":"discarded"')],
+    "no configuration": lambda lines: [encode({"kind": "opened"}, 0)],
+    "no study": lambda lines: [encode({"kind": "opened", "config": "causal-lm"}, 0)],
+    "no kind": lambda lines: [lines[0], encode({"number": 0}, 1)],
+    "another number": lambda lines: [lines[0], encode({"kind": "started", "number": 3}, 1)],
+    "unknown trial": lambda lines: [lines[0], encode({"kind": "discarded", "number": 0}, 1)],
+    "text as number": lambda lines: [lines[0], encode({"kind": "failed", "number": "0"}, 1)],
+}
+
+
+def signed(body):
+    return body + b',"sum":"%08x"}\n' % zlib.crc32(body)
+
+
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
+def test_damaged_study_is_left_alone_and_the_next_one_is_cleaned(make_study, forge, caplog):
     _, folder, _ = make_study()
-    log = folder / "log.jsonl"
-    log.write_bytes(log.read_bytes().replace(b"loss", b"lost", 1))
+    damaged = folder.with_name("aaa")
+    shutil.copytree(folder, damaged)
+    log = damaged / "log.jsonl"
+    # A last line that is damaged would only cost that line.
+    lines = [*forge(log.read_bytes().splitlines(keepends=True)), b"end\n"]
+    log.write_bytes(b"".join(lines))
     then = time.time() - 2 * HOUR
     os.utime(log, (then, then))
-    assert not found(folder)
+    garbage = found(folder)
+    assert len(garbage) == 5
+    assert all(str(folder.name) in item.what for item in garbage)
+    assert "study aaa is damaged and was not changed" in caplog.text
 
 
 def test_what_links_lead_to_is_kept(make_study, tmp_path):

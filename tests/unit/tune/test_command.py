@@ -171,6 +171,10 @@ def test_study_is_written_to_an_optuna_storage_again_and_again(folder, world):
     assert study.best_value == pytest.approx(told["best_score"])
     with pytest.raises(BadInput, match="--export-optuna"):
         steadytrain("tiny.yaml", "--run", "never", "--export-optuna", "nothing://")
+    address = "no such://h/db?password=hunter2hunter2"
+    with pytest.raises(BadInput, match=r"password=\[redacted\]: ") as caught:
+        steadytrain("tiny.yaml", "--run", "never", "--export-optuna", address)
+    assert "hunter2" not in str(caught.value)
     assert not (folder / "out" / "studies" / "never").exists(), "rejected before anything trains"
 
 

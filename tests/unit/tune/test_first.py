@@ -9,6 +9,9 @@ import pytest
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune import first
+from steadytrain.components.tune.driver import driving
+from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.base import TrialState, Validation
 
 from support.synthetic_trials import SPACE
 
@@ -50,3 +53,17 @@ def test_trial_0_has_the_champions_parameters(config, champion):
 
 def test_champion_whose_run_is_elsewhere_is_left_out(config, champion):
     assert first.first_trials(config)[0]["training.learning_rate"] == 3e-3
+
+
+def test_fields_that_do_not_vary_are_left_out_so_that_no_trial_is_queued_twice(config, champion):
+    warmup = {"low": 0.0, "high": 0.3, "when": {"training.lr_scheduler_type": "cosine"}}
+    scheduler = {"choices": ["cosine", "constant"]}
+    space = {"training.warmup_steps": warmup, "training.lr_scheduler_type": scheduler}
+    study = load(config.to_yaml(), {"tune.space": space, "run": "before"})
+    with driving(study) as log:
+        before = Study(study, log, first=lambda: [{"training.lr_scheduler_type": "constant"}])
+        number = before.next().number
+        before.report(number, TrialState("paused", 1, (Validation(1, {"loss": 1.0}),)))
+    champion.folder.mkdir(parents=True)
+    champion.config.write_text(load("causal-lm", ["training.lr_scheduler_type=constant"]).to_yaml())
+    assert first.first_trials(study, "before") == [{"training.lr_scheduler_type": "constant"}]

@@ -78,10 +78,30 @@ def test_discarded_trial_leaves_nothing_but_its_record(tmp_path, config):
     place.discard(DONE)
     assert list(place.path.iterdir()) == [place.record]
     assert not saved.exists()
-    trials = local_trials(tmp_path / "study")
-    assert trials.state(0) == DONE
-    with pytest.raises(ValueError, match="trial 0 was discarded"):
-        trials.train(0, config(), 8)
+    assert local_trials(tmp_path / "study").state(0) == DONE
+
+
+ENDED = [DONE, TrialState("failed", 4, failure="crash"), TrialState("paused", 8)]
+
+
+@pytest.mark.parametrize("state", ENDED, ids=lambda state: state.condition)
+def test_discarded_trial_is_not_trained_again(tmp_path, config, state):
+    """A log that lost its last records asks for it."""
+    TrialFolder(tmp_path, 0).discard(state)
+    trials = local_trials(tmp_path)
+    trials.train(0, config(), 8)
+    assert trials.state(0) == state
+
+
+def test_discarded_trial_that_has_to_go_on_begins_again(tmp_path, config, monkeypatch):
+    place = TrialFolder(tmp_path, 0)
+    place.discard(TrialState("paused", 4))
+    trials, asked = local_trials(tmp_path), []
+    monkeypatch.setattr(trials, "_ask", lambda *request: asked.append(request))
+    trials.train(0, config(), 8)
+    assert asked == [(0, 8)]
+    assert place.config.exists()
+    assert trials.state(0).condition == "new"
 
 
 def test_discarded_trial_may_have_diverged(tmp_path):
