@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from steadytrain.components.memory.companion import teacher_of
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.batch import REPLICATED
@@ -182,6 +183,11 @@ def at(
         optim=option.optim,
         cuda=job.machine.gpu.cuda,
         weight_copies=config.training.weight_copies,
+        companion=teacher_of(
+            config,
+            half=job.precision != "fp32",
+            length=length or config.data.sequence_length,
+        ),
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node

@@ -57,6 +57,8 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         "world_size": world_size,
         "gradient_checkpointing": training.gradient_checkpointing,
     }
+    if training.distillation.on:
+        decides["teacher"] = training.distillation.teacher
     return Workspace.of(config).learned(value_digest(decides))
 
 

@@ -9,8 +9,10 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.distillation import taught_loss
+from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels
 from steadytrain.components.tasks.text import TextTraining
 
 
@@ -20,6 +22,7 @@ class SequenceClassification(TextTraining):
     task = "sequence_classification"
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
+    teacher: Teacher | None = None
 
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForSequenceClassification
@@ -38,6 +41,18 @@ class SequenceClassification(TextTraining):
             pad_token_id=self.pad_token_id,
         )
 
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        from transformers import AutoModelForSequenceClassification as Auto
+
+        settings = self.config.training.distillation
+        if settings.on:
+            found = load_frozen(
+                Auto, settings.teacher, FIELD, self.config, self.data, self.tokenizer
+            )
+            check_labels(found, self.data.labels, settings.teacher)
+            self.teacher = Teacher(found, settings)
+        return super().ready(model)
+
     def collate(self, rows: Sequence[Row]) -> Batch:
         return collate_padded(rows, self.pad_token_id)
 
@@ -45,7 +60,11 @@ class SequenceClassification(TextTraining):
         return len(batch["targets"])
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(class_loss(model, batch, self.config.training.label_smoothing_factor))
+        smoothing = self.config.training.label_smoothing_factor
+        if self.teacher is None:
+            return LossSum(class_loss(model, batch, smoothing))
+        teaching, logits = self.teacher.teach(class_logits, batch), class_logits(model, batch)
+        return LossSum(taught_loss(logits, batch["targets"], teaching, smoothing))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         logits, targets = class_logits(model, batch), batch["targets"]

@@ -208,6 +208,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _only_pytorch_has_objectives(self) -> Self:
+        for name in self.training.objectives if self.model.framework != "pytorch" else ():
+            raise at_odds(
+                f"training.{name}",
+                getattr(self.training, name).model_dump(exclude_unset=True),
+                f"the loop of model.framework {self.model.framework} does not read it",
+                "leave it out, or use model.framework pytorch",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_cpu_has_no_4_bit(self) -> Self:
         if self.compute.device == "cpu" and self.model.adapter.kind == "qlora":
             raise at_odds(
