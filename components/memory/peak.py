@@ -18,7 +18,12 @@ from steadytrain.components.memory.kept import LayerMemory
 from steadytrain.components.memory.setting import FP32, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import States, states
-from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
+from steadytrain.components.tasks.chunks import (
+    block_rows,
+    chunk_rows,
+    product_rows,
+    similarity_rows,
+)
 
 _NAMES: Final = {
     "weights": "weights",
@@ -127,6 +132,9 @@ class _Step:
         if (companion := setting.companion) is not None:
             compared = setting.tokens * companion.kept + companion.compared
         if shape.labels:
+            if setting.returns_states and setting.half:
+                # What a model returns is converted to 32 bits.
+                kept += (shape.layers + 1) * setting.tokens * shape.hidden * FP32
             yield self._moment("the end of forward", kept + held.copies, self.before)
             return
         if not shape.fused:
@@ -140,6 +148,12 @@ class _Step:
         rows -= gradient_memory(shape, setting)
         chunk = min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.vocabulary
         kept += held.copies + held.head_copy + rows
+        if setting.contrasts:
+            # The gradient that similarities give the head's input. Then for one document: its
+            # states, their directions and gradient; a block of similarities and their slopes.
+            kept += setting.tokens * shape.hidden * stream(setting)
+            block = min(setting.length, similarity_rows(setting.length)) * setting.length
+            kept += (4 * setting.length * shape.hidden + 3 * block) * FP32
         gradients = self.before + held.head_sum
         # The gradient replaces the logits in place. On CPUs, 16-bit logits also need a block in 32
         # bits; Liger's kernel keeps that in registers.

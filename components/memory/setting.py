@@ -47,6 +47,8 @@ class Setting:
     cuda: whether on a GPU, whose kernels keep less.
     weight_copies: tensors in 32 bits that training components keep for each trained weight.
     companion: the teacher; None without one.
+    contrasts: whether the loss compares the token states of each document.
+    returns_states: whether the model returns the states of all layers, which the loss needs.
     """
 
     length: int
@@ -63,6 +65,8 @@ class Setting:
     cuda: bool = True
     weight_copies: int = 0
     companion: Companion | None = None
+    contrasts: bool = False
+    returns_states: bool = False
 
     @property
     def tokens(self) -> int:

@@ -123,6 +123,8 @@ def _as_traced(setting: Setting, size: int) -> Setting:
         adapter=setting.adapter.model_copy(update={"kind": kind}),
         optim=DEFAULT,
         companion=None,
+        contrasts=False,
+        returns_states=False,
     )
 
 

@@ -86,6 +86,8 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         cuda=False,
         weight_copies=0,
         companion=None,
+        contrasts=False,
+        returns_states=False,
     )
 
 

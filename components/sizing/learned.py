@@ -59,6 +59,10 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
     }
     if training.distillation.on:
         decides["teacher"] = training.distillation.teacher
+    if training.contrastive.on:
+        decides["contrasts"] = True
+    if training.batch_contrastive.on:
+        decides["rows"] = training.batch_contrastive.rows
     return Workspace.of(config).learned(value_digest(decides))
 
 

@@ -17,7 +17,8 @@ _CACHED: Final = 2**18
 """Logits per block, 1 MiB in 32 bits: what fits into the cache of one CPU core."""
 
 _COMPARED: Final = 2**22
-"""Logits per block that are compared with a teacher's, which takes several copies in 32 bits."""
+"""Logits per block that are compared with a teacher's, or similarities of token states. Either
+takes several copies in 32 bits."""
 COMPARISON_COPIES: Final = 6
 """The number of those copies at their peak."""
 
@@ -53,6 +54,11 @@ def chunk_rows(vocabulary: int) -> int:
 def comparison_rows(vocabulary: int) -> int:
     """Return the number of rows of logits that are compared with a teacher's at a time."""
     return max(16, _COMPARED // vocabulary)
+
+
+def similarity_rows(length: int) -> int:
+    """Return the number of token states whose similarities with a document are computed at once."""
+    return max(1, _COMPARED // length)
 
 
 def product_rows(width: int) -> int:

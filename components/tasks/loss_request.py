@@ -7,12 +7,15 @@ for that takes seconds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from steadytrain.components.shared.config import ContrastiveConfig
+from steadytrain.components.tasks.contrastive import Span, similarity_loss
 from steadytrain.components.tasks.distillation import Teaching
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.quantized import QuantizedMatrix
@@ -35,18 +38,32 @@ class HeadRequest(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """A contrastive loss to add: the documents of the micro-batch, and how to compute it."""
+
+    spans: Sequence[Span]
+    settings: ContrastiveConfig
+
+
 class LossRequest:
     """A request for a loss.
 
     targets: (rows, length), int64. smoothing: share of each target that is spread over all classes.
     teaching: what a teacher says about these rows; None without a teacher.
+    contrast: what to add; None without a contrastive loss.
     loss: the head's answer. None means that the model has no such head.
     """
 
     def __init__(
-        self, targets: torch.Tensor, smoothing: float, teaching: Teaching | None = None
+        self,
+        targets: torch.Tensor,
+        smoothing: float,
+        teaching: Teaching | None = None,
+        contrast: Contrast | None = None,
     ) -> None:
-        self.targets, self.smoothing, self.teaching = targets, smoothing, teaching
+        self.targets, self.smoothing = targets, smoothing
+        self.teaching, self.contrast = teaching, contrast
         self.loss: torch.Tensor | None = None
 
     def answer(
@@ -56,6 +73,10 @@ class LossRequest:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         self.loss = summed_loss(hidden, weight, bias, self.targets, self.smoothing, self.teaching)
+        if self.contrast is not None:
+            settings = self.contrast.settings
+            added = similarity_loss(hidden, self.contrast.spans, settings)
+            self.loss = self.loss + settings.weight * added
         return self.loss
 
 
@@ -86,10 +107,13 @@ _request: ContextVar[HeadRequest | None] = ContextVar("_request", default=None)
 
 @contextlib.contextmanager
 def request_loss(
-    targets: torch.Tensor, smoothing: float = 0.0, teaching: Teaching | None = None
+    targets: torch.Tensor,
+    smoothing: float = 0.0,
+    teaching: Teaching | None = None,
+    contrast: Contrast | None = None,
 ) -> Iterator[LossRequest]:
     """Within this context, a fused head returns the summed loss instead of logits."""
-    request = LossRequest(targets, smoothing, teaching)
+    request = LossRequest(targets, smoothing, teaching, contrast)
     with _requested(request):
         yield request
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -14,7 +12,17 @@ from support import selected
 from support.forked import ForkedLauncher, train
 from support.strategies import RECIPE, Case, on_two_ranks
 from support.strategies import train as train_alone
-from support.training import LLAMA, VOCABULARY, Bench
+from support.training import (
+    CLASSES,
+    LLAMA,
+    VOCABULARY,
+    Bench,
+    class_rows,
+    losses_of,
+    weights_digest,
+    write_data,
+)
+from support.weight_digests import BERT
 
 SMALL = {
     "max_steps": 12,
@@ -40,6 +48,7 @@ def objectives(tmp_path_factory):
     teacher = str(write_teacher(tmp_path_factory.mktemp("teacher")))
     return {
         "distillation": {"distillation": {"teacher": teacher, "weight": 0.7}},
+        "contrastive": {"contrastive": {"weight": 0.5}},
     }
 
 
@@ -58,27 +67,48 @@ class KillsOnce:
         pass
 
 
-def weights(folder, data, fields, *, killed):
+def run(folder, data, sections, *, killed=False, ranks=1):
+    """Train to the end under the supervisor; return the run's workspace."""
     bench = Bench.make(
         folder,
         data,
-        training={**SMALL, **fields},
-        compute={"device": "cpu", "threads_per_rank": 1},
+        **sections,
+        compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
         recovery={"backoff_seconds": 0},
     )
-    launcher = ForkedLauncher(1)
+    launcher = ForkedLauncher(ranks)
     outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
     assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
-    return hashlib.sha256((bench.workspace.model / "model.safetensors").read_bytes()).hexdigest()
+    return bench.workspace
 
 
-@selected.each("name", ["distillation"], few=["distillation"])
+@selected.each("name", ["distillation", "contrastive"], few=["distillation"])
 def test_killed_run_ends_with_the_same_weights(tmp_path, data, objectives, name):
-    whole, killed = (
-        weights(tmp_path / str(killed), data, objectives[name], killed=killed)
-        for killed in (False, True)
+    sections = {"training": {**SMALL, **objectives[name]}}
+    whole = run(tmp_path / "whole", data, sections)
+    killed = run(tmp_path / "killed", data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+
+
+def test_texts_are_compared_with_the_same_ones_after_a_kill_and_on_two_ranks(tmp_path):
+    data = write_data(
+        tmp_path / "classes",
+        class_rows(60),
+        class_rows(8, seed=1),
+        task="sequence_classification",
+        schema=CLASSES,
+        labels=["a", "b", "c"],
     )
-    assert killed == whole
+    recipe = {**SMALL, "global_batch_size": 8, "batch_contrastive": {"rows": 4}}
+    del recipe["micro_batch_size"]
+    # Without dropout, which differs between ranks.
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sections = {"training": recipe, "model": {"config": {**BERT, **still}}}
+    whole = run(tmp_path / "whole", data, sections)
+    killed = run(tmp_path / "killed", data, sections, killed=True)
+    shared = run(tmp_path / "shared", data, sections, ranks=2)
+    assert weights_digest(killed) == weights_digest(whole)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
 
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero3")

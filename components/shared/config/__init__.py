@@ -17,7 +17,7 @@ from steadytrain.components.shared.config.evaluation import (
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
-from steadytrain.components.shared.config.objectives import DistillationConfig
+from steadytrain.components.shared.config.objectives import ContrastiveConfig, DistillationConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.run import RunConfig
@@ -29,6 +29,7 @@ __all__ = [
     "AdapterConfig",
     "Columns",
     "ComputeConfig",
+    "ContrastiveConfig",
     "DataConfig",
     "Dimension",
     "DistillationConfig",

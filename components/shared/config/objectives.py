@@ -75,7 +75,73 @@ class DistillationConfig(ObjectiveConfig):
         return self
 
 
-OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {"distillation": DistillationConfig}
+class ContrastiveConfig(ObjectiveConfig):
+    """Pushing the token states of a document apart (Su et al. 2022, SimCTG)."""
+
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the contrastive loss, which is added to the loss on the targets. "
+        "The paper uses 1. 0 turns it off.",
+    )
+    margin: float = Field(
+        0.5,
+        gt=0,
+        le=2,
+        description="Distance (1 minus cosine similarity) above which two states of a document "
+        "cost nothing.",
+    )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        description="Width over which the loss bends at the margin (softplus instead of the "
+        "hinge). 0 means the hinge of the paper.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.weight > 0
+
+    @model_validator(mode="after")
+    def _is_read(self) -> ContrastiveConfig:
+        self._check_off("contrastive", "weight")
+        return self
+
+
+class BatchContrastiveConfig(ObjectiveConfig):
+    """Pulling together the texts of one class in a micro-batch (Khosla et al. 2020)."""
+
+    rows: int | None = Field(
+        None,
+        ge=2,
+        description="Texts that are compared with each other: the micro-batch of every rank, in "
+        "place of training.micro_batch_size. None turns the loss off.",
+    )
+    weight: float = Field(
+        0.5, gt=0, description="Weight of this loss, which is added to the loss on the labels."
+    )
+    temperature: float = Field(
+        0.1,
+        gt=0,
+        description="Divides the cosine similarities. A lower one counts the most similar texts of "
+        "other classes more.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.rows is not None
+
+    @model_validator(mode="after")
+    def _is_read(self) -> BatchContrastiveConfig:
+        self._check_off("batch_contrastive", "rows")
+        return self
+
+
+OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
+    "distillation": DistillationConfig,
+    "contrastive": ContrastiveConfig,
+    "batch_contrastive": BatchContrastiveConfig,
+}
 """By field of `training`."""
 
 

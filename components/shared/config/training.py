@@ -24,6 +24,8 @@ from steadytrain.components.shared.config.base import (
 )
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
+    BatchContrastiveConfig,
+    ContrastiveConfig,
     DistillationConfig,
     objectives_off,
 )
@@ -129,6 +131,8 @@ class TrainingConfig(Section):
         "Validation and evaluation use plain targets.",
     )
     distillation: DistillationConfig = DistillationConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
+    batch_contrastive: BatchContrastiveConfig = BatchContrastiveConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
@@ -226,6 +230,11 @@ class TrainingConfig(Section):
         return sum(component.weight_copies for component in created)
 
     @property
+    def micro_batch(self) -> int | None:
+        """The configured micro-batch; None if it is derived."""
+        return self.batch_contrastive.rows or self.micro_batch_size
+
+    @property
     def objectives(self) -> list[str]:
         """The objectives that are used, by their field."""
         return [name for name in OBJECTIVES if getattr(self, name).on]
@@ -274,6 +283,18 @@ class TrainingConfig(Section):
                 self.order_options,
                 f"training.order {self.order} has no options",
                 "leave them out, or set training.order to an order that takes them",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_micro_batch(self) -> TrainingConfig:
+        if self.batch_contrastive.on and self.micro_batch_size is not None:
+            raise at_odds(
+                "training.micro_batch_size",
+                self.micro_batch_size,
+                "with training.batch_contrastive, the size of the micro-batch is part of what the "
+                "model learns, and training.batch_contrastive.rows sets it",
+                "leave it out",
             )
         return self
 

@@ -42,5 +42,6 @@ def least_memory(parts: Parts) -> int:
         cuda=parts.accelerator.device.type == "cuda",
         weight_copies=parts.config.training.weight_copies,
         companion=teacher,
+        contrasts=parts.config.training.contrastive.on,
     )
     return peak_memory(shape, setting).total

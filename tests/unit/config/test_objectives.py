@@ -15,10 +15,13 @@ from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks import registry
 from steadytrain.components.tasks.registry import check_task
 from steadytrain.components.tasks.teacher import check_labels, check_vocabulary
+from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.recovery.fallbacks import fallbacks_for, next_fallback
 from steadytrain.components.train.recovery.settings import inputs_digest, refused, settings
 
 from support.training import LLAMA, VOCABULARY, write_data
@@ -45,6 +48,29 @@ def test_unused_objectives_leave_a_runs_identity_alone():
 def test_a_field_that_nothing_reads_is_an_error():
     with pytest.raises(ConfigError, match=r"training\.distillation\.weight.*nothing reads it"):
         configure(distillation={"weight": 0.2})
+
+
+def test_the_micro_batch_of_compared_texts_is_set_once():
+    with pytest.raises(ConfigError, match=r"micro_batch_size.*batch_contrastive\.rows sets it"):
+        configure("sequence_classification", batch_contrastive={"rows": 4}, micro_batch_size=4)
+    with pytest.raises(ConfigError, match=r"batch_contrastive\.rows.*does not divide"):
+        configure("sequence_classification", batch_contrastive={"rows": 5})
+    config = configure("sequence_classification", batch_contrastive={"rows": 4})
+    assert config.training.micro_batch == 4
+
+
+def test_out_of_memory_keeps_the_texts_that_are_compared():
+    """The smaller micro-batch is left out with the reason, and the next fallback is used."""
+    config = configure("sequence_classification", batch_contrastive={"rows": 8})
+    found = fallbacks_for(FailureClass.GPU_OOM, "T4", [], conflict_with=config.conflict_with)
+    (missing,) = (item.missing for item in found if item.name == "smaller micro-batch")
+    assert missing == (
+        "not with training.batch_contrastive, which compares the rows of a micro-batch"
+    )
+    plan = plan_batch(32, 1, config.training.micro_batch)
+    fallback, lowered = next_fallback(plan, found)
+    assert fallback.name == "activation checkpointing"
+    assert lowered.micro_batch_size == 8
 
 
 def test_a_task_without_the_objective_rejects_it(monkeypatch):
