@@ -19,7 +19,7 @@ _CACHED: Final = 2**18
 _COMPARED: Final = 2**22
 """Logits per block that are compared with a teacher's, or similarities of token states. Either
 takes several copies in 32 bits."""
-COMPARISON_COPIES: Final = 6
+COMPARISON_COPIES: Final = 7
 """The number of those copies at their peak."""
 
 QUANTIZED_BLOCK: Final = 64

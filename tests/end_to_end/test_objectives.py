@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.events.types import CheckpointSaved
 
@@ -67,13 +67,18 @@ class KillsOnce:
         pass
 
 
-def run(folder, data, sections, *, killed=False, ranks=1):
+def run(folder, data, sections, *, killed=False, ranks=1, strategy="auto"):
     """Train to the end under the supervisor; return the run's workspace."""
     bench = Bench.make(
         folder,
         data,
         **sections,
-        compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
+        compute={
+            "device": "cpu",
+            "nproc_per_node": ranks,
+            "threads_per_rank": 1,
+            "strategy": strategy,
+        },
         recovery={"backoff_seconds": 0},
     )
     launcher = ForkedLauncher(ranks)
@@ -90,24 +95,46 @@ def test_killed_run_ends_with_the_same_weights(tmp_path, data, objectives, name)
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_texts_are_compared_with_the_same_ones_after_a_kill_and_on_two_ranks(tmp_path):
+# Without dropout, which differs between ranks.
+STILL = {**BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LABELS = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    """Return texts, the sections of a run that has both objectives of classifiers, and the run."""
+    root = tmp_path_factory.mktemp("classified")
     data = write_data(
-        tmp_path / "classes",
+        root / "data",
         class_rows(60),
         class_rows(8, seed=1),
         task="sequence_classification",
         schema=CLASSES,
-        labels=["a", "b", "c"],
+        labels=LABELS,
     )
-    recipe = {**SMALL, "global_batch_size": 8, "batch_contrastive": {"rows": 4}}
-    del recipe["micro_batch_size"]
-    # Without dropout, which differs between ranks.
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    sections = {"training": recipe, "model": {"config": {**BERT, **still}}}
-    whole = run(tmp_path / "whole", data, sections)
-    killed = run(tmp_path / "killed", data, sections, killed=True)
-    shared = run(tmp_path / "shared", data, sections, ranks=2)
+    torch.manual_seed(1)
+    fields = {**STILL, "vocab_size": VOCABULARY, "id2label": dict(enumerate(LABELS))}
+    teacher = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**fields))
+    teacher.save_pretrained(root / "teacher")
+    objectives = {
+        "distillation": {"teacher": str(root / "teacher")},
+        "batch_contrastive": {"rows": 4},
+    }
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None, **objectives}
+    sections = {"training": recipe, "model": {"config": STILL}}
+    return data, sections, run(root / "whole", data, sections)
+
+
+def test_killed_run_of_a_classifier_ends_with_the_same_weights(tmp_path, classified):
+    data, sections, whole = classified
+    killed = run(tmp_path, data, sections, killed=True)
     assert weights_digest(killed) == weights_digest(whole)
+
+
+@selected.each("shards", ["ddp", "fsdp", "zero3"], few=["ddp"])
+def test_two_ranks_compare_the_same_texts(tmp_path, classified, shards):
+    data, sections, whole = classified
+    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
     assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
 
 

@@ -288,12 +288,13 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _one_micro_batch(self) -> TrainingConfig:
-        if self.batch_contrastive.on and self.micro_batch_size is not None:
+        rows = self.batch_contrastive.rows
+        if rows is not None and self.micro_batch_size not in (None, rows):
             raise at_odds(
                 "training.micro_batch_size",
                 self.micro_batch_size,
                 "with training.batch_contrastive, the size of the micro-batch is part of what the "
-                "model learns, and training.batch_contrastive.rows sets it",
+                f"model learns, and training.batch_contrastive.rows sets it to {rows}",
                 "leave it out",
             )
         return self

@@ -51,8 +51,10 @@ def test_a_field_that_nothing_reads_is_an_error():
 
 
 def test_the_micro_batch_of_compared_texts_is_set_once():
-    with pytest.raises(ConfigError, match=r"micro_batch_size.*batch_contrastive\.rows sets it"):
-        configure("sequence_classification", batch_contrastive={"rows": 4}, micro_batch_size=4)
+    with pytest.raises(
+        ConfigError, match=r"micro_batch_size.*batch_contrastive\.rows sets it to 4"
+    ):
+        configure("sequence_classification", batch_contrastive={"rows": 4}, micro_batch_size=2)
     with pytest.raises(ConfigError, match=r"batch_contrastive\.rows.*does not divide"):
         configure("sequence_classification", batch_contrastive={"rows": 5})
     config = configure("sequence_classification", batch_contrastive={"rows": 4})
