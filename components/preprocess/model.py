@@ -113,7 +113,9 @@ def find_model(config: RunConfig) -> Model:
 def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
     field = "training.distillation.teacher"
     teacher = resolve_model(address, config)
-    size = Model(_read_config(teacher, field), None).vocab_size
+    known = Model(_read_config(teacher, field), None)
+    _check_length(config, known, field)
+    size = known.vocab_size
     own = (teacher / "tokenizer_config.json").is_file()
     with foreign(f"{field}: {teacher} has tokens that cannot be used", _REMEDY):
         tokens = load_tokenizer(teacher, field).get_vocab() if own else {}
@@ -133,10 +135,10 @@ def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
         )
 
 
-def _check_length(config: RunConfig, model: Model) -> None:
+def _check_length(config: RunConfig, model: Model, field: str = "the model") -> None:
     if model.positions is not None and config.data.sequence_length > model.positions:
         raise BadInput(
-            f"data.sequence_length = {config.data.sequence_length}: the model takes at most "
+            f"data.sequence_length = {config.data.sequence_length}: {field} takes at most "
             f"{model.positions} tokens",
             remedy=f"set data.sequence_length to {model.positions} or less, or use a model with "
             "more positions",

@@ -92,6 +92,7 @@ def load_frozen(
         "give a folder that Transformers' from_pretrained reads",
     ):
         model = _loaded(auto, folder, tokenizer, {}, how, field)
+        _check_vocabulary(model, tokenizer, field)
         _check_length(model, data.sequence_length, field)
     return model.eval().requires_grad_(False)
 
@@ -246,11 +247,11 @@ def _check_tokenizer(folder: Path, tokenizer: Any, field: str) -> None:
         )
 
 
-def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+def _check_vocabulary(model: Any, tokenizer: Any, field: str = "the model") -> None:
     size = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > size:
         raise BadInput(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}",
+            f"the tokenizer has {len(tokenizer)} tokens, {field}'s vocabulary {size}",
             remedy="use the model's own tokenizer, or leave model.config.vocab_size out",
         )
 

@@ -102,6 +102,10 @@ def test_preprocessing_checks_the_teacher(tmp_path):
         find_model(prepared_for(tmp_path / "absent", tmp_path / "tokens"))
     with pytest.raises(BadInput, match=r"training\.distillation\.teacher: .* has no config\.json"):
         find_model(prepared_for(tmp_path / "tokens", tmp_path / "tokens"))
+    short = model_of({**LLAMA, "max_position_embeddings": 16}, 1)
+    short.save_pretrained(tmp_path / "short")
+    with pytest.raises(BadInput, match=r"32: training\.distillation\.teacher takes at most 16"):
+        find_model(prepared_for(tmp_path / "short", tmp_path / "tokens"))
     write_tokenizer(tmp_path / "teacher", VOCABULARY + 5)
     with pytest.raises(BadInput, match="its tokens are not those of the student"):
         find_model(prepared_for(tmp_path / "teacher", tmp_path / "tokens"))
