@@ -31,7 +31,7 @@ def outline(config: RunConfig) -> list[str]:
     training, ranks = config.training, config.compute.world_size
     rate = training.learning_rate
     rate_text = "the rule's learning rate" if rate is None else f"learning rate {rate:g}"
-    batch = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
+    batch = plan_batch(training.global_batch_size, ranks, training.micro_batch)
     length = (
         f"{training.max_steps} steps"
         if training.max_steps > 0

@@ -18,7 +18,12 @@ from steadytrain.components.memory.kept import LayerMemory
 from steadytrain.components.memory.setting import FP32, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import States, states
-from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
+from steadytrain.components.tasks.chunks import (
+    block_rows,
+    chunk_rows,
+    product_rows,
+    similarity_rows,
+)
 
 _NAMES: Final = {
     "weights": "weights",
@@ -27,6 +32,7 @@ _NAMES: Final = {
     "activations": "activations",
     "logits": "logits and loss",
     "buffers": "buffers",
+    "companion": "teacher",
     "fragmentation": "fragmentation",
     "context": "CUDA context",
 }
@@ -52,6 +58,7 @@ class Memory:
     activations: int
     logits: int
     buffers: int
+    companion: int = 0
     fragmentation: int = 0
     context: int = 0
     host: int = 0
@@ -64,8 +71,11 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The device bytes by name."""
-        return {name: getattr(self, field) for field, name in _NAMES.items()}
+        """The device bytes by name; without a teacher, no line for it."""
+        parts = {name: getattr(self, field) for field, name in _NAMES.items()}
+        if not self.companion:
+            del parts[_NAMES["companion"]]
+        return parts
 
     @property
     def total(self) -> int:
@@ -98,6 +108,9 @@ class _Step:
         held, layer = self.held, self.layer
         kept = self.outside + self.shape.layers * self.stored
         kept += exit_memory(self.shape, self.setting)
+        if (companion := self.setting.companion) is not None:
+            forward = self.setting.tokens * companion.forward
+            yield self._moment("the teacher's forward pass", 0, self.before, companion=forward)
         yield from self._losses(kept)
         yield self._moment(
             "the head's backward",
@@ -115,25 +128,39 @@ class _Step:
     def _losses(self, kept: int) -> Iterator[Memory]:
         """Yield the moments of a chunk of rows, with the gradients that forward computes for it."""
         held, shape, setting = self.held, self.shape, self.setting
+        compared = 0
+        if (companion := setting.companion) is not None:
+            compared = setting.tokens * companion.kept + companion.compared
         if shape.labels:
+            if setting.returns_states and setting.half:
+                # What a model returns is converted to 32 bits.
+                kept += (shape.layers + 1) * setting.tokens * shape.hidden * FP32
             yield self._moment("the end of forward", kept + held.copies, self.before)
             return
         if not shape.fused:
             logits = plain_loss(shape, setting)
-            yield self._moment("the loss", kept + held.copies, self.before, logits)
+            yield self._moment(
+                "the loss", kept + held.copies, self.before, logits, companion=compared
+            )
             return
         # The head's input, the rows of it that have a target, and their gradient.
         rows = setting.tokens * shape.hidden * (stream(setting) + 2 * setting.width)
         rows -= gradient_memory(shape, setting)
         chunk = min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.vocabulary
         kept += held.copies + held.head_copy + rows
+        if setting.contrasts:
+            # The gradient that similarities give the head's input. Then for one document: its
+            # states, their directions and gradient; a block of similarities and their slopes.
+            kept += setting.tokens * shape.hidden * stream(setting)
+            block = min(setting.length, similarity_rows(setting.length)) * setting.length
+            kept += (4 * setting.length * shape.hidden + 3 * block) * FP32
         gradients = self.before + held.head_sum
         # The gradient replaces the logits in place. On CPUs, 16-bit logits also need a block in 32
         # bits; Liger's kernel keeps that in registers.
         block = 0 if setting.cuda else block_rows(shape.vocabulary) * shape.vocabulary
         wide = min(chunk, block) * FP32 if setting.half else 0
         errors = chunk * setting.width
-        yield self._moment("the loss", kept, gradients, errors + wide)
+        yield self._moment("the loss", kept, gradients, errors + wide, companion=compared)
         if setting.quantizes_head:
             # A block of the head, its part of the gradient of the head's input, and the sum.
             sums = 2 * min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.hidden * FP32
@@ -172,8 +199,16 @@ class _Step:
                 found = self._moment(name, kept + half, done + gradient)
                 yield replace(found, buffers=found.buffers + held.layers_gathered)
 
-    def _moment(self, name: str, activations: int, gradients: int, logits: int = 0) -> Memory:
+    def _moment(
+        self, name: str, activations: int, gradients: int, logits: int = 0, *, companion: int = 0
+    ) -> Memory:
+        """Return what is in use at a moment.
+
+        Args:
+            companion: of the frozen model's, besides its weights.
+        """
         held, setting = self.held, self.setting
+        frozen = setting.companion.weights if setting.companion else 0
         return Memory(
             moment=name,
             weights=held.weights,
@@ -182,6 +217,7 @@ class _Step:
             activations=activations,
             logits=logits,
             buffers=held.gathered + _inputs(setting),
+            companion=frozen + companion,
             host=held.host,
         )
 

@@ -18,6 +18,23 @@ section 3)."""
 
 
 @dataclass(frozen=True)
+class Companion:
+    """A frozen model that each rank runs next to the one that trains (`companion.py`), in bytes.
+
+    forward: for each token, during its forward pass.
+    kept: for each token, from then until the loss.
+    compared: for comparing a block of logits.
+    flops: of a token's forward pass.
+    """
+
+    weights: int
+    forward: int
+    kept: int
+    compared: int
+    flops: float
+
+
+@dataclass(frozen=True)
 class Setting:
     """One rank's part of a training run.
 
@@ -29,6 +46,9 @@ class Setting:
     strategy: resolved: never "auto".
     cuda: whether on a GPU, whose kernels keep less.
     weight_copies: tensors in 32 bits that training components keep for each trained weight.
+    companion: the teacher; None without one.
+    contrasts: whether the loss compares the token states of each document.
+    returns_states: whether the model returns the states of all layers, which the loss needs.
     """
 
     length: int
@@ -44,6 +64,9 @@ class Setting:
     optim: str = DEFAULT
     cuda: bool = True
     weight_copies: int = 0
+    companion: Companion | None = None
+    contrasts: bool = False
+    returns_states: bool = False
 
     @property
     def tokens(self) -> int:

@@ -25,7 +25,7 @@ from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.fused_head import FusedHead
-from steadytrain.components.tasks.loss_request import requested_loss
+from steadytrain.components.tasks.loss_request import LossRequest, head_request
 
 _LAYERS: Final = 12
 """Maximum number of traced layers. Patterns within a model, such as kinds of attention, repeat
@@ -122,6 +122,9 @@ def _as_traced(setting: Setting, size: int) -> Setting:
         offload="none",
         adapter=setting.adapter.model_copy(update={"kind": kind}),
         optim=DEFAULT,
+        companion=None,
+        contrasts=False,
+        returns_states=False,
     )
 
 
@@ -235,8 +238,8 @@ class _Watch:
     def _in_place_of_the_head(self, hidden: torch.Tensor) -> torch.Tensor:
         self._forward_ends()
         self.head_input = hidden.numel() * hidden.element_size()
-        request = requested_loss()
-        assert request is not None, "a fused head is asked for a loss"
+        request = head_request()
+        assert isinstance(request, LossRequest), "a fused head is asked for a loss"
         request.loss = hidden.sum()
         return request.loss
 

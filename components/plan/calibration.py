@@ -99,6 +99,8 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
             "model.adapter.kind = 'qlora': weights are quantized as they are loaded, and "
             "--calibrate loads none"
         )
+    elif choice.setting.companion:
+        why = "training.distillation: --calibrate times the student alone"
     elif choice.setting.length > job.shape.positions:
         why = (
             f"data.sequence_length = {choice.setting.length}: the model takes at most "

@@ -1,8 +1,8 @@
 """Peak memory of a rank, from a step on fake tensors: the real operators, but no numbers.
 
-Fakes can't run DeepSpeed, 4-bit weights, 8-bit optimizers, offloading or CUDA kernels, and no
-training components run. All run as the closest setting that fakes support, and the formula's
-difference between the two is added.
+Fakes can't run DeepSpeed, 4-bit weights, 8-bit optimizers, offloading or CUDA kernels, and neither
+training components nor teachers run. All run as the closest setting that fakes support, and the
+formula's difference between the two is added.
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         optim=DEFAULT,
         cuda=False,
         weight_copies=0,
+        companion=None,
+        contrasts=False,
+        returns_states=False,
     )
 
 
@@ -105,7 +108,10 @@ def _drawn_on(few: Memory, more: Memory, times: float) -> Memory:
 
 def _moved(found: Memory, ran: Memory, meant: Memory) -> Memory:
     """Add the formula's difference. If a part gets negative, the activations cover the rest."""
-    parts = {name: size + meant.parts[name] - ran.parts[name] for name, size in found.parts.items()}
+    parts = {
+        name: found.parts.get(name, 0) + size - ran.parts.get(name, 0)
+        for name, size in meant.parts.items()
+    }
     lacking = sum(min(size, 0) for size in parts.values())
     parts = {name: max(size, 0) for name, size in parts.items()}
     parts["activations"] += lacking

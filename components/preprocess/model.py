@@ -15,6 +15,7 @@ from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.remote_code import check_code
 from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.registry import load_task
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}
@@ -85,7 +86,8 @@ def find_model(config: RunConfig) -> Model:
     Raises:
         BadInput: the model needs code that may not run, its folder lacks configuration or weights,
             its tokenizer cannot be read or has different tokens, sequences are too long for it, or
-            its head is too narrow to quantize.
+            its head is too narrow to quantize; or the teacher of a distillation is not there, or
+            has other tokens.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -103,34 +105,61 @@ def find_model(config: RunConfig) -> Model:
         f"{'model.tokenizer' if named else place} has tokens that cannot be used", _REMEDY
     ):
         _check_vocabulary(config, model, base)
+    if config.training.distillation.teacher:
+        _check_teacher(config, config.training.distillation.teacher, model)
     return model
 
 
-def _check_length(config: RunConfig, model: Model) -> None:
+def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
+    field = "training.distillation.teacher"
+    teacher = resolve_model(address, config)
+    known = Model(_read_config(teacher, field), None)
+    _check_length(config, known, field)
+    size = known.vocab_size
+    own = (teacher / "tokenizer_config.json").is_file()
+    with foreign(f"{field}: {teacher} has tokens that cannot be used", _REMEDY):
+        tokens = load_tokenizer(teacher, field).get_vocab() if own else {}
+        given = load_tokenizer(model.tokenizer, field).get_vocab() if model.tokenizer else {}
+    if any(given.get(token) != index for token, index in tokens.items()):
+        raise BadInput(
+            f"{field} = {address!r}: its tokens are not those of the student",
+            remedy=f"use its tokenizer and a student without one (model.tokenizer={address}), or "
+            "a student of the same family",
+        )
+    both_known = size is not None and model.vocab_size is not None
+    if load_task(config.data.task).language_model and both_known and size != model.vocab_size:
+        raise BadInput(
+            f"{field} = {address!r}: it has {size} tokens, and the student {model.vocab_size}",
+            remedy="use a teacher and a student with the same vocabulary, such as two sizes of one "
+            "family of models",
+        )
+
+
+def _check_length(config: RunConfig, model: Model, field: str = "the model") -> None:
     if model.positions is not None and config.data.sequence_length > model.positions:
         raise BadInput(
-            f"data.sequence_length = {config.data.sequence_length}: the model takes at most "
+            f"data.sequence_length = {config.data.sequence_length}: {field} takes at most "
             f"{model.positions} tokens",
             remedy=f"set data.sequence_length to {model.positions} or less, or use a model with "
             "more positions",
         )
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path, field: str = "model.base") -> dict[str, Any]:
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(
-            f"model.base: {folder} has no config.json that can be read", remedy=_REMEDY
+            f"{field}: {folder} has no config.json that can be read", remedy=_REMEDY
         ) from error
     if not isinstance(content, dict):
         raise BadInput(
-            f"model.base: {folder / 'config.json'} is a {type(content).__name__}, not a mapping",
+            f"{field}: {folder / 'config.json'} is a {type(content).__name__}, not a mapping",
             remedy=_REMEDY,
         )
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise BadInput(
-            f"model.base: {folder} contains no weights",
+            f"{field}: {folder} contains no weights",
             remedy="put model.safetensors beside config.json, or train from scratch with "
             "model.config",
         )

@@ -20,6 +20,16 @@ def base_content(config: RunConfig) -> str:
     return content_of(config.model.base, config) if config.model.base else ""
 
 
+def teacher_content(config: RunConfig) -> str:
+    """Return `content_of` for the teacher; "" if there is none.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    teacher = config.training.distillation.teacher
+    return content_of(teacher, config) if teacher else ""
+
+
 def note_base(folder: Path, config: RunConfig) -> None:
     """Write a note beside adapters that identifies their base model."""
     content = {"address": config.model.base, "content": base_content(config)}

@@ -125,8 +125,8 @@ def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    # A tokenizer from another repository has its own commits.
-    own = config.model.base in (None, address)
+    # A tokenizer from another repository, or a teacher, has its own commits.
+    own = address == (config.model.base or config.model.tokenizer)
     revision = config.model.revision if own else None
     try:
         name = address.removeprefix("hub:")

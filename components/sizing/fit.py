@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from steadytrain.components.memory.companion import teacher_of
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.batch import REPLICATED
@@ -182,6 +183,13 @@ def at(
         optim=option.optim,
         cuda=job.machine.gpu.cuda,
         weight_copies=config.training.weight_copies,
+        companion=teacher_of(
+            config,
+            half=job.precision != "fp32",
+            length=length or config.data.sequence_length,
+        ),
+        contrasts=config.training.contrastive.on,
+        returns_states=config.training.batch_contrastive.on,
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node
@@ -199,8 +207,8 @@ def _best(job: Workload, option: TrainingOption) -> Choice:
 
 def _micro_batches(job: Workload) -> Iterable[int]:
     """Return the sizes to try, largest first; only the user's value if it is set."""
-    if job.config.training.micro_batch_size is not None:
-        return (job.config.training.micro_batch_size,)
+    if job.config.training.micro_batch is not None:
+        return (job.config.training.micro_batch,)
     if job.short_of_memory:
         return (1,)
     share = plan_batch(job.global_batch, job.machine.ranks, limit=1).gradient_accumulation_steps

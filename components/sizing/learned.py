@@ -57,6 +57,12 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         "world_size": world_size,
         "gradient_checkpointing": training.gradient_checkpointing,
     }
+    if training.distillation.on:
+        decides["teacher"] = training.distillation.teacher
+    if training.contrastive.on:
+        decides["contrasts"] = True
+    if training.batch_contrastive.on:
+        decides["rows"] = training.batch_contrastive.rows
     return Workspace.of(config).learned(value_digest(decides))
 
 

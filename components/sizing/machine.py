@@ -114,7 +114,7 @@ class Workload:
     def global_batch(self) -> int:
         """The user's value; on a small card with an open batch size, 16 sequences per rank."""
         training = self.config.training
-        open_ = training.micro_batch_size is None and not self.given("training.global_batch_size")
+        open_ = training.micro_batch is None and not self.given("training.global_batch_size")
         if self.short_of_memory and open_:
             return 16 * self.machine.ranks
         return training.global_batch_size

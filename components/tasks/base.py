@@ -153,6 +153,7 @@ class Task:
 
     language_model: whether it trains a language model with the model's own head. Only then can the
         head be frozen and quantized, and lm-eval score the model.
+    objectives: those of `training` that its loss includes, by their field.
     """
 
     encoder: Callable[[DataConfig], Encoder]
@@ -160,6 +161,7 @@ class Task:
     scorer: Callable[[RunConfig, DataRecord], Scorer]
     packager: Callable[[RunConfig, DataRecord], Packager]
     language_model: bool = False
+    objectives: frozenset[str] = frozenset()
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

@@ -18,6 +18,7 @@ CAUSAL_LM: Final = Task(
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
+    objectives=frozenset({"distillation", "contrastive"}),
 )
 # Only the choice of target tokens differs, and preprocessing makes it.
 SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
@@ -26,4 +27,5 @@ SEQUENCE_CLASSIFICATION: Final = Task(
     training=late(f"{_TASKS}.sequence_classification:SequenceClassification"),
     scorer=late(f"{_TASKS}.scoring.classification:ClassificationScorer"),
     packager=late(f"{_TASKS}.sequence_classification:ClassifierPackager"),
+    objectives=frozenset({"distillation", "batch_contrastive"}),
 )

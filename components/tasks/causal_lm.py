@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.contrastive import document_spans
+from steadytrain.components.tasks.distillation import Teaching, taught_loss
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
-from steadytrain.components.tasks.loss_request import request_loss
-from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.loss_request import Contrast, request_loss
+from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.packing import (
     IGNORED,
@@ -25,7 +30,11 @@ from steadytrain.components.tasks.packing import (
     collate_rows,
     keeps_documents_apart,
 )
+from steadytrain.components.tasks.teacher import FIELD, Teacher, check_vocabulary
 from steadytrain.components.tasks.text import TextTraining
+
+_NOT_FOR_MODELS: Final = ("targets", "lengths", "spans")
+"""Entries of a micro-batch that the model does not get."""
 
 
 class CausalLanguageModel(TextTraining):
@@ -35,6 +44,7 @@ class CausalLanguageModel(TextTraining):
     auto = "AutoModelForCausalLM"
     packed = True
     by_document = False
+    teacher: Teacher | None = None
 
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForCausalLM
@@ -47,24 +57,61 @@ class CausalLanguageModel(TextTraining):
         from steadytrain.components.tasks.fused_head import fuse_head
 
         remarks = []
-        if why := fuse_head(model):
+        why = fuse_head(model)
+        if why and self.config.training.contrastive.on:
+            raise BadInput(
+                f"training.contrastive needs the input of the model's head: {why}",
+                remedy="leave it out, or use another model",
+            )
+        if why:
             remarks.append(f"the loss computes the logits of a whole micro-batch at once: {why}")
         if why := attend_by_document(model, len(self.tokenizer)):
             remarks.append(f"attention also computes padding and pairs across documents: {why}")
         self.by_document = not why
+        if self.config.training.distillation.on:
+            remarks += self._get_teacher(model)
+        return remarks
+
+    def _get_teacher(self, student: torch.nn.Module) -> Sequence[str]:
+        """Load the teacher. Both models then attend in the way that both support."""
+        from transformers import AutoModelForCausalLM
+
+        from steadytrain.components.tasks.fused_head import fuse_head
+
+        settings = self.config.training.distillation
+        model = load_frozen(
+            AutoModelForCausalLM, settings.teacher, FIELD, self.config, self.data, self.tokenizer
+        )
+        check_vocabulary(model, student, settings.teacher)
+        remarks = []
+        if why := fuse_head(model):
+            remarks.append(f"the teacher's logits of a whole micro-batch exist at once: {why}")
+        self.packed = self.packed and keeps_documents_apart(model, len(self.tokenizer))
+        if self.by_document and (why := attend_by_document(model, len(self.tokenizer))):
+            remarks.append(f"attention also computes pairs across documents: the teacher: {why}")
+            self.by_document = False
+        self.teacher = Teacher(model, settings)
         return remarks
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         if self.by_document:
-            return collate_packed(rows)
-        collate = collate_rows if self.packed else collate_apart
-        return collate(rows, self.pad_token_id)
+            batch = collate_packed(rows)
+        else:
+            collate = collate_rows if self.packed else collate_apart
+            batch = collate(rows, self.pad_token_id)
+        if self.config.training.contrastive.on:
+            batch["spans"] = document_spans(batch)
+        return batch
 
     def weight(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(next_token_loss(model, batch, self.config.training.label_smoothing_factor))
+        teaching = self.teacher.teach(token_logits, batch) if self.teacher else None
+        smoothing = self.config.training.label_smoothing_factor
+        settings = self.config.training.contrastive
+        contrast = Contrast(batch["spans"], settings) if settings.on else None
+        return LossSum(next_token_loss(model, batch, smoothing, teaching, contrast))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": next_token_loss(model, batch).item(), "weight": self.weight(batch)}
@@ -81,18 +128,40 @@ class LanguageModelPackager(TransformersPackager):
     pipeline = "text-generation"
 
 
-def next_token_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
-    """Return the summed cross-entropy of a micro-batch, in nats.
+def token_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the logits of a micro-batch, or what the head is requested to return instead.
 
-    Every forward pass and loss of this task is computed here.
+    Every forward pass of this task is here.
     """
-    inputs = {key: value for key, value in batch.items() if key not in ("targets", "lengths")}
+    inputs = {key: value for key, value in batch.items() if key not in _NOT_FOR_MODELS}
     documents = Documents(batch["lengths"]) if "lengths" in batch else None
-    with request_loss(batch["targets"], smoothing) as request, pass_documents(documents) as extra:
+    with pass_documents(documents) as extra:
         logits: torch.Tensor = model(**inputs, **extra, use_cache=False).logits
+    return logits
+
+
+def next_token_loss(
+    model: torch.nn.Module,
+    batch: Batch,
+    smoothing: float = 0.0,
+    teaching: Teaching | None = None,
+    contrast: Contrast | None = None,
+) -> torch.Tensor:
+    """Return the summed loss of a micro-batch: the cross-entropy in nats, and other objectives.
+
+    Args:
+        contrast: only for a model with a fused head.
+    """
+    with request_loss(batch["targets"], smoothing, teaching, contrast) as request:
+        logits = token_logits(model, batch)
     if request.loss is not None:
-        # The model's wrappers attached their backward work to this output, not to `asked.loss`.
+        # The model's wrappers attached their backward work to this output, not to `request.loss`.
         return logits
+    if teaching is not None:
+        kept = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
+        some = replace(teaching, logits=lambda rows: teaching.logits(kept[rows]))
+        found = logits.flatten(0, 1).float()[kept]
+        return taught_loss(found, batch["targets"].flatten()[kept], some, smoothing)
     return functional.cross_entropy(
         logits.flatten(0, 1).float(),
         batch["targets"].flatten(),

@@ -16,6 +16,12 @@ _LEAST_ROWS: Final = 256
 _CACHED: Final = 2**18
 """Logits per block, 1 MiB in 32 bits: what fits into the cache of one CPU core."""
 
+_COMPARED: Final = 2**22
+"""Logits per block that are compared with a teacher's, or similarities of token states. Either
+takes several copies in 32 bits."""
+COMPARISON_COPIES: Final = 7
+"""The number of those copies at their peak."""
+
 QUANTIZED_BLOCK: Final = 64
 """Consecutive values in a row of a quantized head that share a scale."""
 HEAD_BITS: Final = {"4bit": 4 + 32 / QUANTIZED_BLOCK, "8bit": 8 + 32 / QUANTIZED_BLOCK}
@@ -43,6 +49,16 @@ def check_head_width(width: int, bits: str) -> None:
 def chunk_rows(vocabulary: int) -> int:
     """Return the number of rows of logits per chunk."""
     return max(_LEAST_ROWS, _VALUES // vocabulary)
+
+
+def comparison_rows(vocabulary: int) -> int:
+    """Return the number of rows of logits that are compared with a teacher's at a time."""
+    return max(16, _COMPARED // vocabulary)
+
+
+def similarity_rows(length: int) -> int:
+    """Return the number of token states whose similarities with a document are computed at once."""
+    return max(1, _COMPARED // length)
 
 
 def product_rows(width: int) -> int:

@@ -13,23 +13,19 @@ import torch
 
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.loss_request import request_loss, requested_loss
+from steadytrain.components.tasks.loss_request import head_request, request_loss
 
 
 class FusedHead(torch.nn.Linear):
-    """A linear layer that returns the loss when it is requested."""
+    """A linear layer that returns the loss, or its input, when that is requested."""
 
     # In a compiled graph, the targets would be a constant.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
-        request = requested_loss()
+        request = head_request()
         if request is None:
             return super().forward(input)
-        request.loss = summed_loss(
-            input, self.weight, self.bias, request.targets, request.smoothing
-        )
-        return request.loss
+        return request.answer(input, self.weight, self.bias)
 
 
 class FusedFrozenHead(FrozenHead):
@@ -37,13 +33,10 @@ class FusedFrozenHead(FrozenHead):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as its base has it
-        request = requested_loss()
+        request = head_request()
         if request is None:
             return super().forward(input)
-        request.loss = summed_loss(
-            input, self.matrix, self.bias, request.targets, request.smoothing
-        )
-        return request.loss
+        return request.answer(input, self.matrix, self.bias)
 
 
 _FUSED: Final = {torch.nn.Linear: FusedHead, FrozenHead: FusedFrozenHead}

@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
+from steadytrain.components.tasks.distillation import Teaching, turn_into_gradient
 from steadytrain.components.tasks.liger import has_kernel_for, liger_loss
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.product_type import product_type
@@ -27,6 +28,7 @@ def summed_loss(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     smoothing: float = 0.0,
+    teaching: Teaching | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy of `hidden @ weight.T + bias`, summed over the targets, in nats.
 
@@ -39,6 +41,7 @@ def summed_loss(
         targets: (...), int64. Rows whose target is IGNORED don't count.
         smoothing: share of each target that is spread evenly over the vocabulary (label smoothing
             as in `torch.nn.functional.cross_entropy`; Szegedy et al. 2016).
+        teaching: what a teacher says about each row; the loss is then `distillation.taught_loss`.
 
     Returns:
         A scalar, float32, differentiable once.
@@ -51,8 +54,8 @@ def summed_loss(
     dtype = product_type(hidden.device, weight.dtype)
     rows, wanted = hidden.flatten(0, -2), targets.flatten()
     if not torch.is_grad_enabled():
-        return _pass(rows, weight, bias, wanted, _Options(dtype, smoothing)).loss
-    loss: torch.Tensor = _SummedLoss.apply(rows, weight, bias, wanted, dtype, smoothing)
+        return _pass(rows, weight, bias, wanted, _Options(dtype, smoothing, teaching)).loss
+    loss: torch.Tensor = _SummedLoss.apply(rows, weight, bias, wanted, dtype, smoothing, teaching)
     return loss
 
 
@@ -65,6 +68,7 @@ class _Options:
 
     dtype: torch.dtype
     smoothing: float
+    teaching: Teaching | None = None
     for_hidden: bool = False
     for_weight: bool = False
     for_bias: bool = False
@@ -96,8 +100,9 @@ class _SummedLoss(torch.autograd.Function):
         targets: torch.Tensor,
         dtype: torch.dtype,
         smoothing: float,
+        teaching: Teaching | None,
     ) -> torch.Tensor:
-        options = _Options(dtype, smoothing, *ctx.needs_input_grad[:3])
+        options = _Options(dtype, smoothing, teaching, *ctx.needs_input_grad[:3])
         found = _pass(hidden, weight, bias, targets, options)
         ctx.gradients = (found.hidden, found.weight, found.bias)
         return found.loss
@@ -109,7 +114,7 @@ class _SummedLoss(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("the fused loss has been differentiated already")
         scaled = (None if item is None else item.mul_(outputs[0]) for item in gradients)
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def _pass(
@@ -143,7 +148,7 @@ def _pass(
         logits = _logits(rows[place], head)
         if bias is not None:
             logits += bias.to(dtype)
-        errors = _loss_and_errors(logits, wanted[place], found, options)
+        errors = _loss_and_errors(logits, wanted[place], kept[place], found, options)
         if options.differentiate:
             _add_gradients(found, errors, rows, head, place)
         del logits, errors
@@ -167,7 +172,11 @@ def _kept(targets: torch.Tensor) -> torch.Tensor:
 
 
 def _loss_and_errors(
-    logits: torch.Tensor, targets: torch.Tensor, found: _Found, options: _Options
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    kept: torch.Tensor,
+    found: _Found,
+    options: _Options,
 ) -> torch.Tensor:
     """Turn a chunk's logits into their gradient, and accumulate the loss and the bias's gradient.
 
@@ -177,10 +186,16 @@ def _loss_and_errors(
     Args:
         logits: (rows, vocabulary), overwritten.
         targets: (rows, 1).
+        kept: (rows), their indices in the micro-batch.
 
     Returns:
         (rows, vocabulary), in the dtype and memory of `logits`.
     """
+    if options.teaching is not None:
+        found.loss += turn_into_gradient(logits, targets, kept, options.teaching, options.smoothing)
+        if found.bias is not None:
+            found.bias += logits.sum(0, dtype=torch.float32)
+        return logits
     if has_kernel_for(logits):
         found.loss += liger_loss(
             logits, targets, options.smoothing, differentiate=options.differentiate

@@ -1,4 +1,4 @@
-"""Request the loss from a model's head, instead of logits: see fused_head.py.
+"""Request the loss, or its own input, from a model's head instead of logits: see fused_head.py.
 
 This is a separate module because fused_head.py keeps heads out of compiled graphs, and the import
 for that takes seconds.
@@ -7,39 +7,134 @@ for that takes seconds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+
+from steadytrain.components.shared.config import ContrastiveConfig
+from steadytrain.components.tasks.contrastive import Span, similarity_loss
+from steadytrain.components.tasks.distillation import Teaching
+from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.quantized import QuantizedMatrix
+
+
+class HeadRequest(Protocol):
+    """What a fused head computes instead of logits."""
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return what the head returns.
+
+        Args:
+            hidden: (rows, length, width), the head's input.
+            weight: (vocabulary, width).
+        """
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A contrastive loss to add: the documents of the micro-batch, and how to compute it."""
+
+    spans: Sequence[Span]
+    settings: ContrastiveConfig
 
 
 class LossRequest:
     """A request for a loss.
 
     targets: (rows, length), int64. smoothing: share of each target that is spread over all classes.
+    teaching: what a teacher says about these rows; None without a teacher.
+    contrast: what to add; None without a contrastive loss.
     loss: the head's answer. None means that the model has no such head.
     """
 
-    def __init__(self, targets: torch.Tensor, smoothing: float) -> None:
-        self.targets = targets
-        self.smoothing = smoothing
+    def __init__(
+        self,
+        targets: torch.Tensor,
+        smoothing: float,
+        teaching: Teaching | None = None,
+        contrast: Contrast | None = None,
+    ) -> None:
+        self.targets, self.smoothing = targets, smoothing
+        self.teaching, self.contrast = teaching, contrast
         self.loss: torch.Tensor | None = None
 
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        self.loss = summed_loss(hidden, weight, bias, self.targets, self.smoothing, self.teaching)
+        if self.contrast is not None:
+            settings = self.contrast.settings
+            added = similarity_loss(hidden, self.contrast.spans, settings)
+            self.loss = self.loss + settings.weight * added
+        return self.loss
 
-_request: ContextVar[LossRequest | None] = ContextVar("_request", default=None)
+
+class StatesRequest:
+    """A request for the head's input and its own tensors.
+
+    hidden: (rows, length, width). None means that the model has no such head.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: torch.Tensor | None = None
+        self.weight: torch.Tensor
+        self.bias: torch.Tensor | None
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        assert isinstance(weight, torch.Tensor), "only a trained model's head is quantized"
+        self.hidden, self.weight, self.bias = hidden, weight, bias
+        return hidden
+
+
+_request: ContextVar[HeadRequest | None] = ContextVar("_request", default=None)
 
 
 @contextlib.contextmanager
-def request_loss(targets: torch.Tensor, smoothing: float = 0.0) -> Iterator[LossRequest]:
+def request_loss(
+    targets: torch.Tensor,
+    smoothing: float = 0.0,
+    teaching: Teaching | None = None,
+    contrast: Contrast | None = None,
+) -> Iterator[LossRequest]:
     """Within this context, a fused head returns the summed loss instead of logits."""
-    request = LossRequest(targets, smoothing)
+    request = LossRequest(targets, smoothing, teaching, contrast)
+    with _requested(request):
+        yield request
+
+
+@contextlib.contextmanager
+def request_states() -> Iterator[StatesRequest]:
+    """Within this context, a fused head returns its input instead of logits."""
+    request = StatesRequest()
+    with _requested(request):
+        yield request
+
+
+@contextlib.contextmanager
+def _requested(request: HeadRequest) -> Iterator[None]:
     token = _request.set(request)
     try:
-        yield request
+        yield
     finally:
         _request.reset(token)
 
 
-def requested_loss() -> LossRequest | None:
+def head_request() -> HeadRequest | None:
     """Return the current request to the head. None means that logits are wanted."""
     return _request.get()

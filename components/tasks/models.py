@@ -59,6 +59,44 @@ def build(
     return model
 
 
+def load_frozen(
+    auto: Any,
+    address: str | None,
+    field: str,
+    config: RunConfig,
+    data: DataRecord,
+    tokenizer: Any,
+) -> torch.nn.Module:
+    """Return another model that only answers: frozen, in evaluation mode, in host memory.
+
+    Its weights have the precision of the forward pass. Code that comes with it never runs.
+
+    Args:
+        auto: Transformers' auto class for the kind of model.
+        field: names the address in errors.
+
+    Raises:
+        BadInput: the model cannot be used with this data.
+    """
+    folder = resolve_model(str(address), config)
+    if has_code(folder):
+        raise BadInput(
+            f"{field} = {address!r}: it comes with code, which runs for model.base only",
+            remedy="use a model that Transformers has built in",
+        )
+    training = config.training
+    half = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
+    how = {"dtype": half, "trust_remote_code": False}
+    with foreign(
+        f"{field}: {folder} cannot be loaded",
+        "give a folder that Transformers' from_pretrained reads",
+    ):
+        model = _loaded(auto, folder, tokenizer, {}, how, field)
+        _check_vocabulary(model, tokenizer, field)
+        _check_length(model, data.sequence_length, field)
+    return model.eval().requires_grad_(False)
+
+
 def _foreign(folder: Path | None, config: RunConfig) -> AbstractContextManager[None]:
     if folder is None:
         return foreign(
@@ -119,13 +157,14 @@ def _loaded(
     tokenizer: Any,
     settings: Mapping[str, Any],
     how: Mapping[str, Any],
+    field: str = "model.base",
 ) -> torch.nn.Module:
     if not any(_weights(folder)):
         raise BadInput(
-            f"model.base: {folder} contains no weights ({' or '.join(_WEIGHTS)})",
+            f"{field}: {folder} contains no weights ({' or '.join(_WEIGHTS)})",
             remedy="give a folder with weights, or set model.config to train from scratch",
         )
-    _check_tokenizer(folder, tokenizer)
+    _check_tokenizer(folder, tokenizer, field)
     new_head = "num_labels" in settings
     try:
         model, report = auto.from_pretrained(
@@ -142,7 +181,7 @@ def _loaded(
         if has_code(folder) and not how["trust_remote_code"]:
             raise needs_code(folder) from error
         raise
-    check_whole(model, report, folder, new_head=new_head)
+    check_whole(model, report, folder, new_head=new_head, field=field)
     loaded: torch.nn.Module = model
     return loaded
 
@@ -191,35 +230,37 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     return {"dtype": half, "quantization_config": quantization, "device_map": {"": device}}
 
 
-def _check_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """If the base model has a tokenizer, check that its tokens have the same ids as in the data."""
+def _check_tokenizer(folder: Path, tokenizer: Any, field: str) -> None:
+    """If the model has a tokenizer, check that its tokens have the same ids as in the data."""
     if not (folder / "tokenizer_config.json").is_file():
         return
-    own = load_tokenizer(folder, "model.base").get_vocab()
+    own = load_tokenizer(folder, field).get_vocab()
     used = tokenizer.get_vocab()
     wrong = [token for token, index in own.items() if used.get(token) != index]
     if wrong:
         raise BadInput(
-            f"model.base: {len(wrong)} of the {len(own)} tokens of {folder} have another id in "
+            f"{field}: {len(wrong)} of the {len(own)} tokens of {folder} have another id in "
             f"the data's tokenizer, such as {wrong[0]!r}",
-            remedy="leave model.tokenizer out, so that the base model's own is used",
+            remedy="leave model.tokenizer out, so that the base model's own is used"
+            if field == "model.base"
+            else f"prepare the data with its tokenizer: set model.tokenizer to {folder}",
         )
 
 
-def _check_vocabulary(model: Any, tokenizer: Any) -> None:
+def _check_vocabulary(model: Any, tokenizer: Any, field: str = "the model") -> None:
     size = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > size:
         raise BadInput(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}",
+            f"the tokenizer has {len(tokenizer)} tokens, {field}'s vocabulary {size}",
             remedy="use the model's own tokenizer, or leave model.config.vocab_size out",
         )
 
 
-def _check_length(model: Any, length: int) -> None:
+def _check_length(model: Any, length: int, field: str = "the model") -> None:
     limit = _longest(model)
     if limit is not None and length > limit:
         raise BadInput(
-            f"data.sequence_length = {length}: the model takes at most {limit} tokens",
+            f"data.sequence_length = {length}: {field} takes at most {limit} tokens",
             remedy=f"set it to {limit} or less, or use a model with more positions",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -48,14 +49,17 @@ def open_encoder(data: DataConfig) -> Encoder:
 
 
 def check_task(config: RunConfig) -> None:
-    """Reject settings that only language models have, for a task that trains something else.
+    """Reject settings that the task does not read.
 
-    The task is imported only if there are such settings.
+    The task is imported only if there are settings that not every task reads.
 
     Raises:
         BadInput: the task cannot be imported.
         ConfigError: with every such setting.
     """
+    asked = config.training.objectives
+    if asked:
+        _check_objectives(config, asked)
     task, bits, scored = config.data.task, config.model.adapter.frozen_head, config.evaluation.tasks
     found = []
     if bits != "as_loaded":
@@ -65,6 +69,23 @@ def check_task(config: RunConfig) -> None:
         why = f"lm-eval's tasks are for language models, and data.task is {task}"
         found.append(Problem("evaluation.tasks", repr(scored), why, "leave them out"))
     if found and not load_task(task).language_model:
+        raise ConfigError(found)
+
+
+def _check_objectives(config: RunConfig, asked: Sequence[str]) -> None:
+    task = config.data.task
+    known = load_task(task).objectives
+    found = [
+        Problem(
+            f"training.{name}",
+            repr(getattr(config.training, name).model_dump(exclude_unset=True)),
+            f"the loss of data.task {task} does not include it",
+            "leave it out, or use a task that does",
+        )
+        for name in asked
+        if name not in known
+    ]
+    if found:
         raise ConfigError(found)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
+from steadytrain.components.tasks.distillation import taught_loss
+from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels
 from steadytrain.components.tasks.text import TextTraining
 
 
@@ -20,6 +24,7 @@ class SequenceClassification(TextTraining):
     task = "sequence_classification"
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
+    teacher: Teacher | None = None
 
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForSequenceClassification
@@ -38,6 +43,18 @@ class SequenceClassification(TextTraining):
             pad_token_id=self.pad_token_id,
         )
 
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        from transformers import AutoModelForSequenceClassification as Auto
+
+        settings = self.config.training.distillation
+        if settings.on:
+            found = load_frozen(
+                Auto, settings.teacher, FIELD, self.config, self.data, self.tokenizer
+            )
+            check_labels(found, self.data.labels, settings.teacher)
+            self.teacher = Teacher(found, settings)
+        return super().ready(model)
+
     def collate(self, rows: Sequence[Row]) -> Batch:
         return collate_padded(rows, self.pad_token_id)
 
@@ -45,7 +62,21 @@ class SequenceClassification(TextTraining):
         return len(batch["targets"])
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(class_loss(model, batch, self.config.training.label_smoothing_factor))
+        training, targets = self.config.training, batch["targets"]
+        smoothing, contrast = training.label_smoothing_factor, training.batch_contrastive
+        # The teacher comes first: the student's activations do not exist yet.
+        teaching = self.teacher.teach(class_logits, batch) if self.teacher else None
+        given = class_output(model, batch, states=contrast.on)
+        logits = given.logits.float()
+        if teaching is None:
+            total = _summed_loss(logits, targets, smoothing)
+        else:
+            total = taught_loss(logits, targets, teaching, smoothing)
+        if contrast.on:
+            rows = pooled(given.hidden_states[-1], batch["attention_mask"])
+            compared = supervised_contrastive_loss(rows, targets, contrast.temperature)
+            total = total + contrast.weight * compared
+        return LossSum(total)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         logits, targets = class_logits(model, batch), batch["targets"]
@@ -80,10 +111,20 @@ def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
     return {"input_ids": ids, "attention_mask": mask, "targets": labels}
 
 
+def class_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
+    """Return what Transformers' classifier returns for a micro-batch.
+
+    Args:
+        states: whether that includes the states of all layers.
+    """
+    extra = {"output_hidden_states": True} if states else {}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return model(**inputs, **extra)
+
+
 def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Return the logits (rows, classes) of a micro-batch, float32."""
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    logits: torch.Tensor = model(**inputs).logits.float()
+    logits: torch.Tensor = class_output(model, batch).logits.float()
     return logits
 
 

@@ -42,7 +42,7 @@ def _memory(config: RunConfig, shape: Shape) -> int:
         adapter.frozen_embeddings,
         adapter.frozen_head,
     )
-    return at(job, option, training.micro_batch_size or 1).memory.total
+    return at(job, option, training.micro_batch or 1).memory.total
 
 
 def _gpu(config: RunConfig) -> Gpu:

@@ -208,7 +208,7 @@ class Bench:
         self.workspace.config.write_text(self.config.to_yaml())
         self.data.save(self.root / "data.json")
         training = self.config.training
-        plan = plan_batch(training.global_batch_size, ranks, training.micro_batch_size)
+        plan = plan_batch(training.global_batch_size, ranks, training.micro_batch)
         folder = self.workspace.folder / "attempts" / str(number)
         AttemptSpec(
             attempt=number,

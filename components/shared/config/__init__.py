@@ -17,6 +17,7 @@ from steadytrain.components.shared.config.evaluation import (
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
+from steadytrain.components.shared.config.objectives import ContrastiveConfig, DistillationConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.run import RunConfig
@@ -28,8 +29,10 @@ __all__ = [
     "AdapterConfig",
     "Columns",
     "ComputeConfig",
+    "ContrastiveConfig",
     "DataConfig",
     "Dimension",
+    "DistillationConfig",
     "EvaluationConfig",
     "GateConfig",
     "ModelConfig",

@@ -28,6 +28,7 @@ _UNITS = {
     "sequence_length": "tokens",
     "vocab_size": "tokens",
     "batch_size": "sequences",
+    "batch_contrastive.rows": "sequences",
     "_epochs": "epochs",
     "max_steps": "optimizer steps",
     "logging_steps": "optimizer steps",

@@ -45,6 +45,8 @@ DIAGNOSIS: Final = "diagnosis"
 ALERTS: Final = "alerts"
 """Names of the sinks that the section `observability` or the environment turns on, because a
 setting of `tracking` would make a different run."""
+SMALLER_MICRO_BATCH: Final = "smaller micro-batch"
+"""What an objective that compares the rows of a micro-batch does not support."""
 _SETTINGS: Final = {
     PROMETHEUS: "observability.prometheus_port",
     DIAGNOSIS: "observability.diagnosis",
@@ -112,10 +114,11 @@ class RunConfig(Section):
                 f"is not divisible by compute.nproc_per_node {self.compute.nproc_per_node}{nodes}",
                 f"for example {batch - batch % ranks or ranks}",
             )
-        micro = self.training.micro_batch_size
+        micro = self.training.micro_batch
         if micro is not None and (batch // ranks) % micro:
+            contrasts = self.training.batch_contrastive.on
             raise at_odds(
-                "training.micro_batch_size",
+                f"training.{'batch_contrastive.rows' if contrasts else 'micro_batch_size'}",
                 micro,
                 f"does not divide the {batch // ranks} sequences that each rank has in a global "
                 "batch",
@@ -208,6 +211,29 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _only_pytorch_has_objectives(self) -> Self:
+        for name in self.training.objectives if self.model.framework != "pytorch" else ():
+            raise at_odds(
+                f"training.{name}",
+                getattr(self.training, name).model_dump(exclude_unset=True),
+                f"the loop of model.framework {self.model.framework} does not read it",
+                "leave it out, or use model.framework pytorch",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fewer_nodes_keep_the_micro_batch(self) -> Self:
+        if self.training.batch_contrastive.on and self.recovery.min_nodes is not None:
+            raise at_odds(
+                "recovery.min_nodes",
+                self.recovery.min_nodes,
+                "on fewer nodes the micro-batch may change, and training.batch_contrastive "
+                "compares the rows of a micro-batch",
+                "leave one of the two out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_cpu_has_no_4_bit(self) -> Self:
         if self.compute.device == "cpu" and self.model.adapter.kind == "qlora":
             raise at_odds(
@@ -258,8 +284,13 @@ class RunConfig(Section):
         """Return the setting that does not support something, as field and value; "" if none.
 
         Args:
-            feature: the name of a strategy, or "cpu".
+            feature: the name of a strategy, "cpu", or SMALLER_MICRO_BATCH.
         """
+        if feature == SMALLER_MICRO_BATCH:
+            on = self.training.batch_contrastive.on
+            return (
+                "training.batch_contrastive, which compares the rows of a micro-batch" if on else ""
+            )
         setting, needed = "", {feature}
         if feature != "cpu":
             setting, needed = self.not_supported_by(feature), strategy_features(feature)

@@ -22,6 +22,13 @@ from steadytrain.components.shared.config.base import (
     at_odds,
     check_plugins,
 )
+from steadytrain.components.shared.config.objectives import (
+    OBJECTIVES,
+    BatchContrastiveConfig,
+    ContrastiveConfig,
+    DistillationConfig,
+    objectives_off,
+)
 from steadytrain.components.shared.errors import BadInput
 
 _GROUPS: Final = {
@@ -123,6 +130,9 @@ class TrainingConfig(Section):
         description="Share of each training target that is spread over all classes or tokens. "
         "Validation and evaluation use plain targets.",
     )
+    distillation: DistillationConfig = DistillationConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
+    batch_contrastive: BatchContrastiveConfig = BatchContrastiveConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
@@ -219,6 +229,16 @@ class TrainingConfig(Section):
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
         return sum(component.weight_copies for component in created)
 
+    @property
+    def micro_batch(self) -> int | None:
+        """The configured micro-batch; None if it is derived."""
+        return self.batch_contrastive.rows or self.micro_batch_size
+
+    @property
+    def objectives(self) -> list[str]:
+        """The objectives that are used, by their field."""
+        return [name for name in OBJECTIVES if getattr(self, name).on]
+
     @field_validator(*_GROUPS)
     @classmethod
     def _registered(cls, name: str, info: ValidationInfo) -> str:
@@ -267,6 +287,19 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_micro_batch(self) -> TrainingConfig:
+        rows = self.batch_contrastive.rows
+        if rows is not None and self.micro_batch_size not in (None, rows):
+            raise at_odds(
+                "training.micro_batch_size",
+                self.micro_batch_size,
+                "with training.batch_contrastive, the size of the micro-batch is part of what the "
+                f"model learns, and training.batch_contrastive.rows sets it to {rows}",
+                "leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
             raise at_odds(
@@ -281,13 +314,14 @@ class TrainingConfig(Section):
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins count only if they are set, so that a run without them keeps the identity
-    that it had before these fields existed. What is measured does not count.
+    Options of plugins and objectives count only if they are set, so that a run without them keeps
+    the identity that it had before these fields existed. What is measured does not count.
     """
+    ignored = {*WATCHING, *objectives_off(training)}
     return {
         name: value
         for name, value in training.items()
-        if name not in WATCHING and (value or name not in _OPTIONS)
+        if name not in ignored and (value or name not in _OPTIONS)
     }
 
 

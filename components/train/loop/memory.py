@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from steadytrain.components.memory.companion import teacher_of
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
@@ -19,14 +20,17 @@ def least_memory(parts: Parts) -> int:
     config: Any = getattr(parts.module, "config", None)
     if config is None:
         return 0
+    half = precision(parts.config) != "fp32"
     classes = type(parts.module).__name__.endswith("ForSequenceClassification")
     try:
         shape = shape_of(config.to_dict(), labels=config.num_labels if classes else 0)
+        length = parts.sequence_length or shape.positions
+        teacher = teacher_of(parts.config, half=half, length=length)
     except BadInput:
         return 0
     batch = parts.config.training.global_batch_size // parts.world_size
     setting = Setting(
-        length=parts.sequence_length or shape.positions,
+        length=length,
         precision=precision(parts.config),
         recompute=True,
         masked=classes,
@@ -37,5 +41,7 @@ def least_memory(parts: Parts) -> int:
         optim=parts.config.training.optim,
         cuda=parts.accelerator.device.type == "cuda",
         weight_copies=parts.config.training.weight_copies,
+        companion=teacher,
+        contrasts=parts.config.training.contrastive.on,
     )
     return peak_memory(shape, setting).total

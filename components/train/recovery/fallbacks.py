@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config.run import SMALLER_MICRO_BATCH
 from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
@@ -26,7 +27,8 @@ class Fallback:
     memory: the memory that it spares.
     min_ranks: the fewest ranks that it helps.
     before: the strategy that it replaces; "" if it works with every strategy.
-    requires: what the configuration must support: the strategy that replaces it, or "cpu".
+    requires: what the configuration must support: the strategy that replaces it, "cpu", or a
+        smaller micro-batch.
     needs_cuda: whether it helps only if the device has memory of its own.
     missing: why it is unavailable; "" if it is available.
     """
@@ -72,8 +74,9 @@ _IN_PLACE: Final = Fallback(
 """The only one for host memory. The training thread reads rows from memory-mapped files, so there
 are no data loader workers to reduce."""
 _SMALLER: Final = Fallback(
-    "smaller micro-batch",
+    SMALLER_MICRO_BATCH,
     lambda batch: replace(batch, micro_batch_size=max(1, batch.micro_batch_size // 2)),
+    requires=SMALLER_MICRO_BATCH,
 )
 _RECOMPUTE: Final = Fallback(
     "activation checkpointing", lambda batch: replace(batch, gradient_checkpointing=True)
@@ -86,7 +89,7 @@ _OFFLOAD: Final = Fallback(
     needs_cuda=True,
 )
 Conflict = Callable[[str], str]
-"""Returns the setting that does not support a strategy, or "cpu"; "" if none."""
+"""Returns the setting that does not support a feature (`Fallback.requires`); "" if none."""
 
 
 def all_fallbacks(strategies: Iterable[str]) -> tuple[Fallback, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.base_model import base_content
+from steadytrain.components.shared.base_model import base_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.config.training import WATCHING, identifying
@@ -48,6 +48,7 @@ _REORDERING = {
 _MEANING = {
     "data.fingerprint": " (the data differ, or another version of steadytrain prepared them)",
     "base.content": " (the files of model.base have changed)",
+    "teacher.content": " (the files of training.distillation.teacher have changed)",
 }
 MAY_DIFFER = (
     f"{', '.join([*(f'training.{name}' for name in NEUTRAL), *FREE_FIELDS])}, and all of "
@@ -58,15 +59,17 @@ MAY_DIFFER = (
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     """Return a digest of everything that determines the final weights.
 
-    For the base model, the content counts, not the address.
+    For the base model and the teacher, the content counts, not the address.
 
     Raises:
-        BadInput, StorageError: the base model's content cannot be determined.
+        BadInput, StorageError: the content of one of them cannot be determined.
     """
     training = identifying(config.training.model_dump(mode="json", exclude=set(NEUTRAL)))
     model = config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
     if config.model.base:
         model["base"] = base_content(config)
+    if teacher := teacher_content(config):
+        training["distillation"]["teacher"] = teacher
     code = plugin_code(config)
     return value_digest([data.fingerprint, model, training, *([code] if code else [])])
 
@@ -117,6 +120,8 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
     found = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
     if config.model.base:
         found["base"] = {"content": base_content(config)}
+    if teacher := teacher_content(config):
+        found["teacher"] = {"content": teacher}
     return found | {"plugins": plugin_code(config) | strategy_code(config)}
 
 

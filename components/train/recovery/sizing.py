@@ -120,7 +120,7 @@ class Sizing:
     def _derived(self, nodes: int) -> BatchPlan:
         training, all_nodes = self.config.training, self.config.compute.nodes
         ranks = self.world_size * nodes // all_nodes
-        micro = training.micro_batch_size
+        micro = training.micro_batch
         if micro is not None and nodes < all_nodes:
             # It may not divide the new shares, so treat it as an upper bound.
             plan = plan_batch(training.global_batch_size, ranks, limit=micro)

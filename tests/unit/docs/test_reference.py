@@ -44,6 +44,8 @@ WITHOUT_UNIT = {
     "reduction_factor",
     "schema_version",
     "seed",
+    "temperature",
+    "weight",
     "weight_decay",
 }
 """Numbers that are ratios, factors or names."""

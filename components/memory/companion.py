@@ -1,0 +1,61 @@
+"""A frozen model that each rank runs next to the one that trains, such as a teacher."""
+
+from __future__ import annotations
+
+import functools
+
+from steadytrain.components.memory.architectures import architecture_of
+from steadytrain.components.memory.model import any_shape, label_count
+from steadytrain.components.memory.setting import FP32, Companion
+from steadytrain.components.memory.shape import Shape
+from steadytrain.components.shared.config import ModelConfig, RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.chunks import COMPARISON_COPIES, comparison_rows
+
+
+def teacher_of(config: RunConfig, *, half: bool, length: int) -> Companion | None:
+    """Return what the teacher needs; None without one.
+
+    Args:
+        half, length: as for `companion_of`.
+
+    Raises:
+        BadInput: its architecture is unknown, or can't be built here.
+    """
+    address = config.training.distillation.teacher
+    if address is None:
+        return None
+    return companion_of(_teacher(address, label_count(config)), half=half, length=length)
+
+
+@functools.cache
+def _teacher(address: str, labels: int) -> Shape:
+    try:
+        return any_shape(architecture_of(ModelConfig(base=address)), labels)
+    except BadInput as error:
+        raise BadInput(
+            f"training.distillation.teacher = {address!r}: {error.message}", remedy=error.remedy
+        ) from error
+
+
+def companion_of(shape: Shape, *, half: bool, length: int) -> Companion:
+    """Return what a model of this shape needs, complete on each rank and without gradients.
+
+    Args:
+        half: whether its weights and activations have 16 bits.
+        length: tokens of a sequence, for the attention's FLOPs.
+    """
+    width = 2 if half else FP32
+    used = sum(matrix.size for matrix in shape.matrices) + shape.used
+    head = shape.hidden * (shape.labels or shape.vocabulary)
+    # The stream, its norm, and the larger half of a layer. Nothing is kept from layer to layer.
+    inside = max(2 * shape.attention + 2 * shape.key_value, 3 * shape.intermediate)
+    logits = shape.labels or (0 if shape.fused else shape.vocabulary)
+    rows = 0 if shape.labels else comparison_rows(shape.vocabulary)
+    return Companion(
+        weights=width * shape.parameters,
+        forward=width * (2 * shape.hidden + inside),
+        kept=width * (logits or shape.hidden),
+        compared=COMPARISON_COPIES * FP32 * rows * shape.vocabulary,
+        flops=2.0 * (shape.layers * used + head) + 4.0 * shape.layers * shape.attention * length,
+    )

@@ -1,0 +1,152 @@
+"""What is learned besides the targets of the data, such as from a teacher.
+
+An objective that is off is not part of a run's identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from steadytrain.components.shared.config.base import Section, at_odds, complete_address
+
+
+class ObjectiveConfig(Section):
+    """An objective that one of its fields turns on."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it is used."""
+        raise NotImplementedError
+
+    def _check_off(self, name: str, switch: str) -> None:
+        """Reject fields that nothing would read."""
+        for field in sorted(self.model_fields_set - {switch}):
+            value = getattr(self, field)
+            if not self.on and value != type(self).model_fields[field].default:
+                raise at_odds(
+                    f"training.{name}.{field}",
+                    value,
+                    f"without training.{name}.{switch}, nothing reads it",
+                    f"set training.{name}.{switch}, or leave it out",
+                )
+
+
+class DistillationConfig(ObjectiveConfig):
+    """Learning from a teacher's probabilities (Hinton et al. 2015, "Distilling the Knowledge")."""
+
+    teacher: str | None = Field(
+        None,
+        min_length=1,
+        description="Model to learn from: an address as for model.base. It has the same tokens or "
+        "labels, and each rank has it complete. None turns distillation off.",
+    )
+    temperature: float = Field(
+        2.0,
+        gt=0,
+        description="Divides the logits of teacher and student before they are compared.",
+    )
+    weight: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the teacher in the loss. The rest is the loss on the data's targets.",
+    )
+    divergence: Literal["forward", "reverse"] = Field(
+        "forward",
+        description="forward: the student covers all that the teacher finds likely; reverse: it "
+        "prefers what the teacher finds most likely.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.teacher is not None
+
+    @field_validator("teacher")
+    @classmethod
+    def _names_something(cls, address: str | None) -> str | None:
+        return None if address is None else complete_address(address)
+
+    @model_validator(mode="after")
+    def _is_read(self) -> DistillationConfig:
+        self._check_off("distillation", "teacher")
+        return self
+
+
+class ContrastiveConfig(ObjectiveConfig):
+    """Pushing the token states of a document apart (Su et al. 2022, SimCTG)."""
+
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the contrastive loss, which is added to the loss on the targets. "
+        "The paper uses 1. 0 turns it off.",
+    )
+    margin: float = Field(
+        0.5,
+        gt=0,
+        le=2,
+        description="Distance (1 minus cosine similarity) above which two states of a document "
+        "cost nothing.",
+    )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        description="Width over which the loss bends at the margin (softplus instead of the "
+        "hinge). 0 means the hinge of the paper.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.weight > 0
+
+    @model_validator(mode="after")
+    def _is_read(self) -> ContrastiveConfig:
+        self._check_off("contrastive", "weight")
+        return self
+
+
+class BatchContrastiveConfig(ObjectiveConfig):
+    """Pulling together the texts of one class in a micro-batch (Khosla et al. 2020)."""
+
+    rows: int | None = Field(
+        None,
+        ge=2,
+        description="Texts that are compared with each other: the micro-batch of every rank, in "
+        "place of training.micro_batch_size. None turns the loss off.",
+    )
+    weight: float = Field(
+        0.5, gt=0, description="Weight of this loss, which is added to the loss on the labels."
+    )
+    temperature: float = Field(
+        0.1,
+        gt=0,
+        description="Divides the cosine similarities. A lower one counts the most similar texts of "
+        "other classes more.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.rows is not None
+
+    @model_validator(mode="after")
+    def _is_read(self) -> BatchContrastiveConfig:
+        self._check_off("batch_contrastive", "rows")
+        return self
+
+
+OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
+    "distillation": DistillationConfig,
+    "contrastive": ContrastiveConfig,
+    "batch_contrastive": BatchContrastiveConfig,
+}
+"""By field of `training`."""
+
+
+def objectives_off(training: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the objectives of a dumped TrainingConfig that are not used."""
+    for name, kind in OBJECTIVES.items():
+        if name in training and not kind.model_validate(training[name]).on:
+            yield name

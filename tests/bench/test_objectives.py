@@ -1,0 +1,107 @@
+"""What objectives cost: CPU time and live memory of a forward and backward pass, by the plan too.
+
+The peer is the same pass with the plain loss. Run with
+`pytest -m bench tests/bench/test_objectives.py -s`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from steadytrain.components.memory.companion import companion_of
+from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import random_model
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.shared.config import ContrastiveConfig, DistillationConfig
+from steadytrain.components.tasks.base import Batch
+from steadytrain.components.tasks.causal_lm import next_token_loss, token_logits
+from steadytrain.components.tasks.contrastive import document_spans
+from steadytrain.components.tasks.fused_head import fuse_head
+from steadytrain.components.tasks.loss_request import Contrast
+from steadytrain.components.tasks.teacher import Teacher
+
+pytestmark = pytest.mark.bench
+LENGTH, ROWS, PASSES = 256, 4, 7
+STUDENT = {
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "max_position_embeddings": LENGTH,
+}
+TEACHER = {**STUDENT, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8}
+PLAIN = Setting(length=LENGTH, micro_batch=ROWS, cuda=False)
+Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
+
+
+def test_cost_of_objectives():
+    torch.set_num_threads(1)
+    batch = {
+        "input_ids": torch.randint(8192, (1, ROWS * LENGTH)),
+        "position_ids": torch.arange(LENGTH).repeat(ROWS)[None],
+        "targets": torch.randint(8192, (1, ROWS * LENGTH)),
+        "lengths": [LENGTH] * ROWS,
+    }
+    model = random_model(STUDENT, PLAIN)
+    frozen = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TEACHER)).eval()
+    assert not fuse_head(frozen.requires_grad_(False))
+    teacher = Teacher(frozen, DistillationConfig(teacher="above"))
+    contrast = Contrast(document_spans(batch), ContrastiveConfig(weight=1.0))
+    companion = companion_of(shape_of(TEACHER), half=False, length=LENGTH)
+    losses: dict[str, tuple[Loss, Setting]] = {
+        "plain": (next_token_loss, PLAIN),
+        "distillation": (
+            lambda model, batch: next_token_loss(
+                model, batch, teaching=teacher.teach(token_logits, batch)
+            ),
+            replace(PLAIN, companion=companion),
+        ),
+        "contrastive": (
+            lambda model, batch: next_token_loss(model, batch, contrast=contrast),
+            replace(PLAIN, contrasts=True),
+        ),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in losses}
+    for _ in range(PASSES):
+        for name, (loss, _) in losses.items():
+            began = time.process_time()
+            loss(model, batch).backward()
+            seconds[name].append(time.process_time() - began)
+    plain = statistics.median(seconds["plain"])
+    for name, (loss, setting) in losses.items():
+        ratio = statistics.median(seconds[name]) / plain
+        measured, expected = measured_peak(model, frozen, loss, batch), planned(setting)
+        print(
+            f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.0f} MB at the peak, "
+            f"{expected / 1e6:.0f} by the formula"
+        )
+
+
+def measured_peak(model: torch.nn.Module, teacher: torch.nn.Module, loss: Loss, batch: Batch):
+    """Return the peak of live tensors besides the student's state and the teacher's weights."""
+    model.zero_grad(set_to_none=True)
+    with LiveTensors() as live:
+        for module in (model, teacher):
+            for tensor in (*module.parameters(), *module.buffers()):
+                live.see(tensor, "held")
+        held = live.bytes
+        loss(model, batch).backward()
+    return live.peak - held
+
+
+def planned(setting: Setting) -> int:
+    """Return what the formula expects of the same: without the update and what outlives it."""
+    memory = peak_memory(shape_of(STUDENT), setting)
+    weights = setting.companion.weights if setting.companion else 0
+    return memory.total - memory.weights - memory.optimizer - weights

@@ -1,0 +1,171 @@
+"""Objectives in full runs: killed and resumed, and on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+
+from support import selected
+from support.forked import ForkedLauncher, train
+from support.strategies import RECIPE, Case, on_two_ranks
+from support.strategies import train as train_alone
+from support.training import (
+    CLASSES,
+    LLAMA,
+    VOCABULARY,
+    Bench,
+    class_rows,
+    losses_of,
+    weights_digest,
+    write_data,
+)
+from support.weight_digests import BERT
+
+SMALL = {
+    "max_steps": 12,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "learning_rate": 5e-3,
+    "eval_steps": 4,
+    "save_steps": 4,
+    "logging_steps": 1,
+}
+
+
+def write_teacher(folder):
+    torch.manual_seed(1)
+    fields = {**LLAMA, "hidden_size": 48, "vocab_size": VOCABULARY}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def objectives(tmp_path_factory):
+    """Return the fields of `training`, by objective."""
+    teacher = str(write_teacher(tmp_path_factory.mktemp("teacher")))
+    return {
+        "distillation": {"distillation": {"teacher": teacher, "weight": 0.7}},
+        "contrastive": {"contrastive": {"weight": 0.5}},
+    }
+
+
+class KillsOnce:
+    """Kills rank 0 at the run's first checkpoint."""
+
+    def __init__(self, launcher):
+        self.launcher, self.done = launcher, False
+
+    def emit(self, event):
+        if isinstance(event, CheckpointSaved) and not self.done:
+            self.done = True
+            self.launcher.kill(0)
+
+    def close(self):
+        pass
+
+
+def run(folder, data, sections, *, killed=False, ranks=1, strategy="auto"):
+    """Train to the end under the supervisor; return the run's workspace."""
+    bench = Bench.make(
+        folder,
+        data,
+        **sections,
+        compute={
+            "device": "cpu",
+            "nproc_per_node": ranks,
+            "threads_per_rank": 1,
+            "strategy": strategy,
+        },
+        recovery={"backoff_seconds": 0},
+    )
+    launcher = ForkedLauncher(ranks)
+    outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
+    assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
+    return bench.workspace
+
+
+@selected.each("name", ["distillation", "contrastive"], few=["distillation"])
+def test_killed_run_ends_with_the_same_weights(tmp_path, data, objectives, name):
+    sections = {"training": {**SMALL, **objectives[name]}}
+    whole = run(tmp_path / "whole", data, sections)
+    killed = run(tmp_path / "killed", data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+
+
+# Without dropout, which differs between ranks.
+STILL = {**BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LABELS = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    """Return texts, the sections of a run that has both objectives of classifiers, and the run."""
+    root = tmp_path_factory.mktemp("classified")
+    data = write_data(
+        root / "data",
+        class_rows(60),
+        class_rows(8, seed=1),
+        task="sequence_classification",
+        schema=CLASSES,
+        labels=LABELS,
+    )
+    torch.manual_seed(1)
+    fields = {**STILL, "vocab_size": VOCABULARY, "id2label": dict(enumerate(LABELS))}
+    teacher = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**fields))
+    teacher.save_pretrained(root / "teacher")
+    objectives = {
+        "distillation": {"teacher": str(root / "teacher")},
+        "batch_contrastive": {"rows": 4},
+    }
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None, **objectives}
+    sections = {"training": recipe, "model": {"config": STILL}}
+    return data, sections, run(root / "whole", data, sections)
+
+
+def test_killed_run_of_a_classifier_ends_with_the_same_weights(tmp_path, classified):
+    data, sections, whole = classified
+    killed = run(tmp_path, data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+
+
+@selected.each("shards", ["ddp", "fsdp", "zero3"], few=["ddp"])
+def test_two_ranks_compare_the_same_texts(tmp_path, classified, shards):
+    data, sections, whole = classified
+    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero3")
+
+
+@pytest.fixture(scope="module")
+def losses(request, objectives, tmp_path_factory):
+    """Return the losses by objective and strategy: on one rank ("single") and on two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    wanted = sorted(selected.selected(request, "strategy"))
+    sections = {name: {"training": {**RECIPE, **objectives[name]}} for name in objectives}
+    found = {(name, "single"): train_alone(folder / name, **sections[name]) for name in sections}
+    cases = [
+        Case(f"{name}-{strategy}", strategy, name, sections=sections[name])
+        for name in sections
+        for strategy in wanted
+    ]
+    on_ranks = on_two_ranks(folder, cases, "")
+    for case in cases:
+        found[case.single, case.strategy] = on_ranks[case.name]
+    return found
+
+
+@selected.each("strategy", STRATEGIES, few=["fsdp"])
+def test_two_ranks_match_one_and_resume_exactly(losses, objectives, strategy):
+    for name in objectives:
+        single, own = losses[name, "single"], losses[name, strategy]
+        for step, loss in own["whole"].items():
+            assert loss == pytest.approx(single[int(step)], rel=1e-4), (name, step)
+        for step, loss in own["resumed"].items():
+            assert loss == own["whole"][step], (name, step)
+        for step, loss in own["from_single"].items():
+            assert loss == pytest.approx(single[int(step)], rel=1e-4), (name, step)
