@@ -182,6 +182,10 @@ class RunConfig(Section):
             yield "bf16", "training.bf16", "true"
         if training.fp16:
             yield "fp16", "training.fp16", "true"
+        if schedule_spec(training.lr_scheduler_type).changes:
+            yield "schedule", "training.lr_scheduler_type", training.lr_scheduler_type
+        if training.adam_beta1 == 0:
+            yield "adam_beta1 0", "training.adam_beta1", "0"
 
     @model_validator(mode="after")
     def _rate_falls_to_the_last_one(self) -> Self:

@@ -100,13 +100,16 @@ class TrainingConfig(Section):
     lr_scheduler_type: str = Field(
         "cosine",
         description="Shape of the learning rate schedule after warm-up: linear, cosine, "
-        "polynomial, constant (without warm-up), constant_with_warmup, range_test (grows "
-        "exponentially from the option lowest), or a name that an installed package adds.",
+        "polynomial, cosine_with_restarts, inverse_sqrt, step_decay, warmup_stable_decay, constant "
+        "(without warm-up), constant_with_warmup, range_test (grows exponentially from the option "
+        "lowest), or a name that an installed package adds. `steadytrain plan` draws it.",
     )
     lr_scheduler_kwargs: PlainJson = Field(
         {},
-        description="Options of a schedule that an installed package adds, by name. Of the "
-        "built-in ones, only range_test has one, lowest.",
+        description="Options of the schedule, by name: num_cycles of cosine_with_restarts; "
+        "timescale of inverse_sqrt; step_size and gamma of step_decay; num_decay_steps, decay_type "
+        "and min_lr_ratio of warmup_stable_decay; lowest of range_test; or what an installed "
+        "package adds.",
     )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
@@ -128,19 +131,33 @@ class TrainingConfig(Section):
     )
     optim: str = Field(
         "adamw_torch",
-        description="Optimizer: adamw_torch, adamw_bnb_8bit, paged_adamw_8bit, or a name that an "
-        "installed package adds. The 8-bit ones keep AdamW's moments in a quarter of the memory, "
-        "and the paged one moves them to host memory when the GPU runs short. Both need CUDA.",
+        description="Optimizer: adamw_torch, adam, sgd (with momentum), adafactor, lamb, lars, "
+        "lion, muon (AdamW for embeddings, head, biases and norms), schedule_free_adamw, "
+        "adamw_bnb_8bit, paged_adamw_8bit, or a name that an installed package adds. The 8-bit "
+        "ones keep AdamW's moments in a quarter of the memory, and the paged one moves them to "
+        "host memory when the GPU runs short. Both need CUDA.",
     )
     optim_args: PlainJson = Field(
         {},
-        description="Options of an optimizer that an installed package adds, by name. The built-in "
-        "ones have none.",
+        description="Options of the optimizer, by name: momentum and nesterov of sgd; beta2_decay "
+        "and d of adafactor; momentum and trust_coefficient of lars; beta1 and beta2 of lion; "
+        "momentum, nesterov and ns_steps of muon; r and weight_lr_power of schedule_free_adamw; or "
+        "what an installed package adds.",
     )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
+    adam_beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="Decay of the first moment of AdamW, and of adam, lamb, schedule_free_adamw "
+        "and muon's AdamW.",
+    )
+    adam_beta2: float = Field(
+        0.999, ge=0, lt=1, description="Decay of the second moment of the same optimizers."
+    )
     adam_epsilon: float = Field(
-        1e-8, gt=0, description="Term added to AdamW's denominator for numerical stability."
+        1e-8,
+        gt=0,
+        description="Term added to the denominator of the same optimizers for numerical stability.",
     )
     bf16: bool = Field(False, description="Use bfloat16 autocast. Weights stay in float32.")
     fp16: bool = Field(False, description="Use float16 autocast with a loss scaler. Needs CUDA.")

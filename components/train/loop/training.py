@@ -24,6 +24,7 @@ from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.evaluated import evaluated_weights, exported_weights
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import Chosen, Progress
@@ -172,7 +173,10 @@ class Training:
             return False
         began = time.monotonic()
         self.components.before_validation()
-        with self.components.replaced_weights():
+        with (
+            self.components.replaced_weights(),
+            evaluated_weights(parts.strategy, parts.config.training),
+        ):
             metrics = validate(parts)
         self.components.after_validation(metrics)
         score = metrics[self.metric]
@@ -251,8 +255,10 @@ class Training:
         Raises:
             CheckpointDamaged: the weights must come from a checkpoint, and it is damaged.
         """
-        replaced = self.components.exported(self.store, chosen.step)
+        replaced = dict(self.components.exported(self.store, chosen.step))
         module = self._with_weights_of(chosen)
+        spec, training = self.parts.strategy.optimizer_spec, self.parts.config.training
+        replaced |= exported_weights(spec, training, module, self.store, chosen.step)
         with torch.no_grad():
             for name, weight in module.named_parameters():
                 if name in replaced:
