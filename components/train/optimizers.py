@@ -209,6 +209,7 @@ SCHEDULE_FREE_ADAMW: Final = OptimizerSpec(
     unsupported={
         "schedule": "it averages weights instead of lowering the learning rate, so it needs "
         "constant_with_warmup or constant",
+        "averaging": "it averages the weights itself",
         "adam_beta1 0": "it divides by beta1",
         "zero3": "it counts the steps of a group, and ZeRO-3 updates a group in several steps",
     },

@@ -68,8 +68,8 @@ class OptimizerSpec:
     numbers: keys of its Python numbers.
     unsupported: for each feature that the optimizer does not support, why. A feature is "cpu",
         "bf16", "fp16", the name of a strategy, "sharding" for every strategy that shards the
-        state, "schedule" for a rate that changes after warm-up, or "adam_beta1 0". Offloading
-        updates weights on the CPU.
+        state, "schedule" for a rate that changes after warm-up, "averaging", or "adam_beta1 0".
+        Offloading updates weights on the CPU.
     update_bytes: memory that an update needs in addition, for each trained weight.
     scaled_update_bytes: the same with a loss scaler.
     allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.

@@ -184,6 +184,8 @@ class RunConfig(Section):
             yield "fp16", "training.fp16", "true"
         if schedule_spec(training.lr_scheduler_type).changes:
             yield "schedule", "training.lr_scheduler_type", training.lr_scheduler_type
+        if training.averaging.kind != "none":
+            yield "averaging", "training.averaging.kind", training.averaging.kind
         if training.adam_beta1 == 0:
             yield "adam_beta1 0", "training.adam_beta1", "0"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -68,6 +68,32 @@ class ProfileConfig(Section):
         if steps is not None and not 0 <= steps[1] - steps[0] < _PROFILED:
             raise ValueError(f"give the first and the last step, at most {_PROFILED} of them")
         return steps
+
+
+class AveragingConfig(Section):
+    """An average of the weights, validated next to them."""
+
+    kind: Literal["none", "ema", "swa"] = Field(
+        "none",
+        description="none, ema (exponential moving average of the weights) or swa (their mean).",
+    )
+    decay: float = Field(
+        0.999, gt=0, lt=1, description="Share of the old average in the new one. Only for ema."
+    )
+    warmup: bool = Field(
+        True,
+        description="Lower decay to (1 + n) / (10 + n) for the update n of the average. Only for "
+        "ema.",
+    )
+    start: Annotated[float, Field(ge=0)] = Field(
+        0, description="Optimizer steps before averaging. A value below 1 is a share of all steps."
+    )
+    every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
+    export: Literal["best", "raw", "averaged"] = Field(
+        "best",
+        description="Weights to select and export: averaged, raw, or the better of the two by "
+        "validation.",
+    )
 
 
 class TrainingConfig(Section):
@@ -183,6 +209,7 @@ class TrainingConfig(Section):
         description="Training components that installed packages add, such as averaging or "
         "monitors: the options of each by its name.",
     )
+    averaging: AveragingConfig = AveragingConfig()
     monitor: MonitorConfig = MonitorConfig()
     profile: ProfileConfig = ProfileConfig()
     full_determinism: bool = Field(
@@ -234,7 +261,17 @@ class TrainingConfig(Section):
     def weight_copies(self) -> int:
         """Number of tensors that components keep for each trained weight, of its size."""
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
-        return sum(component.weight_copies for component in created)
+        copies: int = sum(component.weight_copies for component in created)
+        return copies + (self.averaging.kind != "none")
+
+    @property
+    def _exporting(self) -> list[str]:
+        """The components whose tensors replace the exported weights."""
+        return [
+            name
+            for name, options in self.components.items()
+            if plugins.create(plugins.COMPONENTS, name, options).exports
+        ]
 
     @field_validator(*_GROUPS)
     @classmethod
@@ -284,6 +321,26 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _averages_end(self) -> TrainingConfig:
+        start = self.averaging.start
+        if self.averaging.kind != "none" and start >= self.max_steps > 0:
+            raise at_odds(
+                "training.averaging.start",
+                start,
+                f"training.max_steps is {self.max_steps}, so nothing would be averaged",
+                "use fewer steps, or a share of all steps below 1",
+            )
+        exporting = self._exporting if self.averaging.kind != "none" else []
+        if exporting:
+            raise at_odds(
+                "training.averaging.kind",
+                self.averaging.kind,
+                f"the training component {exporting[0]} replaces the exported weights too",
+                "configure one of them",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
             raise at_odds(
@@ -295,16 +352,22 @@ class TrainingConfig(Section):
         return self
 
 
+_PLAIN: Final = AveragingConfig().model_dump()
+
+
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins count only if they are set, so that a run without them keeps the identity
-    that it had before these fields existed. What is measured does not count.
+    Options of plugins and averaging count only if they are set, so that a run without them keeps
+    the identity that it had before these fields existed. What is measured does not count.
     """
+    averages = training.get("averaging", _PLAIN)["kind"] != _PLAIN["kind"]
     return {
         name: value
         for name, value in training.items()
-        if name not in WATCHING and (value or name not in _OPTIONS)
+        if name not in WATCHING
+        and (value or name not in _OPTIONS)
+        and (averages or name != "averaging")
     }
 
 

@@ -44,6 +44,7 @@ OURS_ALONE = {
     "order",
     "order_options",
     "components",
+    "averaging",
     "monitor",
     "profile",
 }
