@@ -265,7 +265,7 @@ class TrainingConfig(Section):
         return copies + (self.averaging.kind != "none")
 
     @property
-    def _exporting(self) -> list[str]:
+    def exporting_components(self) -> list[str]:
         """The components whose tensors replace the exported weights."""
         return [
             name
@@ -330,7 +330,7 @@ class TrainingConfig(Section):
                 f"training.max_steps is {self.max_steps}, so nothing would be averaged",
                 "use fewer steps, or a share of all steps below 1",
             )
-        exporting = self._exporting if self.averaging.kind != "none" else []
+        exporting = self.exporting_components if self.averaging.kind != "none" else []
         if exporting:
             raise at_odds(
                 "training.averaging.kind",
