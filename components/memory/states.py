@@ -71,6 +71,17 @@ def trained_parameters(shape: Shape, setting: Setting) -> int:
     return shape.layers * a_layer + shape.labels * shape.hidden
 
 
+def matrix_share(shape: Shape, setting: Setting) -> float:
+    """Return the share of the trained parameters that are in matrices of the layers.
+
+    Apart from a classification head, adapters consist of such matrices.
+    """
+    trained = trained_parameters(shape, setting)
+    if setting.adapter.freezes:
+        return 1 - shape.labels * shape.hidden / trained
+    return shape.layers * sum(matrix.size for matrix in shape.matrices) / trained
+
+
 def weight_bytes(shape: Shape, setting: Setting) -> int:
     """Return the bytes of the complete model as stored, with adapters, before sharding."""
     kind, trained = setting.adapter.kind, trained_parameters(shape, setting)
@@ -88,8 +99,8 @@ def states(shape: Shape, setting: Setting) -> States:
     """Return the states of one rank."""
     trained = trained_parameters(shape, setting)
     weights, gradients = weight_bytes(shape, setting), trained * FP32
-    kept = optimizer_spec(setting.optim)
-    state = int(trained * kept.device_bytes)
+    kept, matrices = optimizer_spec(setting.optim), matrix_share(shape, setting)
+    state = int(trained * kept.device_bytes(matrices))
     if setting.deepspeed:
         # It keeps its own 32-bit weights, whatever the model computes with.
         state += FP32 * trained
@@ -108,7 +119,7 @@ def states(shape: Shape, setting: Setting) -> States:
     beside = bucket if setting.shards_gradients or setting.accumulates else 0
     whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
-    host = int(trained * kept.host_bytes) + host_table(shape, setting)
+    host = int(trained * kept.host_bytes(matrices)) + host_table(shape, setting)
     if setting.offload != "none":
         optimizer, host = 0, host + optimizer
     if setting.offload == "all":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from steadytrain.components.plan.curve import curve
 from steadytrain.components.plan.offer import Offer
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.plan.scaling import Size, policy
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.recipe import learning_rate
 from steadytrain.components.sizing.time_cost import THE_TABLE, Span
 
 _UNKNOWN = "not known"
@@ -17,7 +19,7 @@ _TRACED = "no formula for {}: sizes and activations come from a trace on fake te
 
 def render(plan: Plan) -> str:
     """Return the plan's text; it is the same for the same plan."""
-    parts = (_head, _decided, _memory, _spending, _scaling, _gpus, _foot)
+    parts = (_head, _decided, _schedule, _memory, _spending, _scaling, _gpus, _foot)
     return "\n\n".join(filter(None, ("\n".join(part(plan)) for part in parts)))
 
 
@@ -45,6 +47,14 @@ def _decided(plan: Plan) -> Iterator[str]:
     rows = [(item.field, item.text, item.reason) for item in plan.decisions]
     yield from _table(rows)
     yield from (f"  remark: {remark}" for remark in plan.remarks)
+
+
+def _schedule(plan: Plan) -> Iterator[str]:
+    if not plan.length.steps:
+        return
+    yield "learning rate over the steps"
+    lines = curve(plan.job.config.training, plan.length.steps, learning_rate(plan.decisions))
+    yield from (f"  {line}" for line in lines)
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from steadytrain.components.memory.frozen import frozen_decisions
+from steadytrain.components.memory.states import matrix_share
+from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.decision import Decision, set_by_user
 from steadytrain.components.shared.quantities import duration
@@ -102,9 +104,11 @@ def _adapter(job: Workload, choice: Choice) -> str:
         whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
         return whole or "training all weights fits, so none are frozen"
     # A 32-bit weight, its gradient, and what the optimizer keeps for it.
-    each = 8 + optimizer_spec(job.config.training.optim).device_bytes
+    unfrozen = replace(choice.setting, adapter=AdapterConfig())
+    spec = optimizer_spec(job.config.training.optim)
+    each = 8 + spec.device_bytes(matrix_share(job.shape, unfrozen))
     full = each * job.shape.parameters / 1e9 / job.machine.ranks
-    short = f"training all weights takes {each:g} bytes each, {full:.0f} GB per rank at least"
+    short = f"training all weights takes {each:.3g} bytes each, {full:.0f} GB per rank at least"
     if choice.option.adapter == "lora":
         return f"{short}; low-rank adapters leave them frozen"
     return f"{short}, and even frozen in 16 bits they do not fit; 4 bits (NF4) take the least"

@@ -1,12 +1,27 @@
-"""The product's own optimizers: AdamW with moments in 32 bits, in 8 bits, and in paged 8 bits."""
+"""The product's own optimizers, from PyTorch, bitsandbytes, pytorch_optimizer and schedulefree.
+
+None of them is imported before training starts: pytorch_optimizer alone takes 1.6 s. Those without
+a fused kernel update one tensor at a time. Updating all at once (`foreach`) would need another copy
+of the weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import OptimizerSpec, StateTensor
+from steadytrain.components.train.optimizer_options import (
+    AdafactorOptions,
+    LarsOptions,
+    LionOptions,
+    MuonOptions,
+    ScheduleFreeOptions,
+    SgdOptions,
+)
 
 _BLOCK: Final = 256
 """Weights that share a 32-bit constant for each 8-bit moment, in bitsandbytes."""
@@ -14,6 +29,7 @@ _UNSUPPORTED: Final = {
     "cpu": "its kernels need a CUDA device",
     "sharding": "bitsandbytes updates complete tensors only",
 }
+_NORMS: Final = {"sharding": "it computes norms of complete tensors, and ranks have parts of them"}
 
 
 def _settings(training: TrainingConfig) -> dict[str, Any]:
@@ -24,12 +40,77 @@ def _settings(training: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def _adamw(groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool) -> Any:
+def _adam(
+    kind: str, groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool
+) -> Any:
     import torch
 
     # A fused update needs a quarter of the time and no extra memory. With a scaler, it would skip
     # steps inside its kernel, where nothing reports them.
-    return torch.optim.AdamW(groups, **_settings(training), fused=not scaled)
+    return getattr(torch.optim, kind)(groups, **_settings(training), fused=not scaled)
+
+
+def _sgd(groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool) -> Any:
+    import torch
+
+    options = asdict(SgdOptions(**training.optim_args))
+    rate = _settings(training)["lr"]
+    return torch.optim.SGD(groups, rate, **options, fused=not scaled, foreach=False)
+
+
+def _adafactor(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
+    import torch
+
+    options = asdict(AdafactorOptions(**training.optim_args))
+    return torch.optim.Adafactor(groups, _settings(training)["lr"], **options, foreach=False)
+
+
+def _muon(groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool) -> Any:
+    from steadytrain.components.train.muon import MuonWithAdamW
+
+    options = asdict(MuonOptions(**training.optim_args))
+    adamw = partial(_adam, "AdamW", training=training, scaled=scaled)
+    return MuonWithAdamW(groups, adamw, lr=_settings(training)["lr"], **options)
+
+
+def _lamb(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
+    import pytorch_optimizer
+
+    # In the paper, the norm of an update includes the weight decay.
+    return pytorch_optimizer.Lamb(
+        groups, **_settings(training), weight_decouple=False, foreach=False
+    )
+
+
+def _lars(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
+    import pytorch_optimizer
+
+    options = asdict(LarsOptions(**training.optim_args))
+    return pytorch_optimizer.LARS(groups, _settings(training)["lr"], **options, foreach=False)
+
+
+def _lion(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
+    import pytorch_optimizer
+
+    betas = LionOptions(**training.optim_args).betas
+    return pytorch_optimizer.Lion(groups, _settings(training)["lr"], betas, foreach=False)
+
+
+def _schedule_free(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
+    import schedulefree
+
+    options = asdict(ScheduleFreeOptions(**training.optim_args))
+    made = schedulefree.AdamWScheduleFree(groups, **_settings(training), **options, foreach=False)
+    made.train()
+    return made
+
+
+def _averaged(weight: Any, state: Mapping[str, Any], training: TrainingConfig) -> Any:
+    """Return the average x, from the weight y at which gradients are computed.
+
+    y = beta1 x + (1 - beta1) z (Defazio et al. 2024, "The Road Less Scheduled", equation 3).
+    """
+    return weight.lerp(state["z"], 1 - 1 / training.adam_beta1)
 
 
 def _bitsandbytes(
@@ -59,7 +140,7 @@ def _moments_8bit(*, paged: bool) -> tuple[StateTensor, ...]:
 
 
 ADAMW: Final = OptimizerSpec(
-    build=_adamw,
+    build=partial(_adam, "AdamW"),
     tensors=(StateTensor("exp_avg"), StateTensor("exp_avg_sq")),
     scalars=("step",),
     # Unfused, AdamW processes all tensors at once, with an intermediate of the same size
@@ -84,3 +165,54 @@ PAGED_ADAMW_8BIT: Final = OptimizerSpec(
 )
 """Its moments move to host memory when the GPU's runs short (Dettmers et al. 2023, "QLoRA",
 section 3)."""
+ADAM: Final = replace(ADAMW, build=partial(_adam, "Adam"))
+"""Its weight decay is added to the gradient."""
+SGD: Final = OptimizerSpec(
+    build=_sgd, tensors=(StateTensor("momentum_buffer"),), options=SgdOptions
+)
+ADAFACTOR: Final = OptimizerSpec(
+    build=_adafactor,
+    # Of a matrix, one value for each row and column, and of a vector, one for each weight: next to
+    # nothing for each weight of a model.
+    tensors=tuple(
+        StateTensor(name, 0.0, same_shape=False) for name in ("row_var", "col_var", "variance")
+    ),
+    scalars=("step",),
+    unsupported=_NORMS,
+    options=AdafactorOptions,
+)
+LAMB: Final = OptimizerSpec(
+    build=_lamb,
+    tensors=ADAMW.tensors,
+    scalars=("weight_norm", "adam_norm", "trust_ratio"),
+    unsupported=_NORMS,
+)
+LARS: Final = OptimizerSpec(
+    build=_lars, tensors=SGD.tensors, unsupported=_NORMS, options=LarsOptions
+)
+LION: Final = OptimizerSpec(build=_lion, tensors=(StateTensor("exp_avg"),), options=LionOptions)
+MUON: Final = OptimizerSpec(
+    build=_muon,
+    tensors=(
+        StateTensor("momentum_buffer", of="matrices"),
+        *(StateTensor(tensor.name, of="others") for tensor in ADAMW.tensors),
+    ),
+    scalars=("step",),
+    unsupported={"sharding": "it updates whole matrices, and ranks have parts of them"},
+    scaled_update_bytes=ADAMW.scaled_update_bytes,
+    options=MuonOptions,
+    separates_matrices=True,
+)
+SCHEDULE_FREE_ADAMW: Final = OptimizerSpec(
+    build=_schedule_free,
+    tensors=(StateTensor("z"), StateTensor("exp_avg_sq")),
+    unsupported={
+        "schedule": "it averages weights instead of lowering the learning rate, so it needs "
+        "constant_with_warmup or constant",
+        "averaging": "it averages the weights itself",
+        "adam_beta1 0": "it divides by beta1",
+        "zero3": "it counts the steps of a group, and ZeRO-3 updates a group in several steps",
+    },
+    options=ScheduleFreeOptions,
+    evaluated=_averaged,
+)

@@ -1,4 +1,6 @@
-"""The product's own learning-rate schedules, bit for bit equal to those of Transformers' Trainer.
+"""The product's own learning-rate schedules.
+
+Those that Transformers' Trainer has, with the same names and options, are equal to it bit for bit.
 
 Importing the Trainer's own module also imports PEFT and bitsandbytes, which adds 1.4 s to each
 start.
@@ -7,9 +9,11 @@ start.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.shared.config.schedules import Course, ScheduleSpec
+from steadytrain.components.shared.config.schedules import Course, ScheduleSpec, whole_steps
 
 _LAST_RATE: Final = 1e-7
 """Final rate of a polynomial schedule. Its power is 1."""
@@ -26,6 +30,102 @@ def _cosine(step: int, course: Course) -> float:
 def _polynomial(step: int, course: Course) -> float:
     left = max(0.0, 1 - course.progress(step))
     return ((course.peak - _LAST_RATE) * left + _LAST_RATE) / course.peak
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """num_cycles: how many times the rate falls from its peak."""
+
+    num_cycles: int = 1
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.num_cycles, int) and self.num_cycles >= 1):
+            raise ValueError(f"num_cycles is {self.num_cycles}: give a whole number of at least 1")
+
+
+def _cosine_with_restarts(step: int, course: Course) -> float:
+    progress, options = course.progress(step), course.options
+    if progress >= 1:
+        return 0.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((options.num_cycles * progress) % 1.0))))
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot:
+    """timescale: steps until the rate falls; None means those of warm-up, or 10 000 without."""
+
+    timescale: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.timescale is not None and not self.timescale >= 1:
+            raise ValueError(f"timescale is {self.timescale}: give a number of at least 1")
+
+
+def _inverse_sqrt(step: int, course: Course) -> float:
+    timescale = course.options.timescale or course.warmup or 10_000
+    return 1.0 / math.sqrt(max(1.0, (step + timescale - course.warmup) / timescale))
+
+
+_FALLS: Final[dict[str, Callable[[float], float]]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+
+
+@dataclass(frozen=True)
+class StableDecay:
+    """The last part of warm-up, stable, decay (Hu et al. 2024; Hagele et al. 2024).
+
+    num_decay_steps: last steps, in which the rate falls; below 1 a share of all steps.
+    decay_type: "linear", "cosine" or "1-sqrt".
+    min_lr_ratio: share of the peak with which it ends.
+    """
+
+    num_decay_steps: float = 0.2
+    decay_type: str = "cosine"
+    min_lr_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_decay_steps < math.inf:
+            raise ValueError(f"num_decay_steps is {self.num_decay_steps}: give a number above 0")
+        if self.decay_type not in _FALLS:
+            raise ValueError(f"decay_type is {self.decay_type!r}: use one of {', '.join(_FALLS)}")
+        if not 0 <= self.min_lr_ratio < 1:
+            raise ValueError(f"min_lr_ratio is {self.min_lr_ratio}: give a share below 1")
+
+
+def _warmup_stable_decay(step: int, course: Course) -> float:
+    options: StableDecay = course.options
+    # If the steps after warm-up are fewer, the rate falls from the first of them on.
+    falling = min(whole_steps(options.num_decay_steps, course.steps), course.length)
+    begun = step - (course.steps - falling)
+    if begun < 0:
+        return 1.0
+    if begun >= falling:
+        return options.min_lr_ratio
+    factor = _FALLS[options.decay_type](begun / falling)
+    return max(0.0, factor * (1.0 - options.min_lr_ratio) + options.min_lr_ratio)
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """step_size: steps between two drops; below 1 a share of all steps. gamma: factor of a drop."""
+
+    step_size: float = 0.3
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_size < math.inf:
+            raise ValueError(f"step_size is {self.step_size}: give a number above 0")
+        if not 0 < self.gamma < 1:
+            raise ValueError(f"gamma is {self.gamma}: give a number above 0 and below 1")
+
+
+def _step_decay(step: int, course: Course) -> float:
+    options: Stairs = course.options
+    every = whole_steps(options.step_size, course.steps)
+    return math.pow(options.gamma, (step - course.warmup) // every)
 
 
 def _constant(*_: object) -> float:
@@ -45,8 +145,12 @@ def _range_options(*, lowest: float) -> float:
 
 LINEAR: Final = ScheduleSpec(_linear)
 COSINE: Final = ScheduleSpec(_cosine)
+COSINE_WITH_RESTARTS: Final = ScheduleSpec(_cosine_with_restarts, options=Restarts)
+INVERSE_SQRT: Final = ScheduleSpec(_inverse_sqrt, options=InverseSquareRoot)
+STEP_DECAY: Final = ScheduleSpec(_step_decay, options=Stairs)
+WARMUP_STABLE_DECAY: Final = ScheduleSpec(_warmup_stable_decay, options=StableDecay)
 POLYNOMIAL: Final = ScheduleSpec(_polynomial, last_rate=_LAST_RATE)
-CONSTANT: Final = ScheduleSpec(_constant, warms_up=False)
-CONSTANT_WITH_WARMUP: Final = ScheduleSpec(_constant)
+CONSTANT: Final = ScheduleSpec(_constant, warms_up=False, changes=False)
+CONSTANT_WITH_WARMUP: Final = ScheduleSpec(_constant, changes=False)
 RANGE_TEST: Final = ScheduleSpec(_range_test, warms_up=False, options=_range_options)
 """The rate grows exponentially from `lowest` to the peak (Smith 2017)."""

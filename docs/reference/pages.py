@@ -14,6 +14,7 @@ from reference import (
     events,
     failures,
     metrics,
+    optimizers,
     python,
     strategies,
 )
@@ -28,6 +29,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/diagnosis.md": diagnosis.page,
     "reference/failures.md": failures.page,
     "reference/strategies.md": strategies.page,
+    "reference/optimizers.md": optimizers.page,
     "reference/environment.md": environment.page,
     "reference/python.md": python.page,
 }

@@ -74,8 +74,8 @@ def record(cluster, run, name):
 STEPS = 40
 SETS = (
     *TINY_LM,
-    "training.optim=lion",
-    "training.lr_scheduler_type=warmup_stable_decay",
+    "training.optim=my_lion",
+    "training.lr_scheduler_type=trapezoid",
     "training.learning_rate=1e-3",
     "training.order=shortest_first",
     "training.components={ema: {decay: 0.9}}",

@@ -1,4 +1,4 @@
-"""An optimizer and a schedule of another package: killed and resumed, under every strategy."""
+"""Optimizers under every strategy, killed and resumed: of another package, and built-in ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from support.plugins import install_example
 from support.strategies import MIDDLE, RECIPE, Case, on_two_ranks
 from support.training import Bench, weights_digest
 
-NAMED = {"optim": "lion", "lr_scheduler_type": "warmup_stable_decay", "learning_rate": 1e-3}
+NAMED = {"optim": "my_lion", "lr_scheduler_type": "trapezoid", "learning_rate": 1e-3}
 each = selected.each("name", ("ddp", "fsdp", "zero2", "zero3"), few=("fsdp", "zero3"))
+BUILT_IN = {
+    "ddp": ("adam", "sgd", "adafactor", "lamb", "lars", "lion", "muon", "schedule_free_adamw"),
+    **dict.fromkeys(("fsdp", "zero2"), ("adam", "sgd", "lion", "schedule_free_adamw")),
+    "zero3": ("adam", "sgd", "lion"),
+}
+"""What each strategy supports."""
+SMOOTH = {"lr_scheduler_type": "constant_with_warmup", "learning_rate": 1e-3}
+each_built_in = selected.each(
+    "built_in",
+    [f"{optim}-{strategy}" for strategy, optims in BUILT_IN.items() for optim in optims],
+    few=("muon-ddp", "schedule_free_adamw-fsdp", "schedule_free_adamw-zero2"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +52,21 @@ def losses(request, installed, root):
     return {"single": {str(step): loss for step, loss in alone.items()}, **found}
 
 
+@pytest.fixture(scope="module")
+def trained(request, root):
+    """Train with built-in optimizers, each on one rank and on two; return losses as `losses`."""
+    names = sorted(selected.selected(request, "built_in"))
+    alone, cases = {}, []
+    for name in names:
+        optim, _, strategy = name.rpartition("-")
+        sections = {"training": {**RECIPE, **SMOOTH, "optim": optim}}
+        if optim not in alone:
+            found = strategies.train(root / f"single-{optim}", **sections)
+            alone[optim] = {str(step): loss for step, loss in found.items()}
+        cases.append(Case(name, strategy, f"single-{optim}", sections=sections))
+    return alone, on_two_ranks(root, cases, "")
+
+
 def rest(losses):
     return {step: loss for step, loss in losses.items() if int(step) > MIDDLE}
 
@@ -64,6 +91,17 @@ def test_optimizer_resumes_with_the_same_weights(losses, root, name):
 @each
 def test_optimizer_resumes_from_a_checkpoint_of_one_rank(losses, name):
     assert losses[name]["from_single"] == pytest.approx(rest(losses["single"]), rel=1e-2)
+
+
+@each_built_in
+def test_built_in_optimizer_learns_as_on_one_rank_and_resumes(trained, root, built_in):
+    alone, found = trained
+    single, losses = alone[built_in.rpartition("-")[0]], found[built_in]
+    assert losses["whole"] == pytest.approx(single, rel=1e-4)
+    assert losses["resumed"] == rest(losses["whole"])
+    assert losses["from_single"] == pytest.approx(rest(single), rel=1e-4)
+    whole, resumed = (exported(root / built_in / run) for run in ("whole", "resumed"))
+    assert all(whole[key].equal(resumed[key]) for key in whole)
 
 
 class KillsOnce:

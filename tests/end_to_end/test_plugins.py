@@ -18,8 +18,8 @@ from support.plugins import install_example
 STEPS = 40
 SETS = (
     *TINY_LM,
-    "training.optim=lion",
-    "training.lr_scheduler_type=warmup_stable_decay",
+    "training.optim=my_lion",
+    "training.lr_scheduler_type=trapezoid",
     "training.learning_rate=1e-3",
     "training.order=shortest_first",
     "training.components={ema: {decay: 0.9}, grad_norms: {}}",
@@ -34,8 +34,8 @@ SETS = (
     "recovery.reuse_ttl_seconds=0",
 )
 PLUGINS = (
-    "lion in steadytrain.optimizers",
-    "warmup_stable_decay in steadytrain.schedules",
+    "my_lion in steadytrain.optimizers",
+    "trapezoid in steadytrain.schedules",
     "shortest_first in steadytrain.orders",
     "ema, grad_norms in steadytrain.training_components",
     "median_loss in steadytrain.metrics",

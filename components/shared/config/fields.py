@@ -39,6 +39,8 @@ _UNITS = {
     "save_keep_every": "optimizer steps",
     "spike_window": "optimizer steps",
     "warmup_steps": "optimizer steps, or a share below 1",
+    "averaging.start": "optimizer steps, or a share below 1",
+    "averaging.every": "optimizer steps",
     "early_stopping_patience": "validations",
     "save_total_limit": "checkpoints",
     "pods.memory": "Kubernetes quantity",

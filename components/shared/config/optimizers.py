@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.training import TrainingConfig
@@ -19,7 +19,11 @@ DEFAULT: Final[str] = TrainingConfig.model_fields["optim"].default
 
 
 class Build(Protocol):
-    """Builds an optimizer for parameter groups, each with its own `weight_decay`."""
+    """Builds an optimizer for parameter groups, each with its own `weight_decay`.
+
+    With `OptimizerSpec.separates_matrices`, each group also has `matrices`: whether its parameters
+    are the matrices of the model's layers.
+    """
 
     def __call__(
         self, groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool
@@ -40,12 +44,18 @@ class StateTensor:
     bytes: memory for each trained weight; 0 if the size does not depend on the parameter.
     same_shape: whether it has the parameter's shape. Only then can ranks shard it.
     paged: whether it moves to host memory if the GPU's runs short.
+    of: which parameters have it: the matrices of the model's layers, the others, or all.
     """
 
     name: str
     bytes: float = 4.0
     same_shape: bool = True
     paged: bool = False
+    of: Literal["all", "matrices", "others"] = "all"
+
+    def average_bytes(self, matrices: float) -> float:
+        """Return the memory for a weight on average, if a share of them is in such matrices."""
+        return self.bytes * {"all": 1.0, "matrices": matrices, "others": 1 - matrices}[self.of]
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,9 @@ class OptimizerSpec:
     scalars: keys of its tensors with a single value and no dimension, such as "step".
     numbers: keys of its Python numbers.
     unsupported: for each feature that the optimizer does not support, why. A feature is "cpu",
-        "bf16", "fp16", the name of a strategy, or "sharding" for every strategy that shards the
-        state. Offloading updates weights on the CPU.
+        "bf16", "fp16", the name of a strategy, "sharding" for every strategy that shards the
+        state, "schedule" for a rate that changes after warm-up, "averaging", or "adam_beta1 0".
+        Offloading updates weights on the CPU.
     update_bytes: memory that an update needs in addition, for each trained weight.
     scaled_update_bytes: the same with a loss scaler.
     allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.
@@ -66,6 +77,11 @@ class OptimizerSpec:
     title: what plans call it; "" means the name under which it is registered.
     options: called with `training.optim_args` as keyword arguments when a configuration is
         validated; raises an exception if it does not take them. `build` reads them in `training`.
+    separates_matrices: whether it updates the matrices of the model's layers in another way than
+        embeddings, head, biases and norms; see `Build`.
+    evaluated: returns the weight to validate and export, from a trained weight, the tensors of its
+        state with the same shape, and the configuration. It works on any part of a weight. None
+        means the trained weight itself.
     """
 
     build: Build
@@ -78,16 +94,20 @@ class OptimizerSpec:
     allocate: Callable[[Any, Any], None] | None = None
     title: str = ""
     options: Callable[..., Any] = plugins.no_options
+    separates_matrices: bool = False
+    evaluated: Callable[[Any, Mapping[str, Any], TrainingConfig], Any] | None = None
 
-    @property
-    def device_bytes(self) -> float:
-        """State in device memory for each trained weight."""
-        return sum(tensor.bytes for tensor in self.tensors if not tensor.paged)
+    def device_bytes(self, matrices: float) -> float:
+        """State in device memory for each trained weight.
 
-    @property
-    def host_bytes(self) -> float:
+        Args:
+            matrices: share of the trained weights that are in matrices of the model's layers.
+        """
+        return sum(item.average_bytes(matrices) for item in self.tensors if not item.paged)
+
+    def host_bytes(self, matrices: float) -> float:
         """State that may move to host memory, for each trained weight."""
-        return sum(tensor.bytes for tensor in self.tensors if tensor.paged)
+        return sum(item.average_bytes(matrices) for item in self.tensors if item.paged)
 
 
 @cache

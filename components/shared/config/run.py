@@ -185,6 +185,14 @@ class RunConfig(Section):
             yield "bf16", "training.bf16", "true"
         if training.fp16:
             yield "fp16", "training.fp16", "true"
+        if schedule_spec(training.lr_scheduler_type).changes:
+            yield "schedule", "training.lr_scheduler_type", training.lr_scheduler_type
+        averages = [("training.components", name) for name in training.exporting_components]
+        if training.averaging.kind != "none":
+            averages.append(("training.averaging.kind", training.averaging.kind))
+        yield from (("averaging", *each) for each in averages)
+        if training.adam_beta1 == 0:
+            yield "adam_beta1 0", "training.adam_beta1", "0"
 
     @model_validator(mode="after")
     def _rate_falls_to_the_last_one(self) -> Self:

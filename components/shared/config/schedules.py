@@ -6,12 +6,15 @@ the group `steadytrain.schedules`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.training import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class ScheduleSpec:
         it returns is `Course.options`.
     last_rate: learning rate with which it ends, if that does not depend on the peak. The peak must
         be higher.
+    changes: whether the rate changes after warm-up.
     """
 
     factor: Callable[[int, Course], float]
     warms_up: bool = True
     last_rate: float = 0.0
     options: Callable[..., Any] = plugins.no_options
+    changes: bool = True
 
 
 @cache
@@ -67,3 +72,38 @@ def schedule_spec(name: str) -> ScheduleSpec:
         BadInput: no installed package provides it, or its module cannot be imported.
     """
     return plugins.load_as(plugins.SCHEDULES, name, ScheduleSpec)
+
+
+def course_of(training: TrainingConfig, steps: int, peak: float) -> Course:
+    """Return the course over `steps` optimizer steps. A warm-up below 1 is a fraction of them.
+
+    Raises:
+        BadInput: the schedule rejects its options.
+    """
+    kind, spec = training.lr_scheduler_type, schedule_spec(training.lr_scheduler_type)
+    options = plugins.call(spec.options, training.lr_scheduler_kwargs, kind)
+    return Course(
+        steps, whole_steps(training.warmup_steps, steps) if spec.warms_up else 0, peak, options
+    )
+
+
+def whole_steps(value: float, steps: int) -> int:
+    """Return a number of steps; a value below 1 is a fraction of all `steps`."""
+    return int(value) if value >= 1 else math.ceil(steps * value)
+
+
+def rate_factor(step: int, *, kind: str, course: Course) -> float:
+    """Return the factor for the peak rate.
+
+    Raises:
+        BadInput: the schedule's factor is negative or not finite.
+    """
+    if step < course.warmup:
+        return step / course.warmup
+    factor = schedule_spec(kind).factor(step, course)
+    if not (math.isfinite(factor) and factor >= 0):
+        raise BadInput(
+            f"training.lr_scheduler_type = {kind!r}: its factor at step {step} is {factor}",
+            remedy="fix the schedule: its factor must be finite and not negative",
+        )
+    return factor

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -77,6 +77,32 @@ class ProfileConfig(Section):
         return steps
 
 
+class AveragingConfig(Section):
+    """An average of the weights, validated next to them."""
+
+    kind: Literal["none", "ema", "swa"] = Field(
+        "none",
+        description="none, ema (exponential moving average of the weights) or swa (their mean).",
+    )
+    decay: float = Field(
+        0.999, gt=0, lt=1, description="Share of the old average in the new one. Only for ema."
+    )
+    warmup: bool = Field(
+        True,
+        description="Lower decay to (1 + n) / (10 + n) for the update n of the average. Only for "
+        "ema.",
+    )
+    start: Annotated[float, Field(ge=0)] = Field(
+        0, description="Optimizer steps before averaging. A value below 1 is a share of all steps."
+    )
+    every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
+    export: Literal["best", "raw", "averaged"] = Field(
+        "best",
+        description="Weights to select and export: averaged, raw, or the better of the two by "
+        "validation.",
+    )
+
+
 class TrainingConfig(Section):
     """The training recipe. Steps are optimizer steps, each over one global batch."""
 
@@ -107,13 +133,16 @@ class TrainingConfig(Section):
     lr_scheduler_type: str = Field(
         "cosine",
         description="Shape of the learning rate schedule after warm-up: linear, cosine, "
-        "polynomial, constant (without warm-up), constant_with_warmup, range_test (grows "
-        "exponentially from the option lowest), or a name that an installed package adds.",
+        "polynomial, cosine_with_restarts, inverse_sqrt, step_decay, warmup_stable_decay, constant "
+        "(without warm-up), constant_with_warmup, range_test (grows exponentially from the option "
+        "lowest), or a name that an installed package adds. `steadytrain plan` draws it.",
     )
     lr_scheduler_kwargs: PlainJson = Field(
         {},
-        description="Options of a schedule that an installed package adds, by name. Of the "
-        "built-in ones, only range_test has one, lowest.",
+        description="Options of the schedule, by name: num_cycles of cosine_with_restarts; "
+        "timescale of inverse_sqrt; step_size and gamma of step_decay; num_decay_steps, decay_type "
+        "and min_lr_ratio of warmup_stable_decay; lowest of range_test; or what an installed "
+        "package adds.",
     )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
@@ -138,19 +167,33 @@ class TrainingConfig(Section):
     )
     optim: str = Field(
         "adamw_torch",
-        description="Optimizer: adamw_torch, adamw_bnb_8bit, paged_adamw_8bit, or a name that an "
-        "installed package adds. The 8-bit ones keep AdamW's moments in a quarter of the memory, "
-        "and the paged one moves them to host memory when the GPU runs short. Both need CUDA.",
+        description="Optimizer: adamw_torch, adam, sgd (with momentum), adafactor, lamb, lars, "
+        "lion, muon (AdamW for embeddings, head, biases and norms), schedule_free_adamw, "
+        "adamw_bnb_8bit, paged_adamw_8bit, or a name that an installed package adds. The 8-bit "
+        "ones keep AdamW's moments in a quarter of the memory, and the paged one moves them to "
+        "host memory when the GPU runs short. Both need CUDA.",
     )
     optim_args: PlainJson = Field(
         {},
-        description="Options of an optimizer that an installed package adds, by name. The built-in "
-        "ones have none.",
+        description="Options of the optimizer, by name: momentum and nesterov of sgd; beta2_decay "
+        "and d of adafactor; momentum and trust_coefficient of lars; beta1 and beta2 of lion; "
+        "momentum, nesterov and ns_steps of muon; r and weight_lr_power of schedule_free_adamw; or "
+        "what an installed package adds.",
     )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
+    adam_beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="Decay of the first moment of AdamW, and of adam, lamb, schedule_free_adamw "
+        "and muon's AdamW.",
+    )
+    adam_beta2: float = Field(
+        0.999, ge=0, lt=1, description="Decay of the second moment of the same optimizers."
+    )
     adam_epsilon: float = Field(
-        1e-8, gt=0, description="Term added to AdamW's denominator for numerical stability."
+        1e-8,
+        gt=0,
+        description="Term added to the denominator of the same optimizers for numerical stability.",
     )
     bf16: bool = Field(False, description="Use bfloat16 autocast. Weights stay in float32.")
     fp16: bool = Field(False, description="Use float16 autocast with a loss scaler. Needs CUDA.")
@@ -176,6 +219,7 @@ class TrainingConfig(Section):
         description="Training components that installed packages add, such as averaging or "
         "monitors: the options of each by its name.",
     )
+    averaging: AveragingConfig = AveragingConfig()
     monitor: MonitorConfig = MonitorConfig()
     profile: ProfileConfig = ProfileConfig()
     full_determinism: bool = Field(
@@ -227,7 +271,17 @@ class TrainingConfig(Section):
     def weight_copies(self) -> int:
         """Number of tensors that components keep for each trained weight, of its size."""
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
-        return sum(component.weight_copies for component in created)
+        copies: int = sum(component.weight_copies for component in created)
+        return copies + (self.averaging.kind != "none")
+
+    @property
+    def exporting_components(self) -> list[str]:
+        """The components whose tensors replace the exported weights."""
+        return [
+            name
+            for name, options in self.components.items()
+            if plugins.create(plugins.COMPONENTS, name, options).exports
+        ]
 
     @property
     def micro_batch(self) -> int | None:
@@ -300,6 +354,26 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _averages_end(self) -> TrainingConfig:
+        start = self.averaging.start
+        if self.averaging.kind != "none" and start >= self.max_steps > 0:
+            raise at_odds(
+                "training.averaging.start",
+                start,
+                f"training.max_steps is {self.max_steps}, so nothing would be averaged",
+                "use fewer steps, or a share of all steps below 1",
+            )
+        exporting = self.exporting_components if self.averaging.kind != "none" else []
+        if exporting:
+            raise at_odds(
+                "training.averaging.kind",
+                self.averaging.kind,
+                f"the training component {exporting[0]} replaces the exported weights too",
+                "configure one of them",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_precision(self) -> TrainingConfig:
         if self.bf16 and self.fp16:
             raise at_odds(
@@ -311,13 +385,19 @@ class TrainingConfig(Section):
         return self
 
 
+_PLAIN: Final = AveragingConfig().model_dump()
+
+
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins and objectives count only if they are set, so that a run without them keeps
-    the identity that it had before these fields existed. What is measured does not count.
+    Options of plugins, averaging and objectives count only if they are set, so that a run without
+    them keeps the identity that it had before these fields existed. What is measured does not
+    count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
+    if training.get("averaging", _PLAIN)["kind"] == _PLAIN["kind"]:
+        ignored.add("averaging")
     return {
         name: value
         for name, value in training.items()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.schedules import whole_steps
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.loop.averaging import AVERAGE, WeightAverage
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.layers import LayerMonitor
 from steadytrain.components.train.loop.plugin_failed import naming
@@ -30,6 +32,8 @@ from steadytrain.components.train.loop.training_component import (
 )
 
 Tensors = Mapping[str, torch.Tensor]
+_AVERAGING: Final = "training.averaging"
+"""A name that no component of a package can have."""
 
 
 class Components:
@@ -48,6 +52,11 @@ class Components:
             name: plugins.create(plugins.COMPONENTS, name, options)
             for name, options in sorted(parts.config.training.components.items())
         }
+        averaging = parts.config.training.averaging
+        self._average: WeightAverage | None = None
+        if averaging.kind != "none":
+            start = whole_steps(averaging.start, parts.steps)
+            self._average = self._by_name[_AVERAGING] = WeightAverage(averaging, start)
         self._all = {**self._by_name, **_watching(parts)}
         if not self._all:
             return
@@ -92,13 +101,26 @@ class Components:
         name, key = exporting
         return self._strategy.exchanged(self._tensors(name)[key])
 
-    def exported(self, store: CheckpointStore, step: int) -> Tensors:
+    @property
+    def averages(self) -> bool:
+        """Whether there is an average of the weights by now."""
+        return self._average is not None and self._average.count > 0
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has the average of its weights."""
+        return self._strategy.exchanged(self._tensors(_AVERAGING)[AVERAGE])
+
+    def exported(self, store: CheckpointStore, step: int, *, averaged: bool) -> Tensors:
         """Return the complete weights, by name, that replace the model's in the export of a step.
+
+        Args:
+            averaged: whether to export the average of the weights.
 
         Raises:
             CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
         """
-        if (exporting := self._exporting) is None:
+        exporting = (_AVERAGING, AVERAGE) if averaged else self._exporting
+        if exporting is None:
             return {}
         name, key = exporting
         stored = store.load(step, _part(name)).items()

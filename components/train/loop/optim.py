@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from steadytrain.components.shared import plugins
+from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.optimizers import OptimizerSpec, optimizer_spec
-from steadytrain.components.shared.config.schedules import Course, ScheduleSpec, schedule_spec
+from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
+from steadytrain.components.shared.config.schedules import (
+    course_of,
+    rate_factor,
+    schedule_spec,
+)
 from steadytrain.components.shared.errors import BadInput
 
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -42,31 +48,73 @@ class OptimizerBuilder:
         return optimizer_spec(self.training.optim)
 
     def __call__(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        groups = parameter_groups(model, self.training.weight_decay)
-        made: torch.optim.Optimizer = self.spec.build(groups, self.training, scaled=self.scaled)
+        made: torch.optim.Optimizer = self.spec.build(
+            self.groups(model), self.training, scaled=self.scaled
+        )
         return made
 
+    def groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        """Return the model's parameter groups, as the optimizer takes them."""
+        matrices = layer_matrices(model) if self.spec.separates_matrices else None
+        return parameter_groups(model, self.training.weight_decay, matrices)
 
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trained parameters in groups. Biases and norms have no weight decay."""
+
+def parameter_groups(
+    model: torch.nn.Module, weight_decay: float, matrices: Collection[torch.Tensor] | None = None
+) -> list[dict[str, Any]]:
+    """Return the trained parameters in groups. Biases and norms have no weight decay.
+
+    Args:
+        matrices: parameters to keep in groups of their own. Each group then says in `matrices`
+            whether it has them.
+    """
     norms = {
         item
         for layer in model.modules()
         if isinstance(layer, torch.nn.LayerNorm)
         for item in layer.parameters()
     }
-    named = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
-    decaying = [
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    for name, item in model.named_parameters():
+        if item.requires_grad:
+            plain = item in norms or bool(_WITHOUT_DECAY.search(name.lower()))
+            apart = matrices is not None and item in matrices
+            groups.setdefault((plain, apart), []).append(item)
+    return [
+        {
+            "params": items,
+            "weight_decay": 0.0 if plain else weight_decay,
+            **({} if matrices is None else {"matrices": apart}),
+        }
+        for (plain, apart), items in sorted(groups.items(), key=itemgetter(0))
+    ]
+
+
+def layer_matrices(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """Return the trained matrices within a model's layers: no embeddings, and no head.
+
+    Raises:
+        BadInput: there are none.
+    """
+    try:
+        layers = layers_of(model)
+    except ValueError:
+        layers = ()
+    found = {
         item
-        for name, item in named
-        if item not in norms and not _WITHOUT_DECAY.search(name.lower())
-    ]
-    kept = set(decaying)
-    groups = [
-        {"params": decaying, "weight_decay": weight_decay},
-        {"params": [item for _, item in named if item not in kept], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+        for layer in layers
+        for part in layer.modules()
+        if not isinstance(part, torch.nn.Embedding)
+        for item in part.parameters(recurse=False)
+        if item.requires_grad and item.dim() == 2
+    }
+    if not found:
+        raise BadInput(
+            "training.optim: it updates the matrices of a model's layers, and "
+            f"{type(model).__name__} has no list of layers with matrices to train",
+            remedy=f"use {DEFAULT}",
+        )
+    return found
 
 
 def build_scheduler(
@@ -78,35 +126,15 @@ def build_scheduler(
         BadInput: the peak rate is not above the schedule's last one, or the schedule rejects its
             options.
     """
-    kind, warmup = training.lr_scheduler_type, training.warmup_steps
-    spec, peak = schedule_spec(kind), float(optimizer.defaults["lr"])
-    if peak <= spec.last_rate:
+    kind, peak = training.lr_scheduler_type, float(optimizer.defaults["lr"])
+    last = schedule_spec(kind).last_rate
+    if peak <= last:
         raise BadInput(
-            f"training.learning_rate = {peak}: training.lr_scheduler_type {kind} ends with "
-            f"{spec.last_rate}",
+            f"training.learning_rate = {peak}: training.lr_scheduler_type {kind} ends with {last}",
             remedy="use a higher one, or another training.lr_scheduler_type",
         )
-    whole = int(warmup) if warmup >= 1 else math.ceil(steps * warmup)
-    options = plugins.call(spec.options, training.lr_scheduler_kwargs, kind)
-    course = Course(steps, whole if spec.warms_up else 0, peak, options)
-    return LambdaLR(optimizer, partial(_factor, kind=kind, spec=spec, course=course))
-
-
-def _factor(step: int, *, kind: str, spec: ScheduleSpec, course: Course) -> float:
-    """Return the factor for the peak rate.
-
-    Raises:
-        BadInput: the schedule's factor is negative or not finite.
-    """
-    if step < course.warmup:
-        return step / course.warmup
-    factor = spec.factor(step, course)
-    if not (math.isfinite(factor) and factor >= 0):
-        raise BadInput(
-            f"training.lr_scheduler_type = {kind!r}: its factor at step {step} is {factor}",
-            remedy="fix the schedule: its factor must be finite and not negative",
-        )
-    return factor
+    course = course_of(training, steps, peak)
+    return LambdaLR(optimizer, partial(rate_factor, kind=kind, course=course))
 
 
 def set_rate(scheduler: LRScheduler, rate: float) -> None:

@@ -11,11 +11,12 @@ from steadytrain.components.shared.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Chosen:
-    """The model to export: its step, and its score by `metric`."""
+    """The model to export: its step, its score by `metric`, and whether it is an average."""
 
     step: int
     metric: str
     score: float
+    averaged: bool = False
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Progress:
     best_step, best_score: of the best validation so far.
     worse: number of validations in a row without a better score.
     window_loss, window_weight: sums of loss and targets since the last reported step.
+    best_averaged, last_averaged: whether the score is that of averaged weights.
     last_score: score of the last validation.
     last_loss: mean loss of the last step.
     first_loss: mean loss of the first step.
@@ -42,6 +44,8 @@ class Progress:
     window_weight: float = 0.0
     first_loss: float | None = None
     recent_losses: list[float] = field(default_factory=list)
+    best_averaged: bool = False
+    last_averaged: bool = False
 
     def as_state(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,17 +57,24 @@ class Progress:
             self.first_loss = mean
         self.recent_losses = [*self.recent_losses, mean][-keep:]
 
-    def note(self, score: float, training: TrainingConfig, *, greater_is_better: bool) -> bool:
+    def note(
+        self,
+        score: float,
+        training: TrainingConfig,
+        *,
+        greater_is_better: bool,
+        averaged: bool = False,
+    ) -> bool:
         """Record a validation's score. Return whether it is the best so far.
 
         Early stopping counts like Transformers' EarlyStoppingCallback: only a score that is better
         by more than the threshold resets the patience.
         """
-        self.last_score = score
+        self.last_score, self.last_averaged = score, averaged
         gain = self._gain(score, greater_is_better)
         self.worse = 0 if gain > training.early_stopping_threshold else self.worse + 1
         if gain > 0:
-            self.best_step, self.best_score = self.step, score
+            self.best_step, self.best_score, self.best_averaged = self.step, score, averaged
         return gain > 0
 
     def out_of_patience(self, training: TrainingConfig) -> bool:
@@ -77,13 +88,13 @@ class Progress:
             metric: the one that the scores are of.
         """
         if training.load_best_model_at_end and self.best_score is not None:
-            return Chosen(self.best_step, metric, self.best_score)
+            return Chosen(self.best_step, metric, self.best_score, self.best_averaged)
         return self.last(metric)
 
     def last(self, metric: str) -> Chosen:
         """Return the last model."""
         if self.last_score is not None:
-            return Chosen(self.step, metric, self.last_score)
+            return Chosen(self.step, metric, self.last_score, self.last_averaged)
         return Chosen(self.step, "training_loss", self.last_loss)
 
     def _gain(self, score: float, greater_is_better: bool) -> float:

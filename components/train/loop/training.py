@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
+from steadytrain.components.train.loop.evaluated import evaluated_weights, exported_weights
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import Chosen, Progress
@@ -37,6 +39,8 @@ from steadytrain.components.train.loop.validation import best_by, validate
 
 FAILED_SECONDS: Final = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""
+_AVERAGED: Final = "averaged_"
+"""Prefix of the metrics of averaged weights."""
 
 
 class Training:
@@ -172,16 +176,35 @@ class Training:
             return False
         began = time.monotonic()
         self.components.before_validation()
-        with self.components.replaced_weights():
+        with (
+            self.components.replaced_weights(),
+            evaluated_weights(parts.strategy, parts.config.training),
+        ):
             metrics = validate(parts)
+        if self.components.averages:
+            with self.components.averaged_weights():
+                averaged = validate(parts)
+            metrics |= {f"{_AVERAGED}{name}": value for name, value in averaged.items()}
         self.components.after_validation(metrics)
-        score = metrics[self.metric]
+        metric = self._scored(metrics)
         better = progress.note(
-            score, parts.config.training, greater_is_better=self.greater_is_better
+            metrics[metric],
+            parts.config.training,
+            greater_is_better=self.greater_is_better,
+            averaged=metric != self.metric,
         )
         seconds = time.monotonic() - began
         self.reporter.validated(parts, progress, metrics, best=better, seconds=seconds)
         return better
+
+    def _scored(self, metrics: Mapping[str, float]) -> str:
+        """Return the metric that scores this step: of the weights or of their average."""
+        averaged, export = f"{_AVERAGED}{self.metric}", self.parts.config.training.averaging.export
+        if averaged not in metrics or export == "raw":
+            return self.metric
+        gain = metrics[averaged] - metrics[self.metric]
+        better = gain > 0 if self.greater_is_better else gain < 0
+        return averaged if better or export == "averaged" else self.metric
 
     def save(self) -> None:
         """Start saving a checkpoint of this step, unless it already has one."""
@@ -251,8 +274,10 @@ class Training:
         Raises:
             CheckpointDamaged: the weights must come from a checkpoint, and it is damaged.
         """
-        replaced = self.components.exported(self.store, chosen.step)
+        replaced = dict(self.components.exported(self.store, chosen.step, averaged=chosen.averaged))
         module = self._with_weights_of(chosen)
+        spec, training = self.parts.strategy.optimizer_spec, self.parts.config.training
+        replaced |= exported_weights(spec, training, module, self.store, chosen.step)
         with torch.no_grad():
             for name, weight in module.named_parameters():
                 if name in replaced:

@@ -131,6 +131,7 @@ def stated(config: RunConfig) -> dict[str, Any]:
     # Separate sections, so that a change is reported by field.
     within = {
         "model.adapter": content["model"].pop("adapter"),
+        "training.averaging": content["training"].pop("averaging"),
         "compute.pods": content["compute"].pop("pods"),
     }
     return {**content, **within}

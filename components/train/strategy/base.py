@@ -128,6 +128,13 @@ class Strategy(ABC):
         Parts that are not the full weight may be flat.
         """
 
+    @abstractmethod
+    def moments(self, key: str) -> Mapping[str, torch.Tensor]:
+        """Return this rank's part of a tensor in the optimizer's state, by the weight's name.
+
+        It has the shape of the same weight in `weights`. A weight that was never updated has none.
+        """
+
     def gradients(self) -> Mapping[str, torch.Tensor]:
         """Return this rank's part of each trained weight's gradient, by the weight's name.
 

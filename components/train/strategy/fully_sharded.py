@@ -103,6 +103,14 @@ class FullySharded(Strategy):
     def weights(self) -> Mapping[str, torch.Tensor]:
         return _LocalParts(self._shards)
 
+    def moments(self, key: str) -> Mapping[str, torch.Tensor]:
+        state = self.optimizer.state
+        return {
+            name: _local(state[item][key])
+            for name, item in self._shards.items()
+            if key in state.get(item, {})
+        }
+
     def gradients(self) -> Mapping[str, torch.Tensor]:
         # FSDP makes them in shards, as the weights are.
         return {

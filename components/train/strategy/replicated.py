@@ -112,6 +112,10 @@ class Replicated(Strategy):
         named = self.module.named_parameters()
         return {name: item.detach() for name, item in named if item.requires_grad}
 
+    def moments(self, key: str) -> Mapping[str, torch.Tensor]:
+        named, state = self.module.named_parameters(), self.optimizer.state
+        return {name: state[item][key] for name, item in named if key in state.get(item, {})}
+
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         return cut({f"{name}{suffix}": item for name, item in tensors.items()}, rank, world)

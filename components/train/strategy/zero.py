@@ -120,6 +120,14 @@ class Zero(Strategy):
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {shard.name: shard.of(shard.flat) for shard in self._shards()}
 
+    def moments(self, key: str) -> Mapping[str, torch.Tensor]:
+        state = self.optimizer.state
+        return {
+            shard.name: shard.of(state[shard.flat][key])
+            for shard in self._shards()
+            if key in state.get(shard.flat, {})
+        }
+
     def weight_pieces(self, tensors: Mapping[str, torch.Tensor], suffix: str) -> list[Piece]:
         held = ((tensors[shard.name], shard) for shard in self._shards() if shard.name in tensors)
         return [

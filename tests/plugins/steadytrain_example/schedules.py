@@ -20,4 +20,4 @@ def factor(step: int, course: Course) -> float:
     return max(0.0, min(1.0, (1 - course.progress(step)) / course.options.decay))
 
 
-WARMUP_STABLE_DECAY = ScheduleSpec(factor, options=Options)
+TRAPEZOID = ScheduleSpec(factor, options=Options)

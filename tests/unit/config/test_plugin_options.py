@@ -27,7 +27,7 @@ Plugin = OptimizerSpec(build=None, options=options)
 @pytest.fixture
 def configured(tmp_path, monkeypatch):
     schedule = (SOURCE / "steadytrain_example" / "schedules.py").read_text()
-    schedule += "Plugin = WARMUP_STABLE_DECAY\n"
+    schedule += "Plugin = TRAPEZOID\n"
     for group, name, text in (
         (plugins.OPTIMIZERS, "heavy_ball", OPTIMIZER),
         (plugins.SCHEDULES, "stable_decay", schedule),

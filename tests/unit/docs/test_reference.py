@@ -28,6 +28,7 @@ WITHOUT_UNIT = {
     "adam_epsilon",
     "alpha",
     "confidence",
+    "decay",
     "dropout",
     "early_stopping_threshold",
     "floors",

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.optimization import get_wsd_schedule
 
-from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config import TrainingConfig, schedules
 from steadytrain.components.shared.config.optimizers import optimizer_spec
-from steadytrain.components.shared.config.schedules import Course, ScheduleSpec
+from steadytrain.components.shared.config.schedules import (
+    Course,
+    ScheduleSpec,
+    course_of,
+    rate_factor,
+)
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_settings,
@@ -22,7 +29,6 @@ from steadytrain.components.train.checkpoint.state import model_tensors, restore
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.loop.optim import (
     OptimizerBuilder,
-    _factor,
     build_scheduler,
     total_steps,
 )
@@ -38,6 +44,7 @@ OURS_ALONE = {
     "order",
     "order_options",
     "components",
+    "averaging",
     "monitor",
     "profile",
 }
@@ -84,20 +91,111 @@ def decays(model, optimizer):
 
 @pytest.mark.parametrize("warmup", [0, 0.12, 1, 4])
 @pytest.mark.parametrize(
-    "kind", ["linear", "cosine", "polynomial", "constant", "constant_with_warmup"]
+    ("kind", "options"),
+    [
+        ("linear", {}),
+        ("cosine", {}),
+        ("polynomial", {}),
+        ("constant", {}),
+        ("constant_with_warmup", {}),
+        ("cosine_with_restarts", {}),
+        ("cosine_with_restarts", {"num_cycles": 3}),
+        ("inverse_sqrt", {}),
+        ("inverse_sqrt", {"timescale": 7}),
+        ("warmup_stable_decay", {"num_decay_steps": 6}),
+        ("warmup_stable_decay", {"num_decay_steps": 9, "decay_type": "1-sqrt"}),
+        ("warmup_stable_decay", {"num_decay_steps": 4, "decay_type": "linear"}),
+    ],
 )
-def test_schedules_match_trainer(tmp_path, kind, warmup):
+def test_schedules_match_trainer(tmp_path, kind, options, warmup):
     model = torch.nn.Linear(2, 2)
-    training = TrainingConfig(lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=1e-3)
-    trainer = trainer_of(
-        tmp_path, model, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=1e-3
-    )
+    settings = {
+        "lr_scheduler_type": kind,
+        "lr_scheduler_kwargs": options,
+        "warmup_steps": warmup,
+        "learning_rate": 1e-3,
+    }
+    training = TrainingConfig(**settings)
+    trainer = trainer_of(tmp_path, model, **settings)
     trainer.create_optimizer_and_scheduler(STEPS)
     optimizer = OptimizerBuilder(training)(model)
 
     ours = rates(optimizer, build_scheduler(optimizer, training, STEPS))
 
     assert ours == rates(trainer.optimizer, trainer.lr_scheduler)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "1-sqrt"])
+def test_last_rate_of_warmup_stable_decay_matches_transformers(kind):
+    options = {"num_decay_steps": 6, "decay_type": kind, "min_lr_ratio": 0.1}
+    training = TrainingConfig(
+        lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=options, warmup_steps=3
+    )
+    course = course_of(training, STEPS, peak=1.0)
+    theirs = get_wsd_schedule(
+        torch.optim.SGD([torch.zeros(1)], 1.0), 3, num_training_steps=STEPS, **options
+    ).lr_lambdas[0]
+    # Their warm-up starts at the last rate, and ours at 0.
+    for step in range(3, STEPS + 2):
+        assert rate_factor(step, kind="warmup_stable_decay", course=course) == theirs(step)
+
+
+def test_step_decay_matches_torch():
+    settings = {"lr_scheduler_kwargs": {"step_size": 3, "gamma": 0.5}, "warmup_steps": 0}
+    training = TrainingConfig(lr_scheduler_type="step_decay", learning_rate=1e-3, **settings)
+    optimizers = [OptimizerBuilder(training)(torch.nn.Linear(2, 2)) for _ in range(2)]
+    theirs = torch.optim.lr_scheduler.StepLR(optimizers[1], step_size=3, gamma=0.5)
+    ours = rates(optimizers[0], build_scheduler(optimizers[0], training, STEPS))
+    assert ours == pytest.approx(rates(optimizers[1], theirs), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "steps"),
+    [
+        ("warmup_stable_decay", {"num_decay_steps": 0.3}, {"num_decay_steps": 6}),
+        ("step_decay", {"step_size": 0.25}, {"step_size": 5}),
+    ],
+)
+def test_steps_below_1_are_a_share_of_all_steps(kind, share, steps):
+    found = [
+        course_of(
+            TrainingConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=options), STEPS, peak=1.0
+        )
+        for options in (share, steps)
+    ]
+    factors = [
+        [rate_factor(step, kind=kind, course=course) for step in range(STEPS)] for course in found
+    ]
+    assert factors[0] == factors[1]
+    assert len(set(factors[0])) > 3
+
+
+def test_decay_longer_than_the_steps_after_warmup_begins_at_the_peak():
+    training = TrainingConfig(
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": 50},
+        warmup_steps=4,
+    )
+    course = course_of(training, STEPS, peak=1.0)
+    factors = [rate_factor(at, kind="warmup_stable_decay", course=course) for at in range(STEPS)]
+    assert max(factors) == factors[4] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem"),
+    [
+        ("cosine_with_restarts", {"num_cycles": 0}, "num_cycles is 0: give a whole number"),
+        ("inverse_sqrt", {"timescale": 0}, "timescale is 0: give a number of at least 1"),
+        ("step_decay", {"gamma": 1}, "gamma is 1: give a number above 0 and below 1"),
+        ("step_decay", {"step_size": 0}, "step_size is 0: give a number above 0"),
+        ("warmup_stable_decay", {"num_decay_steps": 0}, "num_decay_steps is 0: give a number"),
+        ("warmup_stable_decay", {"decay_type": "exp"}, "'exp': use one of linear, cosine, 1-sqrt"),
+        ("warmup_stable_decay", {"min_lr_ratio": 1}, "min_lr_ratio is 1: give a share below 1"),
+    ],
+)
+def test_schedule_options_out_of_range_are_rejected(kind, options, problem):
+    with pytest.raises(BadInput, match=re.escape(problem)):
+        course_of(TrainingConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=options), 9, peak=1.0)
 
 
 def test_peak_below_the_end_of_a_polynomial_schedule_is_rejected():
@@ -172,8 +270,9 @@ def test_optimizer_continues_from_its_saved_state_bit_for_bit(kind):
 
 
 @pytest.mark.parametrize("factor", [-5.0, float("nan"), float("inf")])
-def test_factor_that_cannot_be_a_learning_rate_names_the_schedule(factor):
+def test_factor_that_cannot_be_a_learning_rate_names_the_schedule(factor, monkeypatch):
     spec, course = ScheduleSpec(lambda step, course: factor), Course(steps=10, warmup=2, peak=1.0)
-    assert _factor(1, kind="mine", spec=spec, course=course) == 0.5
+    monkeypatch.setattr(schedules, "schedule_spec", lambda name: spec)
+    assert rate_factor(1, kind="mine", course=course) == 0.5
     with pytest.raises(BadInput, match=f"'mine': its factor at step 3 is {factor}"):
-        _factor(3, kind="mine", spec=spec, course=course)
+        rate_factor(3, kind="mine", course=course)

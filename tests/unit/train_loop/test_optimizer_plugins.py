@@ -63,10 +63,15 @@ def picky(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("field", "known"),
     [
-        ("optim", "adamw_bnb_8bit, adamw_torch, paged_adamw_8bit"),
+        (
+            "optim",
+            "adafactor, adam, adamw_bnb_8bit, adamw_torch, lamb, lars, lion, muon, "
+            "paged_adamw_8bit, schedule_free_adamw, sgd",
+        ),
         (
             "lr_scheduler_type",
-            "constant, constant_with_warmup, cosine, linear, polynomial, range_test",
+            "constant, constant_with_warmup, cosine, cosine_with_restarts, inverse_sqrt, linear, "
+            "polynomial, range_test, step_decay, warmup_stable_decay",
         ),
     ],
 )
@@ -106,7 +111,7 @@ def test_peak_rate_below_the_schedules_last_rate_is_rejected(picky):
         from_mapping({**MINIMAL, "training": training})
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_bnb_8bit", "lion"])
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_bnb_8bit", "my_lion"])
 def test_planner_knows_the_bytes_of_the_state(installed, optim):
     config = {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
@@ -127,8 +132,8 @@ def test_planner_knows_the_bytes_of_the_state(installed, optim):
 
 def test_ranks_shard_the_state(installed):
     shape = shape_of({**LLAMA, "vocab_size": 512})
-    alone = states(shape, Setting(length=64, optim="lion")).optimizer
-    shared = states(shape, Setting(length=64, optim="lion", strategy="fsdp", ranks=2)).optimizer
+    alone = states(shape, Setting(length=64, optim="my_lion")).optimizer
+    shared = states(shape, Setting(length=64, optim="my_lion", strategy="fsdp", ranks=2)).optimizer
     assert alone == 4 * shape.parameters
     assert shared == alone // 2
 
@@ -138,9 +143,9 @@ def test_validation_and_planning_import_no_torch(example):
         "import sys\n"
         "from steadytrain.components.shared.config import from_mapping\n"
         "from steadytrain.components.shared.config.optimizers import optimizer_spec\n"
-        f"config = from_mapping({MINIMAL} | {{'training': {{'optim': 'lion', 'learning_rate': 1.0,"
-        " 'lr_scheduler_type': 'warmup_stable_decay'}, 'compute': {'device': 'cpu'}})\n"
-        "print(optimizer_spec(config.training.optim).device_bytes, 'torch' in sys.modules)\n"
+        f"config = from_mapping({MINIMAL} | {{'training': {{'optim': 'my_lion',"
+        " 'learning_rate': 1.0, 'lr_scheduler_type': 'trapezoid'}, 'compute': {'device': 'cpu'}})\n"
+        "print(optimizer_spec(config.training.optim).device_bytes(1.0), 'torch' in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -152,9 +157,7 @@ def test_validation_and_planning_import_no_torch(example):
 
 
 def test_learning_rate_rises_stays_and_falls(installed):
-    training = TrainingConfig(
-        lr_scheduler_type="warmup_stable_decay", learning_rate=1.0, warmup_steps=2
-    )
+    training = TrainingConfig(lr_scheduler_type="trapezoid", learning_rate=1.0, warmup_steps=2)
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
     scheduler, rates = build_scheduler(optimizer, training, 12), []
     for _ in range(13):
@@ -167,4 +170,4 @@ def test_learning_rate_rises_stays_and_falls(installed):
 def test_spec_is_the_packages_object(installed):
     from steadytrain_example.optimizers import LION
 
-    assert optimizer_spec("lion") is LION
+    assert optimizer_spec("my_lion") is LION

@@ -106,7 +106,7 @@ ACCEPTED = {
         "spike_window": 7,
     },
 }
-SECTIONS_WITHIN = {"compute.pods", "model.adapter"}
+SECTIONS_WITHIN = {"compute.pods", "model.adapter", "training.averaging"}
 NOT_ALONE = {
     *("training.optim", "compute.offload", "model.trust_remote_code"),
     *("model.framework", "training.order", "training.components"),
@@ -192,6 +192,12 @@ def test_changed_learning_settings_are_rejected_by_name(begun, section, name, va
     assert f"-> {value!r}" in error.value.message
     assert error.value.message.count(" -> ") == 1 + (name == "base")
     assert MAY_DIFFER in error.value.remedy
+
+
+def test_changed_averaging_is_rejected_by_its_field(begun):
+    other = begun("training", "averaging", {"kind": "swa"})
+    with pytest.raises(BadInput, match=r"training\.averaging\.kind 'none' -> 'swa'"):
+        other.run()
 
 
 def test_only_frozen_embedding_placement_of_adapters_may_change(tmp_path, data):
