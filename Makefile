@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 # Without bytecode, hundreds of processes each compile torch and kfp again and take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long coverage cluster lint docs images plugins bench soak soak-tune package monitoring \
+.PHONY: demo test long coverage cluster lint docs images plugins bench soak package monitoring \
   lock setup clean
 
 demo: setup ## Train, evaluate and register a real model on real data, on this machine.
@@ -83,11 +83,9 @@ package: setup ## Test the wheel in a fresh environment, outside the checkout.
 bench: setup
 	$(BIN)/pytest -m bench -s tests/bench
 
-soak: setup ## Inject a fault each minute for half an hour, then again while memory runs out.
+soak: setup ## Inject a fault each minute for half an hour, again while memory runs out, and into studies.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_soak.py
-
-soak-tune: setup ## Kill the processes of studies at random moments; compare 30 trials with their runs.
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_tune.py tests/end_to_end/test_trials.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_tune.py
 
 monitoring: setup ## Write the alert rules and the dashboards again, after a change in components/observe.
 	$(BIN)/python -m steadytrain.components.observe.manifests manifests/components/monitoring
