@@ -29,9 +29,9 @@ def test_work_that_hangs_keeps_nothing_else_waiting(never):
 
     began = time.monotonic()
     works = {"hangs": never.wait, "again": never.wait, "fails": fails, "works": lambda: None}
-    failures = together(works, lambda name: 0.3 if name == "hangs" else 0.2)
-    assert time.monotonic() - began < 0.5
-    assert str(failures.pop("hangs")) == "not done within 0.3 s"
+    failures = together(works, lambda name: 1.0 if name == "hangs" else 0.9)
+    assert time.monotonic() - began < 1.8
+    assert str(failures.pop("hangs")) == "not done within 1 s"
     assert isinstance(failures.pop("again"), TimeoutError)
     assert isinstance(failures.pop("fails"), SystemExit)
     assert failures == {}
@@ -52,7 +52,7 @@ def test_sinks_that_hang_share_one_deadline(tmp_path, monkeypatch, never):
                 never.wait()
             closed.append(self.name)
 
-    monkeypatch.setattr(step, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(step, "CLOSE_SECONDS", 1.0)
     monkeypatch.setattr(step, "load_sink", lambda name: lambda *_: Sink(name))
     config = from_mapping(
         {
@@ -67,8 +67,8 @@ def test_sinks_that_hang_share_one_deadline(tmp_path, monkeypatch, never):
     with step._tracked(config, workspace) as sinks:
         assert len(sinks) == 5
         began = time.monotonic()
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 2.5
     assert sorted(closed) == ["diagnosis", "tensorboard"]
     told = [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
     assert len(told) == 3
-    assert all(message.endswith("could not be closed: not done within 0.3 s") for message in told)
+    assert all(message.endswith("could not be closed: not done within 1 s") for message in told)
