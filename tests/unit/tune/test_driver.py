@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped
+from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped, StorageError
 from steadytrain.components.tune.driver import TooManyFailed, drive, driving
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.results import front
@@ -145,6 +145,23 @@ def test_too_many_failed_trials_stop_the_study_and_name_the_last():
     with pytest.raises(TooManyFailed, match=r"3 of 3 trials failed.*trial 2: broken"):
         driven(settings_of(), MemoryLog(), world)
     assert sum(map(len, world.trained.values())) < 10
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_study_whose_storage_fails_stops_and_continues_as_if_it_never_had(parallel):
+    config = settings_of(f"tune.budget.parallel={parallel}")
+    undisturbed = driven(config, MemoryLog(), World())
+    log, world = MemoryLog(), World(failing={4: "storage"})
+    with pytest.raises(StorageError, match="trial 4 failed: broken") as stopped:
+        driven(config, log, world)
+    assert "the trial and the study continue" in stopped.value.remedy
+    assert not any(record["kind"] == "failed" for record in log.records)
+    world.failing.clear()
+    study = driven(config, log, world)
+    assert study.history.failed == 0
+    assert all(len(set(steps)) == len(steps) for steps in world.trained.values())
+    if parallel == 1:
+        assert study.history.trials == undisturbed.history.trials
 
 
 def test_impossible_combinations_fail_as_bad_input():
