@@ -7,7 +7,8 @@ opened      study (digest of what must stay the same), queued (parameters to try
 budget      limits (as in `tune.budget`)
 started     number, params, until
 promoted    number, until
-reported    number, until, validations ([step, metrics]), seconds, finished, fallbacks
+reported    number, until, validations ([step, metrics]), seconds, finished, fallbacks, latency_ms
+            (if there is a limit)
 failed      number, failure, error, seconds
 discarded   number
 """
@@ -39,6 +40,8 @@ class Trial:
     reached: step of its last report.
     curve: (step, metrics) of each validation.
     scores: the key's score by the rung at which it was reported.
+    excess_ms: latency above `tune.constraints.latency_ms`; negative below, None if unlimited. A
+        trial above the limit is discarded at its first rung, where it counts as the worst.
     """
 
     number: int
@@ -52,6 +55,12 @@ class Trial:
     failure: str = ""
     error: str = ""
     fallbacks: tuple[str, ...] = ()
+    excess_ms: float | None = None
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether its latency is above the limit."""
+        return self.excess_ms is not None and self.excess_ms > 0
 
 
 @dataclass(slots=True)
@@ -80,6 +89,7 @@ class History:
             best_counts: whether a trial's score is its best so far, and not its last one.
         """
         self.rungs, self.objectives, self._best_counts = rungs, tune.objectives, best_counts
+        self._latency_ms = tune.constraints.latency_ms
         self.study = ""
         self.queued: Sequence[Params] = ()
         self.limits: Mapping[str, Any] = {}
@@ -149,13 +159,17 @@ class History:
         trial.reached = trial.until if not record["finished"] else record["step"]
         trial.fallbacks = tuple(record["fallbacks"])
         self._spend(trial, record)
+        if self._latency_ms is not None and "latency_ms" in record:
+            trial.excess_ms = record["latency_ms"] - self._latency_ms
         value = self.values(trial)[0]
         worse = self.objectives[0].direction == "maximize"
         score = math.inf if math.isnan(value) else -value if worse else value
         trial.scores[trial.until] = score
         place = self.place(trial, trial.until)
-        insort(place.reached, (score, trial.number))
-        if record["finished"]:
+        insort(place.reached, (math.inf if trial.too_slow else score, trial.number))
+        if trial.too_slow:
+            trial.standing = "discarded"
+        elif record["finished"]:
             trial.standing = "finished"
         else:
             trial.standing = "paused"

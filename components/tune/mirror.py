@@ -113,6 +113,8 @@ def frozen(tune: TuneConfig, history: History, trial: Trial) -> FrozenTrial:
         },
         trial_id=trial.number,
     )
+    if trial.excess_ms is not None:
+        made.set_constraint("latency_ms", trial.excess_ms)
     made._validate()
     return made
 

@@ -119,7 +119,10 @@ class TuneBudget(Section):
 
 
 class TuneConstraints(Section):
-    """Limits on a trial. Suggestions beyond them are replaced before they train."""
+    """Limits on a trial.
+
+    Suggestions with too many parameters or too much memory are replaced before they train.
+    """
 
     parameters: int | None = Field(
         None, ge=1, description="Largest number of the model's parameters. None means no limit."
@@ -130,6 +133,14 @@ class TuneConstraints(Section):
         description="Most memory of a rank by the planner's formula, with "
         "training.micro_batch_size or, if that is not set, one sequence at a time, and with ddp if "
         "compute.strategy is auto. None means no limit.",
+    )
+    latency_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Longest time in milliseconds that the exported model may take for a forward "
+        "pass of one sequence of data.sequence_length tokens. The trial measures it before it "
+        "trains, on the device that it trains on. A slower trial ends at its first rung and "
+        "cannot be the best. None means no limit.",
     )
 
 

@@ -12,7 +12,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped, StorageError
 from steadytrain.components.tune.driver import TooManyFailed, drive, driving
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.results import front
+from steadytrain.components.tune.results import best, front
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
 
@@ -162,6 +162,28 @@ def test_study_whose_storage_fails_stops_and_continues_as_if_it_never_had(parall
     assert all(len(set(steps)) == len(steps) for steps in world.trained.values())
     if parallel == 1:
         assert study.history.trials == undisturbed.history.trials
+
+
+@pytest.mark.parametrize("pruner", ["none", "asha"])
+def test_trial_above_the_latency_limit_ends_at_its_first_rung_and_is_never_the_best(pruner):
+    def latency(config):
+        return 30.0 if config.training.learning_rate < 5e-3 else 5.0
+
+    config = settings_of("tune.constraints.latency_ms=20", pruner=pruner)
+    log, world = MemoryLog(), World(latency=latency)
+    study = driven(config, log, world)
+    slow, fast = (
+        [t for t in study.history.trials if (latency(world.configs[t.number]) > 20) == above]
+        for above in (True, False)
+    )
+    assert slow
+    assert all(t.standing == "discarded" for t in slow)
+    assert {t.reached for t in slow} == {study.rungs.cuts[0]}
+    assert {t.number for t in slow} <= world.discarded
+    assert best(study) in fast
+    told = study._suggester._mirror.study.trials
+    assert {t.number for t in told if t.constraints["latency_ms"] > 0} == {t.number for t in slow}
+    assert Study(config, log).history.trials == study.history.trials
 
 
 def test_impossible_combinations_fail_as_bad_input():
