@@ -163,7 +163,7 @@ class TuneConfig(Section):
         "random; qmc: a scrambled Sobol sequence; grid: every combination.",
     )
     pruner: Literal["none", "median", "asha", "hyperband"] = Field(
-        "hyperband",
+        "asha",
         description="Which trials go on at a rung. median: those not worse than the median; asha: "
         "the best 1/reduction_factor, as soon as enough have reached the rung; hyperband: the "
         "same from several smallest rungs; none: all.",
@@ -175,7 +175,8 @@ class TuneConfig(Section):
         None,
         ge=1,
         description="Optimizer steps of the smallest rung, rounded up to a multiple of "
-        "training.eval_steps. None means a 27th of a full trial, with median a tenth.",
+        "training.eval_steps. None means a full trial divided twice by reduction_factor, "
+        "with median a tenth.",
     )
     min_tokens: float | None = Field(
         None,

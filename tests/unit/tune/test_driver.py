@@ -125,10 +125,22 @@ def test_other_settings_are_another_study():
 
 
 def test_search_finds_a_good_trial_with_a_part_of_the_steps():
-    study = driven(settings_of(trials=60, pruner="hyperband"), MemoryLog(), World())
+    study = driven(settings_of(trials=60, pruner="asha"), MemoryLog(), World())
     finished = [trial for trial in study.history.trials if trial.standing == "finished"]
     assert min(study.history.values(trial)[0] for trial in finished) < 2.1
     assert study.steps < 60 * 270 * 0.5
+
+
+def test_sampler_compares_trials_at_the_highest_rung_that_enough_have_reached():
+    world = World()
+    study = driven(settings_of(trials=40), MemoryLog(), world)
+    rung, told = study._suggester._rung, study._suggester._mirror.study.trials
+    assert study.rungs.cuts[0] < rung
+    compared = {trial.number: trial.value for trial in told if trial.state.name == "COMPLETE"}
+    assert len(compared) > len(study.tune.space)
+    assert compared == {n: world.objective(world.configs[n], rung) for n in compared}
+    reached = {trial.number for trial in study.history.trials if trial.reached >= rung}
+    assert compared.keys() == reached
 
 
 def test_failed_trial_reaches_the_sampler_with_its_class_and_the_study_continues():
@@ -279,7 +291,7 @@ def test_several_objectives_give_a_pareto_front():
     pruner=st.sampled_from(["none", "median", "asha", "hyperband"]),
     factor=st.integers(2, 4),
     trials=st.integers(1, 40),
-    steps=st.none() | st.integers(10, 4000),
+    steps=st.none() | st.integers(270, 4000),
     parallel=st.integers(1, 5),
     failing=st.sets(st.integers(0, 40), max_size=5),
     pace=st.integers(1, 4),
@@ -311,6 +323,8 @@ def test_every_trial_counts_once_every_promotion_is_legal_and_the_budget_is_kept
     if steps is None and not failing:
         ended = ("finished", "discarded")
         assert all(trial.standing in ended for trial in history.trials)
+    if not failing:
+        assert best(study) is not None
     check_promotions(log.records, study, parallel)
 
 
