@@ -32,23 +32,38 @@ def random_model(
     Raises:
         BadInput: adapters target layers that the model doesn't have.
     """
-    fields, frozen = {**architecture, **_SPECIAL}, setting.adapter.freezes
-    if labels:
-        fields["num_labels"] = labels
-    auto = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
-    config = AutoConfig.for_model(**fields)
-    module: torch.nn.Module = auto.from_config(
-        config,
-        dtype=_HALF.get(setting.precision, torch.float32) if frozen else torch.float32,
-        trust_remote_code=False,
-    )
+    frozen = setting.adapter.freezes
+    half = _HALF.get(setting.precision, torch.float32)
+    module = plain_model(architecture, labels, half if frozen else torch.float32)
     module = attach(module, setting.adapter) if frozen else module
     if not labels:
         fuse_head(module)
         if not setting.masked:
-            vocabulary = config.get_text_config().vocab_size
+            vocabulary = _config(architecture, labels).get_text_config().vocab_size
             attend_by_document(module, int(vocabulary))
     return module
+
+
+def plain_model(
+    architecture: Mapping[str, Any], labels: int = 0, dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:
+    """Build it as Transformers loads an exported model.
+
+    Args:
+        architecture, labels: as for `random_model`.
+    """
+    auto = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+    module: torch.nn.Module = auto.from_config(
+        _config(architecture, labels), dtype=dtype, trust_remote_code=False
+    )
+    return module
+
+
+def _config(architecture: Mapping[str, Any], labels: int) -> Any:
+    fields = {**architecture, **_SPECIAL}
+    if labels:
+        fields["num_labels"] = labels
+    return AutoConfig.for_model(**fields)
 
 
 def loss_of(labels: int) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:

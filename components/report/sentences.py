@@ -12,6 +12,7 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     DecisionMade,
     GradientOverflow,
+    LatencyMeasured,
     ProblemFound,
     Resubmitted,
     StepFailed,
@@ -109,6 +110,14 @@ def _(event: TrainingStarted) -> str:
     return (
         f"train: {amount(event.parameters)} parameters, {event.precision} on {event.device}, "
         f"{event.max_steps:,} steps"
+    )
+
+
+@describe.register
+def _(event: LatencyMeasured) -> str:
+    return (
+        f"train: one sequence of {event.sequence_length:,} tokens takes "
+        f"{event.milliseconds:.3g} ms on {event.device}"
     )
 
 

@@ -29,19 +29,27 @@ class Next:
 def next_step(history: History, affordable: Affordable, *, more: bool) -> Next | None:
     """Return what to train next; None if nothing can start until a running trial reports.
 
+    Only a trial that finished can be the best one. So until one has, the budget must allow each
+    trial that starts or goes on to finish.
+
     Args:
         more: whether the sampler has another trial to suggest.
     """
+    full, anything_finished = history.rungs.cuts[-1], history.has_finished
+
+    def allowed(trial: Trial | None, until: int) -> bool:
+        return affordable(trial, until if anything_finished else full)
+
     for candidate in _promotions(history):
-        if affordable(history.trials[candidate.number], candidate.until):
+        if allowed(history.trials[candidate.number], candidate.until):
             return candidate
     number = len(history.trials)
     first = history.rungs.cuts[history.rungs.bracket(number)]
-    if more and number < history.limits["trials"] and affordable(None, first):
+    if more and number < history.limits["trials"] and allowed(None, first):
         return Next(number, first)
     if not history.running:
         for candidate in _last_promotions(history):
-            if affordable(history.trials[candidate.number], candidate.until):
+            if allowed(history.trials[candidate.number], candidate.until):
                 return candidate
     return None
 

@@ -108,6 +108,13 @@ def ending(study: Study) -> list[str]:
 def _standing(study: Study, trial: Trial) -> str:
     if trial.standing == "failed":
         return f"failed ({trial.failure}): {trial.error.partition(chr(10))[0]}"
+    if trial.too_slow:
+        limit = study.tune.constraints.latency_ms or 0.0
+        slow = number(limit + (trial.excess_ms or 0.0))
+        return (
+            f"ended at step {trial.reached:,}, latency {slow} ms is above "
+            f"tune.constraints.latency_ms = {limit:g}"
+        )
     word = {"finished": "finished at", "paused": "reached"}.get(trial.standing, trial.standing)
     metric = study.tune.objective.metric
     fallbacks = f", after {', '.join(trial.fallbacks)}" if trial.fallbacks else ""

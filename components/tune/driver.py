@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import ConfigError, SteadytrainError
+from steadytrain.components.shared.errors import ConfigError, SteadytrainError, StorageError
 from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.log import Log, Record, open_log
@@ -88,6 +89,8 @@ def drive(
     Raises:
         TooManyFailed: see there. The study can be continued with a larger `max_failed_share`.
         BadInput: validations have no such metric as the objective.
+        StorageError: a trial failed because its storage did, as all others would. It does not count
+            as failed, and continues with the study.
     """
     _take_over(study, trials)
     watcher.resumed(study)
@@ -144,6 +147,8 @@ def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, boo
 def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> bool:
     """Write down that a trial reached its rung or ended; return whether it did."""
     if state.condition == "failed":
+        if state.failure == FailureClass.STORAGE:
+            raise _storage_failed(trial, state)
         study.fail(trial.number, state.failure, state.error, seconds=state.seconds)
     elif state.condition == "finished" or (
         state.condition == "paused" and state.step >= trial.until
@@ -192,6 +197,14 @@ def _too_many(study: Study) -> TooManyFailed:
         f"trials may; the last one, trial {last.number}: {last.error or last.failure}",
         remedy="fix what it names, raise tune.max_failed_share, and run the same command again: "
         "the study continues. Trials that have failed still count",
+    )
+
+
+def _storage_failed(trial: Trial, state: TrialState) -> StorageError:
+    return StorageError(
+        f"the study stopped because the storage of trial {trial.number} failed: {state.error}",
+        remedy="free space, or check that the storage can be reached, and run the same command "
+        "again: the trial and the study continue",
     )
 
 

@@ -84,7 +84,7 @@ class Evolution:
         return [share_of(field, space[field], trial.params[field]) for field in self._searched]
 
 
-def _order(trial: Trial) -> tuple[int, float, int]:
+def _order(trial: Trial) -> tuple[bool, int, float, int]:
     """Return what sorts trials from best to worst."""
     rung = max(trial.scores)
-    return -rung, trial.scores[rung], trial.number
+    return trial.too_slow, -rung, trial.scores[rung], trial.number

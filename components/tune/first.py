@@ -67,7 +67,7 @@ def best_of(config: RunConfig, other: str) -> Sequence[Params]:
         )
     _, history = study_of(records)
     best = sorted(
-        (trial for trial in history.trials if trial.scores),
+        (trial for trial in history.trials if trial.scores and not trial.too_slow),
         key=lambda trial: (-trial.reached, trial.scores[max(trial.scores)], trial.number),
     )
     return [trial.params for trial in best[:TAKEN_OVER]]

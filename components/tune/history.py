@@ -7,7 +7,8 @@ opened      study (digest of what must stay the same), queued (parameters to try
 budget      limits (as in `tune.budget`)
 started     number, params, until
 promoted    number, until
-reported    number, until, validations ([step, metrics]), seconds, finished, fallbacks
+reported    number, until, validations ([step, metrics]), seconds, finished, fallbacks, latency_ms
+            (if there is a limit)
 failed      number, failure, error, seconds
 discarded   number
 """
@@ -39,6 +40,8 @@ class Trial:
     reached: step of its last report.
     curve: (step, metrics) of each validation.
     scores: the key's score by the rung at which it was reported.
+    excess_ms: latency above `tune.constraints.latency_ms`; negative below, None if unlimited. A
+        trial above the limit is discarded at its first rung, where it counts as the worst.
     """
 
     number: int
@@ -52,6 +55,16 @@ class Trial:
     failure: str = ""
     error: str = ""
     fallbacks: tuple[str, ...] = ()
+    excess_ms: float | None = None
+
+    def has_reached(self, cut: int) -> bool:
+        """Return whether it has a score at a rung, or ended before it because it was done."""
+        return self.reached >= cut or self.standing == "finished"
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether its latency is above the limit."""
+        return self.excess_ms is not None and self.excess_ms > 0
 
 
 @dataclass(slots=True)
@@ -80,6 +93,8 @@ class History:
             best_counts: whether a trial's score is its best so far, and not its last one.
         """
         self.rungs, self.objectives, self._best_counts = rungs, tune.objectives, best_counts
+        self._fields = len(tune.space)
+        self._latency_ms = tune.constraints.latency_ms
         self.study = ""
         self.queued: Sequence[Params] = ()
         self.limits: Mapping[str, Any] = {}
@@ -128,12 +143,31 @@ class History:
         """Return a trial's place in the order at a rung that it reached."""
         return trial.scores[until], trial.number
 
-    def value(self, trial: Trial, metric: str, *, highest: bool) -> float:
-        """Return a metric's value for a trial; NaN if it has none.
+    @property
+    def has_finished(self) -> bool:
+        """Whether a trial has finished."""
+        full = self.rungs.cuts[-1]
+        return any((bracket, full) in self.places for bracket in range(self.rungs.brackets))
+
+    @property
+    def compared_rung(self) -> int:
+        """The rung at which a sampler compares trials.
+
+        That is the highest one that more trials have reached than the space has fields (Falkner et
+        al. 2018, "BOHB"), or the lowest one. Scores of different rungs cannot be compared.
+        """
+        scored = [trial for trial in self.trials if trial.scores and trial.standing != "failed"]
+        for cut in reversed(self.rungs.cuts):
+            if sum(trial.has_reached(cut) for trial in scored) > self._fields:
+                return cut
+        return self.rungs.cuts[0]
+
+    def value(self, trial: Trial, metric: str, *, highest: bool, until: float = math.inf) -> float:
+        """Return a metric's value for a trial, at the end or at a step; NaN if it has none.
 
         That is the value of the model that its run would export.
         """
-        values = [metrics.get(metric, math.nan) for _, metrics in trial.curve]
+        values = [metrics.get(metric, math.nan) for step, metrics in trial.curve if step <= until]
         finite = [value for value in values if not math.isnan(value)]
         if not finite or math.isnan(values[-1]):
             return math.nan
@@ -141,10 +175,10 @@ class History:
             return values[-1]
         return max(finite) if highest else min(finite)
 
-    def values(self, trial: Trial) -> list[float]:
-        """Return a trial's value of each objective."""
+    def values(self, trial: Trial, until: float = math.inf) -> list[float]:
+        """Return a trial's value of each objective, at the end or at a step."""
         return [
-            self.value(trial, item.metric, highest=item.direction == "maximize")
+            self.value(trial, item.metric, highest=item.direction == "maximize", until=until)
             for item in self.objectives
         ]
 
@@ -165,13 +199,17 @@ class History:
         trial.reached = trial.until if not record["finished"] else record["step"]
         trial.fallbacks = tuple(record["fallbacks"])
         self._spend(trial, record)
+        if self._latency_ms is not None and "latency_ms" in record:
+            trial.excess_ms = record["latency_ms"] - self._latency_ms
         value = self.values(trial)[0]
         worse = self.objectives[0].direction == "maximize"
         score = math.inf if math.isnan(value) else -value if worse else value
         trial.scores[trial.until] = score
         place = self.place(trial, trial.until)
-        insort(place.reached, (score, trial.number))
-        if record["finished"]:
+        insort(place.reached, (math.inf if trial.too_slow else score, trial.number))
+        if trial.too_slow:
+            trial.standing = "discarded"
+        elif record["finished"]:
             trial.standing = "finished"
         else:
             trial.standing = "paused"

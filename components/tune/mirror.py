@@ -77,22 +77,32 @@ class _Replaceable(InMemoryStorage):
             trials[trial.number] = trial
 
 
-def frozen_trials(tune: TuneConfig, history: History) -> list[FrozenTrial]:
+def frozen_trials(tune: TuneConfig, history: History, rung: int | None = None) -> list[FrozenTrial]:
     """Return all trials as Optuna describes them."""
-    return [frozen(tune, history, trial) for trial in history.trials]
+    return [frozen(tune, history, trial, rung) for trial in history.trials]
 
 
-def frozen(tune: TuneConfig, history: History, trial: Trial) -> FrozenTrial:
+def frozen(
+    tune: TuneConfig, history: History, trial: Trial, rung: int | None = None
+) -> FrozenTrial:
     """Return a trial as Optuna describes it.
 
     A trial that pauses, or that went on from a pause, counts as pruned with its scores so far, so
     that the sampler learns from them. A trial without a usable score counts as failed.
+
+    Args:
+        rung: where trials are compared: those that reached it count as complete, with their values
+            there, and the others are left out. None means at the end, for an export.
     """
-    values = history.values(trial)
+    values = history.values(trial, math.inf if rung is None else rung)
     broken = any(math.isnan(value) for value in values)
     state = _STATES[trial.standing]
     if state == TrialState.RUNNING and trial.scores:
         state = TrialState.PRUNED
+    if rung is not None and state == TrialState.PRUNED:
+        # Samplers leave failed trials out, and learn from those that break a constraint.
+        left_out = state if trial.too_slow else TrialState.FAIL
+        state = TrialState.COMPLETE if trial.has_reached(rung) else left_out
     if broken and state in (TrialState.COMPLETE, TrialState.PRUNED):
         state = TrialState.FAIL
     sign = -1.0 if history.objectives[0].direction == "maximize" else 1.0
@@ -113,6 +123,8 @@ def frozen(tune: TuneConfig, history: History, trial: Trial) -> FrozenTrial:
         },
         trial_id=trial.number,
     )
+    if trial.excess_ms is not None:
+        made.set_constraint("latency_ms", trial.excess_ms)
     made._validate()
     return made
 

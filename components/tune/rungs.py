@@ -16,7 +16,8 @@ from typing import Final
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fidelity import tokens_per_step
 
-_HALVINGS: Final = 3
+_HALVINGS: Final = 2
+"""Rungs below a full trial, unless the smallest one is set."""
 _MEDIAN_CUTS: Final = 10
 _MEDIAN_FIRST: Final = 5
 """Trials that a rung lets pass before it has a median."""

@@ -46,7 +46,7 @@ def search(
 
     Raises:
         Stopped: this process was asked to stop. The study can be continued.
-        TooManyFailed, BadInput: see `drive` and `Study`.
+        TooManyFailed, BadInput, StorageError: see `drive` and `Study`.
     """
     folder = study_folder(config)
     study = Study(config, log, first=first)

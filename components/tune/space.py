@@ -97,8 +97,10 @@ def value_at(field: str, dimension: Dimension, share: float) -> Any:
         return _nth(field, dimension, int(share * _count(dimension)))
     low, high = dimension.ends
     if dimension.log:
-        value = low * (high / low) ** share
-        return min(int(high), max(int(low), round(value))) if whole else value
+        # The quotient of high and low can be larger than the largest number.
+        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        value = min(high, max(low, value))
+        return round(value) if whole else value
     return low + share * (high - low)
 
 
@@ -114,5 +116,5 @@ def share_of(field: str, dimension: Dimension, value: float) -> float:
         pitch = dimension.step or 1
         return ((value - low) / pitch + 0.5) / (round((high - low) / pitch) + 1)
     if dimension.log:
-        return math.log(value / low) / math.log(high / low)
+        return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
     return (value - low) / (high - low)

@@ -195,6 +195,7 @@ class Study:
             ],
             seconds=round(state.seconds, 3),
             fallbacks=list(state.fallbacks),
+            **({} if state.latency_ms is None else {"latency_ms": state.latency_ms}),
         )
 
     def fail(self, number: int, failure: str, error: str, *, seconds: float = 0.0) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from steadytrain.components.shared.config import Dimension, TuneConfig
@@ -76,25 +75,30 @@ class Sampler:
     def __init__(self, tune: TuneConfig, history: History) -> None:
         self._tune, self._history = tune, history
         self._fields = in_order(tune.space)
+        self._mirror: Mirror | None = None
+        self._rung = 0
 
-    @cached_property
-    def _mirror(self) -> Mirror:
+    def _compared(self) -> Mirror:
+        """Return the trials, compared at the rung where enough of them can be."""
         # Optuna takes half a second to import.
         from steadytrain.components.tune.mirror import Mirror, frozen_trials
 
-        mirror = Mirror([item.direction for item in self._tune.objectives])
-        for trial in frozen_trials(self._tune, self._history):
-            mirror.put(trial)
-        return mirror
+        rung = self._history.compared_rung
+        if self._mirror is None or rung != self._rung:
+            self._mirror, self._rung = Mirror([i.direction for i in self._tune.objectives]), rung
+            for trial in frozen_trials(self._tune, self._history, rung):
+                self._mirror.put(trial)
+        return self._mirror
 
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
         from steadytrain.components.tune.mirror import sampler_of
 
+        mirror = self._compared()
         for attempt in range(TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
             with warnings.catch_warnings(action="ignore"):
                 sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
-                params = self._ask(self._mirror.ask(number, sampler), given)
+                params = self._ask(mirror.ask(number, sampler), given)
             if fits(params):
                 return params
         raise nothing_fits(number)
@@ -102,8 +106,8 @@ class Sampler:
     def note(self, trial: Trial) -> None:
         from steadytrain.components.tune.mirror import frozen
 
-        if "_mirror" in self.__dict__:
-            self._mirror.put(frozen(self._tune, self._history, trial))
+        if self._mirror is not None:
+            self._mirror.put(frozen(self._tune, self._history, trial, self._rung))
 
     def _ask(self, trial: optuna.Trial, given: Params) -> Params:
         from steadytrain.components.tune.mirror import sampled

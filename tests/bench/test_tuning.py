@@ -1,7 +1,9 @@
 """What a search finds at equal cost, and what the driver itself costs.
 
-Run with `pytest -m bench tests/bench/test_tuning.py -s` on an idle machine. STEADYTRAIN_BENCH_SEEDS
-and STEADYTRAIN_BENCH_TRIALS shorten the first one.
+Run with `pytest -m bench tests/bench/test_tuning.py -s` on an idle machine. The searches run over
+learning curves that the benchmark records first (`support/learning_curves.py`);
+STEADYTRAIN_BENCH_CURVES is a folder that keeps them, and STEADYTRAIN_BENCH_SEEDS the number of
+searches.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import optuna
 import psutil
@@ -22,39 +26,30 @@ from steadytrain.components.tune.mirror import sampled
 from steadytrain.components.tune.rungs import Rungs
 from steadytrain.components.tune.space import varies
 from steadytrain.components.tune.study import Study
-from steadytrain.components.tune.trials.local import local_trials
 
-from support import trials as support
+from support.learning_curves import loss, recorded, settings_of
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
 
 pytestmark = pytest.mark.bench
 SEEDS = int(os.environ.get("STEADYTRAIN_BENCH_SEEDS", "10"))
-TRIALS = int(os.environ.get("STEADYTRAIN_BENCH_TRIALS", "27"))
-"""Full trials whose steps each search may spend."""
+TRIALS = 27
+"""Full trials whose steps each search may spend. All batches have as many tokens."""
 
 
-def settings_of(seed, *overrides):
-    """The preset, whose model has 0.17 million parameters: each batch has the same tokens."""
-    most = TRIALS * load("tune-causal-lm").training.max_steps
-    return load(
-        "tune-causal-lm",
-        [
-            ("tune.seed", seed),
-            ("tune.budget", {"trials": 1000, "steps": most}),
-            "compute.device=cpu",
-            "compute.threads_per_rank=1",
-            *overrides,
-        ],
-    )
+def study_settings(seed, *overrides):
+    plain = settings_of()
+    budget = {"trials": 1000, "steps": TRIALS * plain.training.max_steps}
+    return settings_of(("tune.seed", seed), ("tune.budget", budget), *overrides)
 
 
-def searched(config, folder):
+def world_of(curves):
+    return World(objective=partial(loss, curves))
+
+
+def searched(config, curves):
     """Search with our driver; return (steps spent, loss) of each validation in their order."""
-    log, trials = MemoryLog(), local_trials(folder)
-    try:
-        drive(Study(config, log), trials, Quiet(), lambda: None)
-    finally:
-        trials.close()
+    log = MemoryLog()
+    drive(Study(config, log), SyntheticTrials(world_of(curves)), Quiet(), lambda: None)
     found, before, reached = [], 0, {}
     for record in log.records:
         if record["kind"] == "reported":
@@ -66,46 +61,41 @@ def searched(config, folder):
     return found
 
 
-def searched_by_optuna(config, folder):
+def searched_by_optuna(config, curves):
     """Do the same with Optuna's own loop and HyperbandPruner, which ends trials for good."""
     cuts, space, found, spent = Rungs.of(config).cuts, config.tune.space, [], 0
     study = optuna.create_study(
-        sampler=optuna.samplers.TPESampler(seed=config.tune.seed, multivariate=True, group=True),
+        sampler=optuna.samplers.TPESampler(seed=config.tune.seed, multivariate=True),
         pruner=optuna.pruners.HyperbandPruner(cuts[0], cuts[-1], config.tune.reduction_factor),
     )
-    trials = local_trials(folder)
-    trials.attach()
+    trials = SyntheticTrials(world_of(curves))
     plain = Study(config, MemoryLog())
-    try:
-        while spent < config.tune.budget.steps:
-            trial, params, before = study.ask(), {}, 0
-            for field in space:
-                if varies(space, field, params):
-                    params[field] = sampled(trial, field, space[field])
-            for cut in cuts:
-                trials.train(trial.number, plain.trial_config(params), cut)
-                state = support.ended(trials, trial.number)
-                new = [item for item in state.validations if item.step > before]
-                for item in new:
-                    found.append((spent + item.step - before, item.metrics["loss"]))
-                    trial.report(item.metrics["loss"], item.step)
-                spent, before = spent + cut - before, cut
-                if cut < cuts[-1] and trial.should_prune():
-                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-                    break
-            else:
-                study.tell(trial, new[-1].metrics["loss"])
-            trials.discard(trial.number)
-    finally:
-        trials.close()
+    while spent < config.tune.budget.steps:
+        trial, params, before = study.ask(), {}, 0
+        for field in space:
+            if varies(space, field, params):
+                params[field] = sampled(trial, field, space[field])
+        for cut in cuts:
+            trials.train(trial.number, plain.trial_config(params), cut)
+            state = trials.state(trial.number)
+            new = [item for item in state.validations if item.step > before]
+            for item in new:
+                found.append((spent + item.step - before, item.metrics["loss"]))
+                trial.report(item.metrics["loss"], item.step)
+            spent, before = spent + cut - before, cut
+            if cut < cuts[-1] and trial.should_prune():
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                break
+        else:
+            study.tell(trial, new[-1].metrics["loss"])
     return [(steps, loss) for steps, loss in found if steps <= config.tune.budget.steps]
 
 
 def falling(found):
     """Return the best loss so far after each validation, with the steps spent."""
     best, line = float("inf"), []
-    for steps, loss in sorted(found):
-        best = min(best, loss)
+    for steps, score in sorted(found):
+        best = min(best, score)
         line.append((steps, best))
     return line
 
@@ -116,33 +106,42 @@ def area(line):
     return sum((b[0] - a[0]) * a[1] for a, b in pairwise(line)) / width
 
 
+ARMS = {
+    "random search": (searched, ("tune.sampler=random", "tune.pruner=none")),
+    "Optuna's HyperbandPruner": (searched_by_optuna, ()),
+    "TPE and Hyperband": (searched, ("tune.pruner=hyperband",)),
+    "TPE and ASHA, the default": (searched, ()),
+}
+
+
 @pytest.mark.timeout(0)
 def test_quality_at_equal_tokens(tmp_path):
-    arms = {
-        "random search": (searched, ("tune.sampler=random", "tune.pruner=none")),
-        "Optuna's HyperbandPruner": (searched_by_optuna, ()),
-        "TPE and Hyperband": (searched, ()),
+    folder = Path(os.environ.get("STEADYTRAIN_BENCH_CURVES", tmp_path))
+    curves = recorded(folder, parallel=os.cpu_count() or 1)
+    lines = {
+        name: [falling(search(study_settings(seed, *overrides), curves)) for seed in range(SEEDS)]
+        for name, (search, overrides) in ARMS.items()
     }
-    best, mean, needed = {}, {}, []
-    for seed in range(SEEDS):
-        lines = {}
-        for index, (name, (search, overrides)) in enumerate(arms.items()):
-            config = settings_of(seed, *overrides)
-            lines[name] = falling(search(config, tmp_path / f"{seed}-{index}"))
-            best.setdefault(name, []).append(lines[name][-1][1])
-            mean.setdefault(name, []).append(area(lines[name]))
-            shown = f"best {best[name][-1]:.4f}, area {mean[name][-1]:.4f}"
-            print(f"\nseed {seed}, {name}: {shown}", flush=True)
-        target, most = lines["random search"][-1][1], config.tune.budget.steps
-        reached = [steps for steps, loss in lines["TPE and Hyperband"] if loss <= target]
-        needed.append(reached[0] / most if reached else float("inf"))
-        print(f"seed {seed}: {needed[-1]:.2f} of the tokens for the best of random search")
-    print(f"\nmedians over {SEEDS} seeds, {TRIALS} full trials' tokens each:")
-    for name in arms:
-        loss, under = statistics.median(best[name]), statistics.median(mean[name])
-        print(f"  {name}: best {loss:.4f}, area {under:.4f}")
-    print(f"  share of the tokens for the best of random search: {statistics.median(needed):.2f}")
-    assert statistics.median(best["TPE and Hyperband"]) <= statistics.median(best["random search"])
+    targets = [line[-1][1] for line in lines["random search"]]
+    print(f"\n{SEEDS} seeds, the tokens of {TRIALS} full trials each: median (quartiles)")
+    shares = {}
+    for name, found in lines.items():
+        shares[name] = [reached(line, target) for line, target in zip(found, targets, strict=True)]
+        print(f"  {name}: best {spread([line[-1][1] for line in found])}")
+        print(f"    area under the curve {spread([area(line) for line in found])}")
+        print(f"    share of the tokens for random search's best {spread(shares[name])}")
+    assert statistics.median(shares["TPE and ASHA, the default"]) <= 0.35
+
+
+def reached(line, target):
+    """Return the share of the budget after which a search is as good as a target."""
+    most = TRIALS * settings_of().training.max_steps
+    return next((steps / most for steps, best in line if best <= target), float("inf"))
+
+
+def spread(values):
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 @pytest.mark.timeout(0)

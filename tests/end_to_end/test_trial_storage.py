@@ -1,4 +1,4 @@
-"""Trials whose checkpoints are on S3, and trials on a disk that fills up."""
+"""Trials whose checkpoints are on S3, and a study on a disk that fills up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.config import Dimension, TuneConfig
+from steadytrain.components.shared.config.tune import TuneBudget
+from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.tune.driver import drive
+from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.local import local_trials
 from steadytrain.components.tune.trials.place import TrialFolder
 
@@ -15,7 +22,8 @@ from support import trials as support
 from support.disks import small_file_system
 from support.forked import train
 from support.s3 import client_of, make_bucket, moto_server
-from support.training import Bench, language_rows, weights_digest, write_data
+from support.synthetic_trials import Quiet
+from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
 pytestmark = pytest.mark.slow
 RECIPE = {
@@ -46,10 +54,10 @@ def recipe(tmp_path_factory, data):
 
 @pytest.fixture(scope="module")
 def undisturbed(recipe):
-    """The weights of a run that was never cut, with its checkpoints on a disk with space."""
+    """A run that was never cut, with its checkpoints on a disk with space."""
     bench = recipe()
     train(bench)
-    return weights_digest(bench.workspace)
+    return bench.workspace
 
 
 @pytest.fixture(autouse=True)
@@ -95,29 +103,49 @@ def test_trial_with_checkpoints_on_s3_continues_from_them_and_leaves_none(
         assert not list(TrialFolder(study, 0).path.rglob("*/checkpoints/*/*.safetensors"))
         trials.train(0, bench.config, 8)
         assert support.ended(trials, 0).condition == "finished"
-        assert weights_digest(TrialFolder(study, 0).workspace) == undisturbed
+        assert weights_digest(TrialFolder(study, 0).workspace) == weights_digest(undisturbed)
         trials.discard(0)
         assert not stored()
 
 
-def test_trial_on_a_full_disk_fails_and_continues_once_there_is_space(
-    tmp_path, recipe, undisturbed, attached
+def test_study_on_a_full_disk_stops_and_continues_once_there_is_space(
+    tmp_path, recipe, undisturbed
 ):
     with small_file_system(tmp_path / "disk", "size=64m") as disk:
         bench, study = recipe(max_failures_per_class=1), disk / "study"
+        rate = bench.config.training.learning_rate
+        tune = TuneConfig(
+            space={"training.learning_rate": Dimension(low=1e-3, high=1e-2)},
+            budget=TuneBudget(trials=1),
+        )
+        config = bench.config.model_copy(update={"tune": tune})
         rows = write_data(disk / "data", language_rows(60), language_rows(8, seed=1))
         support.share_data(study, bench.config, rows)
-        trials = attached(study)
-        trials.train(0, bench.config, 4)
-        assert support.ended(trials, 0).condition == "paused"
-        fill(disk / "ballast")
-        trials.train(0, bench.config, 8)
-        failed = support.ended(trials, 0)
-        assert (failed.condition, failed.failure) == ("failed", "storage")
+        log = MemoryLog()
+
+        def driven(watcher):
+            found = Study(config, log, first=lambda: [{"training.learning_rate": rate}])
+            drive(found, local_trials(study), watcher, lambda: None)
+            return found
+
+        with pytest.raises(StorageError, match="the storage of trial 0 failed"):
+            driven(FillsUp(disk / "ballast"))
         (disk / "ballast").unlink()
-        trials.train(0, bench.config, 8)
-        assert support.ended(trials, 0).condition == "finished"
-        assert weights_digest(TrialFolder(study, 0).workspace) == undisturbed
+        (trial,) = driven(Quiet()).history.trials
+        assert trial.standing == "finished"
+        expected = [(item.step, item.metrics) for item in events_of(undisturbed, Validated)]
+        assert trial.curve == expected
+
+
+class FillsUp(Quiet):
+    """The disk of a study, which is full once a trial is paused."""
+
+    def __init__(self, ballast):
+        self.ballast = ballast
+
+    def ended(self, study, trial):
+        assert trial.standing == "paused"
+        fill(self.ballast)
 
 
 def fill(path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.events.types import LatencyMeasured
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tune.trials.base import Trials
 from steadytrain.components.tune.trials.local import local_trials
@@ -19,7 +20,14 @@ from support import trials as support
 from support.command import TINY_LM
 from support.forked import train
 from support.snippets import blocks
-from support.training import LLAMA, Bench, language_rows, weights_digest, write_data
+from support.training import (
+    LLAMA,
+    Bench,
+    events_of,
+    language_rows,
+    weights_digest,
+    write_data,
+)
 
 RECIPE = {
     "max_steps": 24,
@@ -37,7 +45,7 @@ TESTS = Path(__file__).parents[1]
 def recipe(tmp_path_factory, data):
     """Return a function that makes a configuration of a trial."""
 
-    def make(task="causal_lm", rows=data, model=LLAMA, ranks=1, **training):
+    def make(task="causal_lm", rows=data, model=LLAMA, ranks=1, tune=None, **training):
         return Bench.make(
             tmp_path_factory.mktemp("recipe"),
             rows.model_copy(update={"task": task}),
@@ -45,6 +53,7 @@ def recipe(tmp_path_factory, data):
             training={**RECIPE, **training},
             compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
             recovery={"backoff_seconds": 0, "lease_seconds": 20},
+            tune=tune or {},
         )
 
     return make
@@ -102,11 +111,12 @@ def test_promoted_trial_is_the_run_that_was_never_paused(study, recipe):
     """Three trials on two slots: one is promoted twice, another trains to the end at once."""
     folder, trials, ask = study
     assert trials.state(0).condition == "new"
-    for number, until in ((0, 4), (1, 24), (2, 4)):
-        ask(number, until)
-    ask(0, 4)
+    limited = {"constraints": {"latency_ms": 1e6}}
+    for number, until, tune in ((0, 4, limited), (1, 24, None), (2, 4, None)):
+        ask(number, until, tune=tune)
+    ask(0, 4, tune=limited)
     for until in (4, 12, 24):
-        ask(0, until)
+        ask(0, until, tune=limited)
         found = support.ended(trials, 0)
         assert (found.condition, found.step) == ("finished" if until == 24 else "paused", until)
         assert [item.step for item in found.validations] == [*range(4, until + 1, 4)]
@@ -117,6 +127,10 @@ def test_promoted_trial_is_the_run_that_was_never_paused(study, recipe):
     alone = recipe()
     train(alone)
     assert weights(folder, 0) == weights(folder, 1) == weights_digest(alone.workspace)
+    # The limit changes no weights, and only the first of three attempts measures the latency.
+    (measured,) = events_of(TrialFolder(folder, 0).workspace, LatencyMeasured)
+    assert 0 < measured.milliseconds == found.latency_ms
+    assert whole.latency_ms is None
 
 
 def test_cut_that_is_reached_is_not_trained_again(study):

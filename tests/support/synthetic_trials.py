@@ -30,11 +30,13 @@ class World:
 
     pace: validations that pass between two looks; 0 means that a trial is done at once.
     failing: trials that fail, with the class.
+    latency: the milliseconds of a configuration's model; None if nobody measures them.
     trained: steps that were trained, by trial: each step once, unless something was repeated.
     """
 
     pace: int = 0
     objective: object = loss
+    latency: object = lambda config: None
     failing: dict[int, str] = field(default_factory=dict)
     configs: dict[int, object] = field(default_factory=dict)
     reached: dict[int, int] = field(default_factory=dict)
@@ -82,7 +84,8 @@ class SyntheticTrials:
             condition = "running" if step < world.until[number] else condition
         if condition != "running":
             self.training.discard(number)
-        return TrialState(condition, step, curve, step * 0.1)
+        latency_ms = world.latency(world.configs[number])
+        return TrialState(condition, step, curve, step * 0.1, latency_ms=latency_ms)
 
     def stop(self, number):
         self.training.discard(number)

@@ -26,9 +26,20 @@ def tokens_per_step(config: RunConfig, params: Mapping[str, Any]) -> int:
 
 
 def fidelity_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what is wrong with a study's smallest rung and with counting its rungs in tokens."""
+    """Yield what is wrong with a study's smallest rung and with counting steps and tokens."""
     tune, training = config.tune, config.training
     own = tokens_per_step(config, {})
+    for name, most, full in (
+        ("steps", tune.budget.steps, training.max_steps),
+        ("tokens", tune.budget.tokens, training.max_steps * own),
+    ):
+        if most is not None and most < full:
+            yield Problem(
+                f"tune.budget.{name}",
+                shown(most),
+                f"a trial needs {full:,} {name} to finish, so none could be the best",
+                "raise it, or lower training.max_steps",
+            )
     if tune.min_steps is not None and 0 < training.max_steps < tune.min_steps:
         yield Problem(
             "tune.min_steps",

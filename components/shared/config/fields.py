@@ -72,6 +72,7 @@ _UNITS = {
     "ablation.seeds": "seeds",
     "constraints.parameters": "parameters",
     "constraints.memory_gb": "GB",
+    "constraints.latency_ms": "milliseconds",
     "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""

@@ -119,7 +119,10 @@ class TuneBudget(Section):
 
 
 class TuneConstraints(Section):
-    """Limits on a trial. Suggestions beyond them are replaced before they train."""
+    """Limits on a trial.
+
+    Suggestions with too many parameters or too much memory are replaced before they train.
+    """
 
     parameters: int | None = Field(
         None, ge=1, description="Largest number of the model's parameters. None means no limit."
@@ -130,6 +133,14 @@ class TuneConstraints(Section):
         description="Most memory of a rank by the planner's formula, with "
         "training.micro_batch_size or, if that is not set, one sequence at a time, and with ddp if "
         "compute.strategy is auto. None means no limit.",
+    )
+    latency_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Longest time in milliseconds that the exported model may take for a forward "
+        "pass of one sequence of data.sequence_length tokens. The trial measures it before it "
+        "trains, on the device that it trains on. A slower trial ends at its first rung and "
+        "cannot be the best. None means no limit.",
     )
 
 
@@ -152,7 +163,7 @@ class TuneConfig(Section):
         "random; qmc: a scrambled Sobol sequence; grid: every combination.",
     )
     pruner: Literal["none", "median", "asha", "hyperband"] = Field(
-        "hyperband",
+        "asha",
         description="Which trials go on at a rung. median: those not worse than the median; asha: "
         "the best 1/reduction_factor, as soon as enough have reached the rung; hyperband: the "
         "same from several smallest rungs; none: all.",
@@ -164,7 +175,8 @@ class TuneConfig(Section):
         None,
         ge=1,
         description="Optimizer steps of the smallest rung, rounded up to a multiple of "
-        "training.eval_steps. None means a 27th of a full trial, with median a tenth.",
+        "training.eval_steps. None means a full trial divided twice by reduction_factor, "
+        "with median a tenth.",
     )
     min_tokens: float | None = Field(
         None,

@@ -225,6 +225,22 @@ class TrainingStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatencyMeasured(Event):
+    """The time that the exported model takes for one sequence.
+
+    milliseconds: median of several forward passes with random weights.
+    sequence_length: tokens of the sequence.
+    device: the device that the run trains on.
+    """
+
+    name: ClassVar[str] = "latency_measured"
+    attempt: int
+    milliseconds: float
+    sequence_length: int
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingStep(Event):
     """An optimizer step, reported every `logging_steps`.
 

@@ -36,6 +36,7 @@ class Rank(RankProcess):
         from steadytrain.components.train.checkpoint import Checkpoint
         from steadytrain.components.train.loop.compiled import keep_compiled
         from steadytrain.components.train.loop.export_wait import wait_for_file
+        from steadytrain.components.train.loop.latency import latency_is_known, measure_latency
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -55,11 +56,15 @@ class Rank(RankProcess):
         )
         parts.heartbeat = self.heartbeat
         parts.usage = Usage(workspace, spec.attempt, self.number)
+        reporter = Reporter(stream, spec.attempt)
+        limited = config.tune.constraints.latency_ms is not None
+        if limited and self.number == 0 and not latency_is_known(workspace):
+            reporter.latency(parts, measure_latency(config, parts.accelerator.device))
         self.requests.cut_at(spec.until, eval_steps=config.training.eval_steps, steps=parts.steps)
         self.training = Training(
             parts,
             self.store(),
-            Reporter(stream, spec.attempt),
+            reporter,
             self.requests,
             self.cadence(),
         )

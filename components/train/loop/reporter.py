@@ -12,6 +12,7 @@ from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.events import EventStream
 from steadytrain.components.shared.events.types import (
     GradientOverflow,
+    LatencyMeasured,
     TrainingStarted,
     TrainingStep,
     Validated,
@@ -62,18 +63,27 @@ class Reporter(Emitter):
         self._window = _Window()
 
     def started(self, parts: Parts, progress: Progress) -> None:
-        device = parts.accelerator.device
         self.emit(
             TrainingStarted(
                 attempt=self.attempt,
                 step=progress.step,
                 max_steps=parts.steps,
                 parameters=parts.parameters,
-                device=torch.cuda.get_device_name() if device.type == "cuda" else str(device),
+                device=_name_of(parts.accelerator.device),
                 precision=precision(parts.config),
                 recipe=[asdict(item) for item in parts.recipe],
                 joined=parts.joined,
                 environment=environment(),
+            )
+        )
+
+    def latency(self, parts: Parts, milliseconds: float) -> None:
+        self.emit(
+            LatencyMeasured(
+                attempt=self.attempt,
+                milliseconds=milliseconds,
+                sequence_length=parts.config.data.sequence_length,
+                device=_name_of(parts.accelerator.device),
             )
         )
 
@@ -154,3 +164,7 @@ class Reporter(Emitter):
 def epoch(parts: Parts, step: int) -> float:
     """Return how many passes over the training data `step` optimizer steps make."""
     return step * parts.config.training.global_batch_size / len(parts.train)
+
+
+def _name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else str(device)

@@ -40,6 +40,7 @@ class TrialState:
     failure: class of the failure that ended the trial (see docs/reference/failures), or "".
     error: the failure's message, or "".
     fallbacks: OOM fallbacks that were applied, by name.
+    latency_ms: milliseconds of the exported model for one sequence; None if they were not measured.
     """
 
     condition: Condition
@@ -49,6 +50,7 @@ class TrialState:
     failure: str = ""
     error: str = ""
     fallbacks: tuple[str, ...] = ()
+    latency_ms: float | None = None
 
     def at(self, until: int) -> TrialState:
         """Return the state in which a trial paused at a step that it has passed; else its state.

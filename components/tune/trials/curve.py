@@ -12,6 +12,7 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
+    LatencyMeasured,
     StepFailed,
     SupervisorStarted,
     TrainingStep,
@@ -33,6 +34,7 @@ class Curve:
         self._failed: AttemptEnded | None = None
         self._failure = self._error = ""
         self._fallbacks = list[str]()
+        self._latency_ms: float | None = None
         self._seconds, self._began, self._latest = 0.0, 0.0, 0.0
 
     def state(self, *, running: bool) -> TrialState:
@@ -52,6 +54,7 @@ class Curve:
             failure=self._failure if failed else "",
             error=self._error if failed else "",
             fallbacks=tuple(self._fallbacks),
+            latency_ms=self._latency_ms,
         )
 
     @singledispatchmethod
@@ -74,6 +77,10 @@ class Curve:
         self._validations = {
             step: item for step, item in self._validations.items() if step <= self._resumed
         }
+
+    @add.register
+    def _(self, event: LatencyMeasured) -> None:
+        self._latency_ms = event.milliseconds
 
     @add.register
     def _(self, event: TrainingStep) -> None:

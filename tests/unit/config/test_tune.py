@@ -177,6 +177,8 @@ def test_field_is_checked_under_its_condition():
         ("tune.budget.usd=5", "tune.budget.usd", "set compute.price_per_hour"),
         ("tune.min_steps=1000", "tune.min_steps", "lower it"),
         ("tune.min_tokens=1e9", "tune.min_tokens", "lower it"),
+        ("tune.budget.steps=10", "tune.budget.steps", "needs 120 steps to finish"),
+        ("tune.budget.tokens=10", "tune.budget.tokens", "tokens to finish"),
         ("tune.log=gs://studies", "tune.log", "give a folder, or s3://"),
         ("tune.sampler=grid", "tune.space.training.learning_rate", "give a step or choices"),
         ("tune.more_objectives=[{metric: accuracy}]", "tune.pruner", "set it to none"),

@@ -74,7 +74,7 @@ def test_ended_trials_keep_their_record_and_the_study_its_log(make_study):
 
 
 def test_paused_trial_keeps_its_checkpoint_and_the_data(make_study):
-    _, folder, study = make_study(pruner="asha", steps=40)
+    _, folder, study = make_study(pruner="hyperband", steps=150)
     paused = {trial.number for trial in study.history.trials if trial.standing == "paused"}
     assert paused
     whats = " ".join(item.what for item in found(folder))

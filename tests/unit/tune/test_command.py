@@ -111,7 +111,7 @@ def test_another_study_starts_from_the_best_of_an_earlier_one(folder, world, mon
 
 def test_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(folder):
     shown = steadytrain("tiny.yaml", "--dry-run")
-    rungs = "hyperband: 10, 30, 90 steps, 3 brackets"
+    rungs = "asha: 10, 30, 90 steps"
     for words in (rungs, "20,480, 61,440, 184,320 tokens", "12 trials", "of training on", "$"):
         assert words in shown
     assert len(re.findall(r"^trial \d", shown, re.MULTILINE)) == 3
@@ -158,7 +158,7 @@ def test_winner_is_trained_on_seeds_that_no_trial_had(folder, world, monkeypatch
 
 def test_study_in_which_no_trial_finishes_fails(folder, world):
     with pytest.raises(SteadytrainError, match="no trial finished"):
-        steadytrain("tiny.yaml", "--set", "tune.budget.steps=20")
+        steadytrain("tiny.yaml", "--set", "tune.budget.hours=0.0001")
 
 
 def test_study_is_written_to_an_optuna_storage_again_and_again(folder, world):

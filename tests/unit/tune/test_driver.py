@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped
+from steadytrain.components.shared.errors import BadInput, RunBusy, Stopped, StorageError
 from steadytrain.components.tune.driver import TooManyFailed, drive, driving
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.results import front
+from steadytrain.components.tune.results import best, front
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
 
@@ -131,10 +131,22 @@ def test_other_settings_are_another_study():
 
 
 def test_search_finds_a_good_trial_with_a_part_of_the_steps():
-    study = driven(settings_of(trials=60, pruner="hyperband"), MemoryLog(), World())
+    study = driven(settings_of(trials=60, pruner="asha"), MemoryLog(), World())
     finished = [trial for trial in study.history.trials if trial.standing == "finished"]
     assert min(study.history.values(trial)[0] for trial in finished) < 2.1
     assert study.steps < 60 * 270 * 0.5
+
+
+def test_sampler_compares_trials_at_the_highest_rung_that_enough_have_reached():
+    world = World()
+    study = driven(settings_of(trials=40), MemoryLog(), world)
+    rung, told = study._suggester._rung, study._suggester._mirror.study.trials
+    assert study.rungs.cuts[0] < rung
+    compared = {trial.number: trial.value for trial in told if trial.state.name == "COMPLETE"}
+    assert len(compared) > len(study.tune.space)
+    assert compared == {n: world.objective(world.configs[n], rung) for n in compared}
+    reached = {trial.number for trial in study.history.trials if trial.reached >= rung}
+    assert compared.keys() == reached
 
 
 def test_failed_trial_reaches_the_sampler_with_its_class_and_the_study_continues():
@@ -151,6 +163,45 @@ def test_too_many_failed_trials_stop_the_study_and_name_the_last():
     with pytest.raises(TooManyFailed, match=r"3 of 3 trials failed.*trial 2: broken"):
         driven(settings_of(), MemoryLog(), world)
     assert sum(map(len, world.trained.values())) < 10
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_study_whose_storage_fails_stops_and_continues_as_if_it_never_had(parallel):
+    config = settings_of(f"tune.budget.parallel={parallel}")
+    undisturbed = driven(config, MemoryLog(), World())
+    log, world = MemoryLog(), World(failing={4: "storage"})
+    with pytest.raises(StorageError, match="trial 4 failed: broken") as stopped:
+        driven(config, log, world)
+    assert "the trial and the study continue" in stopped.value.remedy
+    assert not any(record["kind"] == "failed" for record in log.records)
+    world.failing.clear()
+    study = driven(config, log, world)
+    assert study.history.failed == 0
+    assert all(len(set(steps)) == len(steps) for steps in world.trained.values())
+    if parallel == 1:
+        assert study.history.trials == undisturbed.history.trials
+
+
+@pytest.mark.parametrize("pruner", ["none", "asha"])
+def test_trial_above_the_latency_limit_ends_at_its_first_rung_and_is_never_the_best(pruner):
+    def latency(config):
+        return 30.0 if config.training.learning_rate < 5e-3 else 5.0
+
+    config = settings_of("tune.constraints.latency_ms=20", pruner=pruner)
+    log, world = MemoryLog(), World(latency=latency)
+    study = driven(config, log, world)
+    slow, fast = (
+        [t for t in study.history.trials if (latency(world.configs[t.number]) > 20) == above]
+        for above in (True, False)
+    )
+    assert slow
+    assert all(t.standing == "discarded" for t in slow)
+    assert {t.reached for t in slow} == {study.rungs.cuts[0]}
+    assert {t.number for t in slow} <= world.discarded
+    assert best(study) in fast
+    told = study._suggester._mirror.study.trials
+    assert {t.number for t in told if t.constraints["latency_ms"] > 0} == {t.number for t in slow}
+    assert Study(config, log).history.trials == study.history.trials
 
 
 def test_impossible_combinations_fail_as_bad_input():
@@ -246,7 +297,7 @@ def test_several_objectives_give_a_pareto_front():
     pruner=st.sampled_from(["none", "median", "asha", "hyperband"]),
     factor=st.integers(2, 4),
     trials=st.integers(1, 40),
-    steps=st.none() | st.integers(10, 4000),
+    steps=st.none() | st.integers(270, 4000),
     parallel=st.integers(1, 5),
     failing=st.sets(st.integers(0, 40), max_size=5),
     pace=st.integers(1, 4),
@@ -285,4 +336,6 @@ def test_every_trial_counts_once_every_promotion_is_legal_and_the_budget_is_kept
     if steps is None and not failing:
         ended = ("finished", "discarded")
         assert all(trial.standing in ended for trial in history.trials)
+    if not failing:
+        assert best(study) is not None
     check_promotions(log.records, study, parallel)

@@ -135,7 +135,7 @@ def test_step_without_a_space_or_a_finished_trial_fails_with_a_fix(config, data,
         step.run(config(space={}), data)
     assert "low: 1e-4" in nothing.value.remedy
     with pytest.raises(SteadytrainError, match="no trial finished") as early:
-        step.run(config(budget={"trials": 6, "steps": 20}), data)
+        step.run(config(budget={"trials": 6, "hours": 1e-4}), data)
     assert "raise tune.budget" in early.value.remedy
 
 

@@ -118,15 +118,18 @@ def test_sobol_sequence_covers_the_space_more_evenly_than_random_samples():
     ("field", "dimension"),
     [
         ("training.learning_rate", {"low": 1e-4, "high": 1e-2, "log": True}),
+        ("training.learning_rate", {"low": 1e-300, "high": 1e300, "log": True}),
         ("training.weight_decay", {"low": 0.0, "high": 0.3}),
         ("training.global_batch_size", {"low": 8, "high": 32, "step": 8}),
         ("model.config.num_hidden_layers", {"low": 1, "high": 7}),
+        ("model.config.num_hidden_layers", {"low": 1, "high": 64, "log": True}),
     ],
 )
 def test_share_of_a_value_leads_back_to_it(field, dimension):
     dimension = Dimension(**dimension)
     for share in (0.0, 0.1, 0.45, 0.8, 0.999):
         value = value_at(field, dimension, share)
+        assert contains(field, dimension, value)
         assert value_at(field, dimension, share_of(field, dimension, value)) == pytest.approx(value)
 
 
