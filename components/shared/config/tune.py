@@ -163,7 +163,7 @@ class TuneConfig(Section):
         "random; qmc: a scrambled Sobol sequence; grid: every combination.",
     )
     pruner: Literal["none", "median", "asha", "hyperband"] = Field(
-        "asha",
+        "hyperband",
         description="Which trials go on at a rung. median: those not worse than the median; asha: "
         "the best 1/reduction_factor, as soon as enough have reached the rung; hyperband: the "
         "same from several smallest rungs; none: all.",

@@ -111,7 +111,7 @@ def test_another_study_starts_from_the_best_of_an_earlier_one(folder, world, mon
 
 def test_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(folder):
     shown = steadytrain("tiny.yaml", "--dry-run")
-    rungs = "asha: 10, 30, 90 steps"
+    rungs = "hyperband: 10, 30, 90 steps, 3 brackets"
     for words in (rungs, "20,480, 61,440, 184,320 tokens", "12 trials", "of training on", "$"):
         assert words in shown
     assert len(re.findall(r"^trial \d", shown, re.MULTILINE)) == 3
