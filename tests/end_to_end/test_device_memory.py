@@ -118,6 +118,7 @@ def run_out(bench, long_data):
     return run
 
 
+@pytest.mark.long
 def test_oom_on_one_of_two_ranks_in_each_phase_of_a_step(run_out):
     """All ranks exit by themselves and quickly; the losses are unchanged."""
     large = {"config": {**WIDE, "hidden_size": 128}, "micro_batch_size": 4, "max_steps": 2}

@@ -40,6 +40,7 @@ def bench(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_export_may_take_longer_than_a_collective_timeout(bench):
     undisturbed = bench("undisturbed", "causal_lm")

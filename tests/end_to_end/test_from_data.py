@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from steadytrain.components.shared.config import load
 
 from support.command import TINY_MODEL, TINY_RUN
@@ -16,6 +18,7 @@ SETS = (
 )
 
 
+@pytest.mark.long
 def test_written_configuration_and_data_give_one_run(steadytrain):
     folder = steadytrain.output.parent
     lines = (f"line {n} says {n * n} and {n * 31 % 977}\n" for n in range(1500))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from support.command import TINY_LM
 
 
+@pytest.mark.long
 def test_fused_pipeline_ends_with_a_champion(steadytrain):
     done = steadytrain.run("causal-lm", *TINY_LM, "pipeline.fuse=true")
     assert done.code == 0, done.err

@@ -125,13 +125,15 @@ def classified(tmp_path_factory):
     return data, sections, run(root / "whole", data, sections)
 
 
+@pytest.mark.long
 def test_killed_run_of_a_classifier_ends_with_the_same_weights(tmp_path, classified):
     data, sections, whole = classified
     killed = run(tmp_path, data, sections, killed=True)
     assert weights_digest(killed) == weights_digest(whole)
 
 
-@selected.each("shards", ["ddp", "fsdp", "zero3"], few=["ddp"])
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
 def test_two_ranks_compare_the_same_texts(tmp_path, classified, shards):
     data, sections, whole = classified
     shared = run(tmp_path, data, sections, ranks=2, strategy=shards)

@@ -23,7 +23,7 @@ SMOOTH = {"lr_scheduler_type": "constant_with_warmup", "learning_rate": 1e-3}
 each_built_in = selected.each(
     "built_in",
     [f"{optim}-{strategy}" for strategy, optims in BUILT_IN.items() for optim in optims],
-    few=("muon-ddp", "schedule_free_adamw-fsdp", "schedule_free_adamw-zero2"),
+    few=("muon-ddp", "schedule_free_adamw-fsdp"),
 )
 
 

@@ -67,6 +67,7 @@ def left_behind(steadytrain):
     return found
 
 
+@pytest.mark.long
 def test_run_stopped_repeatedly_leaves_nothing_behind_and_continues(steadytrain):
     for times, leave in enumerate([ctrl_c, stop, kill], start=1):
         process = start(steadytrain, *LONG)
