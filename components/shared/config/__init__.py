@@ -20,8 +20,9 @@ from steadytrain.components.shared.config.model import AdapterConfig, ModelConfi
 from steadytrain.components.shared.config.objectives import ContrastiveConfig, DistillationConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.config.training import RecoveryConfig, TrainingConfig
+from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
 
 __all__ = [

@@ -26,10 +26,10 @@ from steadytrain.components.shared.config.model import ModelConfig
 from steadytrain.components.shared.config.observability import ObservabilityConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
 from steadytrain.components.shared.config.training import (
-    RecoveryConfig,
     TrainingConfig,
     identifying,
 )

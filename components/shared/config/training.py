@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.shared.config.base import (
     PlainJson,
-    Seconds,
     Section,
     at_odds,
     check_plugins,
@@ -75,32 +75,6 @@ class ProfileConfig(Section):
         if steps is not None and not 0 <= steps[1] - steps[0] < _PROFILED:
             raise ValueError(f"give the first and the last step, at most {_PROFILED} of them")
         return steps
-
-
-class AveragingConfig(Section):
-    """An average of the weights, validated next to them."""
-
-    kind: Literal["none", "ema", "swa"] = Field(
-        "none",
-        description="none, ema (exponential moving average of the weights) or swa (their mean).",
-    )
-    decay: float = Field(
-        0.999, gt=0, lt=1, description="Share of the old average in the new one. Only for ema."
-    )
-    warmup: bool = Field(
-        True,
-        description="Lower decay to (1 + n) / (10 + n) for the update n of the average. Only for "
-        "ema.",
-    )
-    start: Annotated[float, Field(ge=0)] = Field(
-        0, description="Optimizer steps before averaging. A value below 1 is a share of all steps."
-    )
-    every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
-    export: Literal["best", "raw", "averaged"] = Field(
-        "best",
-        description="Weights to select and export: averaged, raw, or the better of the two by "
-        "validation.",
-    )
 
 
 class TrainingConfig(Section):
@@ -403,105 +377,3 @@ def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in training.items()
         if name not in ignored and (value or name not in _OPTIONS)
     }
-
-
-class RecoveryConfig(Section):
-    """How a run recovers from failures, and which earlier results it reuses."""
-
-    reuse_ttl_seconds: Seconds = Field(
-        3600,
-        ge=0,
-        description="Maximum age in seconds of another run's step outputs that this run may reuse.",
-    )
-    checkpoints: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder or s3:// address for the run's checkpoints. None means the run's "
-        "folder.",
-    )
-    seconds_between_failures: Seconds = Field(
-        14_400,
-        gt=0,
-        description="Expected mean time between failures in seconds, used until the run has "
-        "had failures of its own.",
-    )
-    stop_grace_seconds: Seconds = Field(
-        20,
-        gt=0,
-        description="Seconds that ranks have to exit after SIGTERM before they get SIGKILL.",
-    )
-    max_failures_per_class: int = Field(
-        3,
-        ge=1,
-        description="Failures of one class in a row without a new checkpoint that stop the run.",
-    )
-    max_preemptions: int | None = Field(
-        None, ge=1, description="The same limit for preemptions. None means max_failures_per_class."
-    )
-    backoff_seconds: Seconds = Field(
-        2,
-        ge=0,
-        description="Seconds to wait before the first retry. The wait doubles with each retry "
-        "in a row.",
-    )
-    backoff_max_seconds: Seconds = Field(
-        60, ge=0, description="Maximum wait before a retry, in seconds."
-    )
-    jitter: bool = Field(
-        True, description="Shorten each wait by a random share of up to a quarter."
-    )
-    breaker_failures: int = Field(
-        3,
-        ge=1,
-        description="Failures in a row without a new checkpoint, of any class except preemption, "
-        "that open the circuit breaker.",
-    )
-    breaker_reset_seconds: Seconds = Field(
-        120, ge=0, description="Seconds that the circuit breaker stays open before one last try."
-    )
-    resubmit: int = Field(
-        3,
-        ge=0,
-        description="How many times in a row without a new checkpoint the exit handler submits "
-        "the pipeline again after a step was lost with its pod. It never does so after a "
-        "termination. 0 means never.",
-    )
-    on_demand_at_last: bool = Field(
-        False,
-        description="Run the last attempt after preemptions or lost nodes without "
-        "compute.pods.spot.",
-    )
-    min_nodes: int | None = Field(
-        None,
-        ge=1,
-        description="Fewest nodes to continue with when others are unavailable. The global batch "
-        "stays the same. None means all nodes are required.",
-    )
-    hang_timeout_seconds: Seconds = Field(
-        600,
-        gt=0,
-        description="Seconds without progress after which a rank counts as hung and all ranks "
-        "restart. Must be longer than the longest batch or save.",
-    )
-    start_timeout_seconds: Seconds = Field(
-        1800, gt=0, description="The same limit before a rank's first step and after its last one."
-    )
-    lease_seconds: Seconds = Field(
-        60,
-        gt=0,
-        description="Seconds without a sign of life after which a supervisor or an agent counts "
-        "as dead and may be replaced.",
-    )
-    spike_threshold: float = Field(
-        6.0,
-        ge=0,
-        description="Deviations above the median loss at which a step counts as diverged, if its "
-        "loss also gives back half of the improvement so far. 0 means only non-finite losses "
-        "count.",
-    )
-    spike_window: int = Field(
-        128,
-        ge=4,
-        description="Number of most recent steps used for that median. Detection starts once "
-        "half of them exist.",
-    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from steadytrain.components.shared.config.training import AveragingConfig
+from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.train.loop.training_component import (
     TrainingComponent,
     TrainingContext,

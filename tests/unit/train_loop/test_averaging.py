@@ -7,7 +7,8 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.training import AveragingConfig, identifying
+from steadytrain.components.shared.config.averaging import AveragingConfig
+from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.train.checkpoint import Checkpoint

@@ -1,0 +1,35 @@
+"""Averages of the weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from steadytrain.components.shared.config.base import Section
+
+
+class AveragingConfig(Section):
+    """An average of the weights, validated next to them."""
+
+    kind: Literal["none", "ema", "swa"] = Field(
+        "none",
+        description="none, ema (exponential moving average of the weights) or swa (their mean).",
+    )
+    decay: float = Field(
+        0.999, gt=0, lt=1, description="Share of the old average in the new one. Only for ema."
+    )
+    warmup: bool = Field(
+        True,
+        description="Lower decay to (1 + n) / (10 + n) for the update n of the average. Only for "
+        "ema.",
+    )
+    start: Annotated[float, Field(ge=0)] = Field(
+        0, description="Optimizer steps before averaging. A value below 1 is a share of all steps."
+    )
+    every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
+    export: Literal["best", "raw", "averaged"] = Field(
+        "best",
+        description="Weights to select and export: averaged, raw, or the better of the two by "
+        "validation.",
+    )
