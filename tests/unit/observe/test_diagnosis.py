@@ -141,7 +141,8 @@ def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):
     prompt = CausalLanguageModel.collate
 
     def late(*given):
-        time.sleep(0.05)
+        # Long compared with a step on a machine that is busy, too.
+        time.sleep(0.3)
         return prompt(*given)
 
     monkeypatch.setattr(CausalLanguageModel, "collate", late)

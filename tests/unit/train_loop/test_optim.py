@@ -45,11 +45,15 @@ OURS_ALONE = {
     "order_options",
     "components",
     "averaging",
+    "distillation",
+    "contrastive",
+    "batch_contrastive",
     "monitor",
     "profile",
 }
 """The user sets the global batch size. In Transformers, early stopping belongs to a callback, no
-checkpoint is kept because of its step, and a sampler or callback is an argument of the Trainer."""
+checkpoint is kept because of its step, and a sampler, callback or loss is an argument of the
+Trainer."""
 STEPS = 20
 
 
