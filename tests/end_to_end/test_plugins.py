@@ -117,7 +117,7 @@ def assert_same_state(whole, killed):
 def test_every_missing_plugin_is_reported(steadytrain):
     without = steadytrain.run("causal-lm", *SETS)
     assert without.code == 2
-    assert "use one of adamw_bnb_8bit, adamw_torch, paged_adamw_8bit" in without.err
+    assert "use one of adafactor, adam, adamw_bnb_8bit, adamw_torch, " in without.err
     assert "install the package" in without.err
     for plugin in PLUGINS:
         assert plugin in without.err

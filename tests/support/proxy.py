@@ -36,7 +36,7 @@ class Proxy:
         queued: faults for the next requests that match `concerns`, in order.
         seen: "METHOD path" of every request.
         answered: "METHOD path" of every request that the server has answered.
-        done: all faults that have been used.
+        done: all faults that have been used; "late" as soon as its request is here, body and all.
     """
 
     def __init__(self, port: int) -> None:
@@ -66,7 +66,8 @@ class Proxy:
             self.seen.append(f"{method} {path}")
             picked = self.queued and self.concerns(method, path)
             fault = self.queued.popleft() if picked else self.usual
-            self.done.add(fault)
+            if fault != "late":
+                self.done.add(fault)
             return fault
 
     def close(self) -> None:
@@ -111,6 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(int(fault))
             return
         if fault == "late":
+            self.proxy.done.add(fault)
             self.proxy.let_on.wait()
         status, headers, content = self._forward(body)
         self.proxy.answered.append(f"{self.command} {self.path}")
