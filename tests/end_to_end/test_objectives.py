@@ -23,16 +23,7 @@ from support.training import (
     write_data,
 )
 from support.weight_digests import BERT
-
-SMALL = {
-    "max_steps": 12,
-    "global_batch_size": 4,
-    "micro_batch_size": 2,
-    "learning_rate": 5e-3,
-    "eval_steps": 4,
-    "save_steps": 4,
-    "logging_steps": 1,
-}
+from support.weight_digests import RECIPE as SMALL
 
 
 def write_teacher(folder):

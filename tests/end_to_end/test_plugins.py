@@ -70,6 +70,7 @@ def kill(steadytrain, run, sets, installed):
     assert not (run / "records" / "train.json").exists()
 
 
+@pytest.mark.long
 def test_killed_run_with_plugins_of_many_kinds_ends_as_an_undisturbed_one(steadytrain, installed):
     first = steadytrain.run("causal-lm", *SETS, "run=whole", **installed)
     assert first.code == 0, first.out + first.err

@@ -39,16 +39,8 @@ from support.training import (
     weights_digest,
     write_data,
 )
+from support.weight_digests import RECIPE
 
-RECIPE = {
-    "max_steps": 12,
-    "global_batch_size": 4,
-    "micro_batch_size": 2,
-    "learning_rate": 5e-3,
-    "eval_steps": 4,
-    "save_steps": 4,
-    "logging_steps": 1,
-}
 TESTS = Path(__file__).parents[1]
 AT_ONCE = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
 

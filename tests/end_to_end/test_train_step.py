@@ -31,16 +31,8 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from support.command import wait_for
 from support.times import told_spans
 from support.training import Bench, events_of
+from support.weight_digests import RECIPE
 
-RECIPE = {
-    "max_steps": 12,
-    "global_batch_size": 4,
-    "micro_batch_size": 2,
-    "learning_rate": 5e-3,
-    "eval_steps": 4,
-    "save_steps": 4,
-    "logging_steps": 1,
-}
 # Long enough to be interrupted in the middle, even on a fast machine.
 ENDLESS = {**RECIPE, "max_steps": 100_000, "lr_scheduler_type": "constant"}
 

@@ -99,6 +99,7 @@ def retrain(config, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_pipeline_ends_early_and_succeeds_if_there_is_no_new_data(learned, retrain):
     learned("champion")
     code, told, runs = retrain("nightly-*")
