@@ -50,12 +50,12 @@ def _adam(
     return getattr(torch.optim, kind)(groups, **_settings(training), fused=not scaled)
 
 
-def _sgd(groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: bool) -> Any:
+def _sgd(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
     import torch
 
     options = asdict(SgdOptions(**training.optim_args))
-    rate = _settings(training)["lr"]
-    return torch.optim.SGD(groups, rate, **options, fused=not scaled, foreach=False)
+    # The fused update does not take FSDP's shards.
+    return torch.optim.SGD(groups, _settings(training)["lr"], **options, foreach=False)
 
 
 def _adafactor(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:

@@ -34,7 +34,6 @@ from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.processes import Process
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.components.tune.trials.process import report_failure, train_trial, warn
@@ -51,6 +50,7 @@ class _Trial:
 
     saved: the step of its newest checkpoint when its process last died.
     deaths: how often its process has died since that step was saved.
+    shared: whether another trial trained while its process ran.
     crowded: whether its pods found no room on the cluster, so that it waits until another trial
         makes room.
     stopping: whether it was asked to stop.
@@ -62,6 +62,7 @@ class _Trial:
     process: Process | None = None
     saved: int = 0
     deaths: int = 0
+    shared: bool = False
     crowded: bool = False
     stopping: bool = False
 
@@ -165,6 +166,9 @@ class Server:
         for trial in list(self._trials.values()):
             if trial.waits and self._free:
                 trial.slot = self._free.popleft()
+                trial.shared = bool(self._training)
+                for other in self._training:
+                    other.shared = True
                 trial.process = self._start(trial, trial.slot)
             elif trial.process is not None:
                 status = trial.process.poll()
@@ -178,11 +182,14 @@ class Server:
             self._free.append(trial.slot)
         place = TrialFolder(self.study, trial.number)
         state = read_curve(place.workspace.events).state(running=False)
-        if trial.stopping or (status == 0 and not self._crowded_out(state)):
+        # It failed because others used the nodes that it needs. If they ended meanwhile, there may
+        # be room now.
+        crowded_out = trial.shared and state.failure == FailureClass.PENDING_TIMEOUT
+        if trial.stopping or (status == 0 and not crowded_out):
             self._end(trial)
             return
         if status == 0:
-            trial.crowded = True
+            trial.crowded = bool(self._training)
             warn(place.workspace, "found no room on the cluster; waits until another trial ends")
             return
         trial.deaths = 1 if state.step > trial.saved else trial.deaths + 1
@@ -197,10 +204,10 @@ class Server:
             )
             self._end(trial)
 
-    def _crowded_out(self, state: TrialState) -> bool:
-        """Return whether a trial failed because other trials use the nodes that it needs."""
-        alone = all(trial.process is None for trial in self._trials.values())
-        return state.failure == FailureClass.PENDING_TIMEOUT and not alone
+    @property
+    def _training(self) -> list[_Trial]:
+        """The trials that have a process."""
+        return [trial for trial in self._trials.values() if trial.process is not None]
 
     def _end(self, trial: _Trial) -> None:
         del self._trials[trial.number]

@@ -152,6 +152,21 @@ def fail(folder, number, error):
     report_failure(TrialFolder(folder, number).workspace, error, "no node is free")
 
 
+def test_trial_starts_again_if_the_others_ended_while_it_had_no_room(study):
+    driver = study.connect()
+    for number in (0, 1):
+        driver.say({"train": number, "until": 5})
+    until(lambda: len(study.made) == 2)
+    study.made[1].status = 0
+    assert until(lambda: driver.messages(0.01)) == [1]
+    fail(study.folder, 0, "PendingTimeout")
+    study.made[0].status = 0
+    alone = until(lambda: study.made[2:])
+    assert [item.number for item in alone] == [0]
+    alone[0].status = 0
+    assert until(lambda: driver.messages(0.01)) == [0]
+
+
 def test_process_that_dies_again_and_again_fails_the_trial(study):
     driver = study.connect()
     driver.say({"train": 0, "until": 8})
