@@ -84,9 +84,7 @@ def load_frozen(
             f"{field} = {address!r}: it comes with code, which runs for model.base only",
             remedy="use a model that Transformers has built in",
         )
-    training = config.training
-    half = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else torch.float32
-    how = {"dtype": half, "trust_remote_code": False}
+    how = {"dtype": _forward_type(config), "trust_remote_code": False}
     with foreign(
         f"{field}: {folder} cannot be loaded",
         "give a folder that Transformers' from_pretrained reads",
@@ -212,12 +210,12 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     al. 2023): NF4 with quantized scales, on this rank's GPU. What QLoRA doesn't quantize
     (embeddings, head, norms) is in 16 bits.
     """
-    kind, training = config.model.adapter.kind, config.training
-    half = torch.float16 if training.fp16 else torch.bfloat16
-    if kind == "none" or (kind == "lora" and not (training.bf16 or training.fp16)):
+    kind = config.model.adapter.kind
+    if kind == "none":
         return {"dtype": torch.float32}
     if kind == "lora":
-        return {"dtype": half}
+        return {"dtype": _forward_type(config)}
+    half = torch.float16 if config.training.fp16 else torch.bfloat16
     from transformers import BitsAndBytesConfig
 
     quantization = BitsAndBytesConfig(
@@ -228,6 +226,13 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     )
     device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     return {"dtype": half, "quantization_config": quantization, "device_map": {"": device}}
+
+
+def _forward_type(config: RunConfig) -> torch.dtype:
+    """Return the precision of the forward pass."""
+    if config.training.bf16:
+        return torch.bfloat16
+    return torch.float16 if config.training.fp16 else torch.float32
 
 
 def _check_tokenizer(folder: Path, tokenizer: Any, field: str) -> None:

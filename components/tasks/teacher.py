@@ -36,7 +36,9 @@ class Teacher:
     @torch.no_grad()
     def teach(self, forward: Forward, batch: Batch) -> Teaching:
         """Return what the teacher says about a micro-batch."""
-        self.model.to(batch["targets"].device)
+        device = batch["targets"].device
+        if next(self.model.parameters()).device != device:
+            self.model.to(device)
         with request_states() as request:
             given = forward(self.model, batch)
         if request.hidden is None:

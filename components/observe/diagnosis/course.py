@@ -1,4 +1,4 @@
-"""The course of a training run: what the rules need to know of its events."""
+"""A training run as the diagnosis rules see it, read from its events."""
 
 from __future__ import annotations
 

@@ -33,3 +33,8 @@ class AveragingConfig(Section):
         description="Weights to select and export: averaged, raw, or the better of the two by "
         "validation.",
     )
+
+    @property
+    def on(self) -> bool:
+        """Whether weights are averaged."""
+        return self.kind != "none"

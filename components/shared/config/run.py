@@ -188,7 +188,7 @@ class RunConfig(Section):
         if schedule_spec(training.lr_scheduler_type).changes:
             yield "schedule", "training.lr_scheduler_type", training.lr_scheduler_type
         averages = [("training.components", name) for name in training.exporting_components]
-        if training.averaging.kind != "none":
+        if training.averaging.on:
             averages.append(("training.averaging.kind", training.averaging.kind))
         yield from (("averaging", *each) for each in averages)
         if training.adam_beta1 == 0:

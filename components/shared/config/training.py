@@ -246,7 +246,7 @@ class TrainingConfig(Section):
         """Number of tensors that components keep for each trained weight, of its size."""
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
         copies: int = sum(component.weight_copies for component in created)
-        return copies + (self.averaging.kind != "none")
+        return copies + self.averaging.on
 
     @property
     def exporting_components(self) -> list[str]:
@@ -330,14 +330,14 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _averages_end(self) -> TrainingConfig:
         start = self.averaging.start
-        if self.averaging.kind != "none" and start >= self.max_steps > 0:
+        if self.averaging.on and start >= self.max_steps > 0:
             raise at_odds(
                 "training.averaging.start",
                 start,
                 f"training.max_steps is {self.max_steps}, so nothing would be averaged",
                 "use fewer steps, or a share of all steps below 1",
             )
-        exporting = self.exporting_components if self.averaging.kind != "none" else []
+        exporting = self.exporting_components if self.averaging.on else []
         if exporting:
             raise at_odds(
                 "training.averaging.kind",
@@ -359,9 +359,6 @@ class TrainingConfig(Section):
         return self
 
 
-_PLAIN: Final = AveragingConfig().model_dump()
-
-
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
@@ -370,7 +367,7 @@ def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
-    if training.get("averaging", _PLAIN)["kind"] == _PLAIN["kind"]:
+    if not AveragingConfig.model_validate(training.get("averaging", {})).on:
         ignored.add("averaging")
     return {
         name: value

@@ -54,7 +54,7 @@ class Components:
         }
         averaging = parts.config.training.averaging
         self._average: WeightAverage | None = None
-        if averaging.kind != "none":
+        if averaging.on:
             start = whole_steps(averaging.start, parts.steps)
             self._average = self._by_name[_AVERAGING] = WeightAverage(averaging, start)
         self._all = {**self._by_name, **_watching(parts)}
