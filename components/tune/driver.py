@@ -151,7 +151,8 @@ def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> b
             raise _storage_failed(trial, state)
         study.fail(trial.number, state.failure, state.error, seconds=state.seconds)
     elif state.condition == "finished" or (
-        state.condition == "paused" and state.step >= trial.until
+        # Killed at the end of its schedule, it did not finish: only then is there a model.
+        state.condition == "paused" and trial.until <= state.step < study.rungs.cuts[-1]
     ):
         study.report(trial.number, state)
     else:

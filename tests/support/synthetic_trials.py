@@ -30,6 +30,7 @@ class World:
 
     pace: validations that pass between two looks; 0 means that a trial is done at once.
     failing: trials that fail, with the class.
+    killed_at_end: trials whose processes are killed once after the last step, before they finish.
     latency: the milliseconds of a configuration's model; None if nobody measures them.
     trained: steps that were trained, by trial: each step once, unless something was repeated.
     """
@@ -38,6 +39,7 @@ class World:
     objective: object = loss
     latency: object = lambda config: None
     failing: dict[int, str] = field(default_factory=dict)
+    killed_at_end: set[int] = field(default_factory=set)
     configs: dict[int, object] = field(default_factory=dict)
     reached: dict[int, int] = field(default_factory=dict)
     until: dict[int, int] = field(default_factory=dict)
@@ -62,7 +64,8 @@ class SyntheticTrials:
         assert number not in world.discarded, f"trial {number} was discarded"
         assert until % config.training.eval_steps == 0 or until == config.training.max_steps
         world.until[number] = until
-        world.reached.setdefault(number, 0)
+        if world.reached.setdefault(number, 0) == config.training.max_steps:
+            world.killed_at_end.discard(number)
         self.training.add(number)
         world.most_running = max(world.most_running, len(self.training))
 
@@ -78,7 +81,8 @@ class SyntheticTrials:
         if number in world.failing:
             self.training.discard(number)
             return TrialState("failed", step, curve, step * 0.1, world.failing[number], "broken")
-        if step >= world.configs[number].training.max_steps:
+        at_end = step >= world.configs[number].training.max_steps
+        if at_end and number not in world.killed_at_end:
             condition = "finished"
         if number in self.training:
             condition = "running" if step < world.until[number] else condition

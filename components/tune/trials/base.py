@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 from steadytrain.components.shared.config import RunConfig
 
 Condition = Literal["new", "running", "paused", "finished", "failed"]
-"""new: never started. paused: stopped at its cut with a checkpoint. finished: reached the end of
-its schedule, or stopped early. failed: recovery gave up."""
+"""new: never started. paused: stopped at its cut or killed, with a checkpoint, perhaps that of its
+last step. finished: reached the end of its schedule, or stopped early. failed: recovery gave up."""
 
 
 @dataclass(frozen=True)

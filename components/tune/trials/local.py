@@ -108,7 +108,9 @@ class LocalTrials:
             SteadytrainError: the server cannot start.
         """
         before, discarded = self.state(number), self._folder(number).record.exists()
-        arrived = before.condition == "paused" and before.step >= until
+        # At the end of its schedule, a trial that was killed still has a model to export.
+        cut = until < config.training.max_steps
+        arrived = cut and before.condition == "paused" and before.step >= until
         if arrived or before.condition in ("running", "finished"):
             return
         if discarded and before.condition == "failed":

@@ -91,6 +91,14 @@ def test_driver_killed_after_every_record_leaves_the_history_of_an_undisturbed_o
     assert other.trained == world.trained
 
 
+def test_trial_killed_after_its_last_step_starts_again_and_finishes():
+    undisturbed, log = MemoryLog(), MemoryLog()
+    driven(settings_of(trials=2, pruner="none"), undisturbed, World())
+    study = driven(settings_of(trials=2, pruner="none"), log, World(killed_at_end={0, 1}))
+    assert [trial.standing for trial in study.history.trials] == ["finished"] * 2
+    assert log.records == undisturbed.records
+
+
 def test_log_that_lost_its_last_records_leads_to_the_same_history():
     config = settings_of()
     undisturbed, world = MemoryLog(), World()

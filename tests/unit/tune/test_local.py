@@ -89,8 +89,19 @@ def test_discarded_trial_is_not_trained_again(tmp_path, config, state):
     """A log that lost its last records asks for it."""
     TrialFolder(tmp_path, 0).discard(state)
     trials = local_trials(tmp_path)
-    trials.train(0, config(), 8)
+    trials.train(0, config(training={"max_steps": 16, "eval_steps": 4}), 8)
     assert trials.state(0) == state
+
+
+def test_trial_killed_after_its_last_step_starts_again(tmp_path, config, monkeypatch):
+    trials, asked = local_trials(tmp_path), []
+    monkeypatch.setattr(trials, "state", lambda _: TrialState("paused", 8))
+    monkeypatch.setattr(trials, "_ask", lambda *request: asked.append(request))
+    settings = config(training={"max_steps": 8, "eval_steps": 4})
+    trials.train(0, settings, 4)
+    assert asked == []
+    trials.train(0, settings, 8)
+    assert asked == [(0, 8)]
 
 
 def test_discarded_trial_that_has_to_go_on_begins_again(tmp_path, config, monkeypatch):
