@@ -28,6 +28,7 @@ COMPONENTS = {"ema": {"decay": DECAY}, "grad_norms": {}}
 AVERAGED = {**MODEL, "training": {**RUN, "components": COMPONENTS}}
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 each = selected.each("name", STRATEGIES, few=("fsdp",))
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

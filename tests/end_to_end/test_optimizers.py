@@ -12,7 +12,7 @@ from support.strategies import MIDDLE, RECIPE, Case, on_two_ranks
 from support.training import Bench, weights_digest
 
 NAMED = {"optim": "my_lion", "lr_scheduler_type": "trapezoid", "learning_rate": 1e-3}
-each = selected.each("name", ("ddp", "fsdp", "zero2", "zero3"), few=("fsdp", "zero3"))
+each = selected.each("name", ("ddp", "fsdp", "zero2", "zero3"), few=("fsdp",))
 BUILT_IN = {
     "ddp": ("adam", "sgd", "adafactor", "lamb", "lars", "lion", "muon", "schedule_free_adamw"),
     **dict.fromkeys(("fsdp", "zero2"), ("adam", "sgd", "lion", "schedule_free_adamw")),

@@ -117,6 +117,7 @@ def told(config, workspace):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_mlflow_failures_change_no_weights_and_lose_no_point(

@@ -15,6 +15,7 @@ from support.command import TINY_LM
 from support.snippets import blocks
 from support.training import Bench, events_of
 
+pytestmark = pytest.mark.long
 RECIPE = {
     "max_steps": 150,
     "global_batch_size": 4,
@@ -26,7 +27,7 @@ RECIPE = {
 }
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, data, ranks):
     def bench(name):
         compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
@@ -57,7 +58,6 @@ def test_pruned_run_continues_to_the_weights_of_an_undisturbed_one(tmp_path, dat
     assert record.weights_digest == expected.weights_digest
 
 
-@pytest.mark.long
 def test_documented_search_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (block,) = (item for item in blocks("python") if "def search(" in item.text)
