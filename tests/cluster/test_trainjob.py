@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
+from collections import Counter
 
 import pytest
 
@@ -19,9 +20,12 @@ from steadytrain.components.shared.events.types import (
 )
 
 from support.launched import OUTPUT, STEPS
+from support.otlp import receiving
 from support.s3 import make_bucket, moto_server
+from support.scraped_pods import counters, scraping
 
 API_STOP, API_START = "STEADYTRAIN_TEST_API_STOP", "STEADYTRAIN_TEST_API_START"
+PORT = 9090
 HOPELESS = {
     "unschedulable": {"cpu": "1000"},
     "no-image": {"image": "example.test/none:1"},
@@ -53,20 +57,52 @@ def test_log_of_rank_0_is_in_the_steps_log(launched, undisturbed):
 
 
 @pytest.fixture(scope="module")
-def disturbed(launched, undisturbed):
+def collector():
+    """Yield a collector of OpenTelemetry that pods can reach."""
+    with receiving(host="0.0.0.0") as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def watching(launched, collector):
+    """Return the settings of a run that is traced and scraped."""
+    return {
+        "tracking": {"sinks": ["otlp"]},
+        "observability": {
+            "otlp_endpoint": f"http://{_this_machine(launched)}:{collector.port}",
+            "prometheus_port": PORT,
+            "prometheus_linger_seconds": 0,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def scrapes(launched):
+    with scraping(launched.cluster.namespace, ("first", "second"), PORT) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def disturbed(launched, undisturbed, watching, scrapes):
     """Inject all of these faults into one run, in turn; return the log of its last supervisor."""
     run = "disturbed"
-    launched.start(run, pod="first")
+    launched.start(run, pod="first", **watching)
     _delete_a_pod_with_the_node_tainted(launched, run)
     launched.until(run, CheckpointSaved, lambda event: event.attempt == 3)
     # To the job, this looks like the loss of the launcher's machine.
     launched.kill("first")
-    launched.start(run, pod="second")
+    launched.start(run, pod="second", **watching)
     launched.until(run, TrainingStep, lambda event: event.attempt == 4)
     _stop_the_api_server(launched.cluster.core)
     phase, log = launched.end("second", 900)
     assert phase == "Succeeded", log
     return log
+
+
+def _this_machine(launched):
+    """Return this machine's address as pods can reach it: its node's, if they are the same."""
+    (address, *_) = launched.cluster.core.list_node().items[0].status.addresses
+    return address.address
 
 
 def _delete_a_pod_with_the_node_tainted(launched, run):
@@ -94,6 +130,25 @@ def test_disturbed_run_has_the_weights_of_an_undisturbed_one(launched, disturbed
     weights = [launched.record(run)["weights_digest"] for run in ("undisturbed", "disturbed")]
     assert weights[0] == weights[1]
     assert launched.left("disturbed") == []
+
+
+def test_disturbed_run_is_one_trace_with_each_part_once(launched, disturbed, watching, collector):
+    launched.report("disturbed", **watching)
+    assert len({span.trace_id for span in collector.spans}) == 1
+    spans = {span.span_id: span for span in collector.spans}.values()
+    named = Counter(span.name for span in spans)
+    assert named["attempt"] == len(launched.ended("disturbed"))
+    assert named["checkpoint"] == len(launched.events("disturbed", CheckpointSaved))
+    # Each of four attempts had two pods. Those of the second found no node.
+    assert (named["admission"], named["image pull"]) == (2 * 4, 2 * 3)
+    assert sum(collector.points("training_duration_seconds")[-1].bucket_counts) == 1
+
+
+def test_counters_of_a_disturbed_run_never_fall(disturbed, scrapes):
+    found = counters(scrapes)
+    attempts = next(values for name, values in found.items() if name.startswith("attempts_total"))
+    assert attempts[-1] == 4
+    assert all(values == sorted(values) for values in found.values()), found
 
 
 def test_each_fault_is_reported_by_name(launched, disturbed):
@@ -176,12 +231,11 @@ def s3(launched):
     """Yield environment variables for an S3 server on this machine, with a bucket."""
     with moto_server("0.0.0.0") as port:
         make_bucket(port, "bucket")
-        (address, *_) = launched.cluster.core.list_node().items[0].status.addresses
         yield {
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://{address.address}:{port}",
+            "AWS_ENDPOINT_URL": f"http://{_this_machine(launched)}:{port}",
         }
 
 

@@ -126,9 +126,10 @@ class Launched:
         self.cluster.start(name, container, **self._pod())
         return name
 
-    def report(self, run: str) -> str:
+    def report(self, run: str, **changes: Any) -> str:
         """Run the report step of a run, as the exit handler does; return its log."""
-        return self.cluster.run(f"{run}-report", self._step("report", run), **self._pod())
+        step = self._step("report", run, **changes)
+        return self.cluster.run(f"{run}-report", step, **self._pod())
 
     def end(self, pod: str, seconds: float = 600) -> tuple[str, str]:
         """Wait until a pod has ended, and delete it; return its phase and its log."""

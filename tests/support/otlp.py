@@ -67,8 +67,8 @@ def attributes(of: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def receiving(port: int = 0) -> Iterator[Receiver]:
-    """Serve a collector on a port; 0 chooses one."""
+def receiving(port: int = 0, host: str = "127.0.0.1") -> Iterator[Receiver]:
+    """Serve a collector on a port of an address of this machine; port 0 chooses one."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -82,7 +82,7 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = http.server.ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
     receiver = Receiver(server.server_port)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
