@@ -27,6 +27,7 @@ from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.evaluated import evaluated_weights, exported_weights
 from steadytrain.components.train.loop.export import export_model, merged
+from steadytrain.components.train.loop.freezing import Freezing
 from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import Chosen, Progress
 from steadytrain.components.train.loop.reporter import Reporter
@@ -63,6 +64,7 @@ class Training:
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
         self.components = Components(parts, reporter)
+        self.freezing = Freezing(parts.strategy.optimizer, parts.steps)
         self.saver = Saver(
             store,
             rank=parts.rank,
@@ -102,6 +104,7 @@ class Training:
             if progress.out_of_patience(training):
                 self.save()
                 return "early_stopped"
+            self.freezing.before_step(progress.step + 1)
             self.components.before_step(progress.step + 1)
             own, began = data.take(progress.step), time.monotonic()
             agreed = agree(
