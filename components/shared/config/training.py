@@ -115,15 +115,16 @@ class TrainingConfig(Section):
         "cosine",
         description="Shape of the learning rate schedule after warm-up: linear, cosine, "
         "polynomial, cosine_with_restarts, inverse_sqrt, step_decay, warmup_stable_decay, constant "
-        "(without warm-up), constant_with_warmup, range_test (grows exponentially from the option "
-        "lowest), or a name that an installed package adds. `steadytrain plan` draws it.",
+        "(without warm-up), constant_with_warmup, reduce_lr_on_plateau (lower whenever validation "
+        "stops improving), range_test (grows exponentially from the option lowest), or a name that "
+        "an installed package adds. `steadytrain plan` draws it.",
     )
     lr_scheduler_kwargs: PlainJson = Field(
         {},
         description="Options of the schedule, by name: num_cycles of cosine_with_restarts; "
         "timescale of inverse_sqrt; step_size and gamma of step_decay; num_decay_steps, decay_type "
-        "and min_lr_ratio of warmup_stable_decay; lowest of range_test; or what an installed "
-        "package adds.",
+        "and min_lr_ratio of warmup_stable_decay; factor, patience, threshold, cooldown and min_lr "
+        "of reduce_lr_on_plateau; lowest of range_test; or what an installed package adds.",
     )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import (
+    Adaptive,
     course_of,
     rate_factor,
     schedule_spec,
@@ -140,7 +141,48 @@ def build_scheduler(
             remedy="use a higher one, or another training.lr_scheduler_type",
         )
     course = course_of(training, steps, peak)
-    return LambdaLR(optimizer, partial(rate_factor, kind=kind, course=course))
+    factor = partial(rate_factor, kind=kind, course=course)
+    adapts = schedule_spec(kind).adapts
+    return (
+        LambdaLR(optimizer, factor)
+        if adapts is None
+        else AdaptiveLR(optimizer, factor, adapts(course))
+    )
+
+
+class AdaptiveLR(LambdaLR):
+    """A schedule with a factor that follows the validation scores.
+
+    Args:
+        factor: of a step, as for LambdaLR.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        factor: Callable[[int], float],
+        adaptive: Adaptive,
+    ) -> None:
+        self.adaptive = adaptive
+        super().__init__(optimizer, lambda step: factor(step) * adaptive.scale)
+
+    def note(self, score: float, *, greater_is_better: bool) -> None:
+        """Take the score of a validation. The next update has the rate that follows from it."""
+        self.adaptive.note(score, greater_is_better=greater_is_better)
+        self._last_lr = [
+            base * factor(self.last_epoch)
+            for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "adaptive": dict(self.adaptive.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        rest = dict(state_dict)
+        self.adaptive.load_state_dict(rest.pop("adaptive"))
+        super().load_state_dict(rest)
 
 
 def set_rate(scheduler: LRScheduler, rate: float) -> None:
