@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.families import has_formula
 from steadytrain.components.memory.shape import Shape, shape_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.tasks.registry import open_encoder
+
+if TYPE_CHECKING:
+    from steadytrain.components.memory.groups import Group
 
 ASSUMED_LABELS: Final = 2
 """Classes if a classification's labels are not configured; they use almost no memory."""
@@ -31,7 +35,25 @@ def any_model_shape(config: RunConfig) -> Shape:
     Raises:
         BadInput: its architecture is unknown, or can't be built here.
     """
-    return any_shape(architecture_of(config.model), label_count(config))
+    shape = any_shape(architecture_of(config.model), label_count(config))
+    frozen = sum(group.parameters for group in model_groups(config) if group.unfreeze_at is None)
+    return replace(shape, frozen=frozen)
+
+
+def model_groups(config: RunConfig) -> Sequence[Group]:
+    """Return the parameter groups; empty if all are trained alike, or torch is not installed.
+
+    Raises:
+        BadInput: they do not fit the model, or it can't be built here.
+    """
+    training = config.training
+    configured = training.param_groups or training.layer_decay is not None
+    if not configured or importlib.util.find_spec("torch") is None:
+        return ()
+    # Imported late, because it imports torch.
+    from steadytrain.components.memory.traced import traced_groups
+
+    return traced_groups(config, architecture_of(config.model), label_count(config))
 
 
 def any_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:

@@ -49,6 +49,7 @@ class Shape:
     used: values of `experts` that a token uses.
     fused: whether the head computes the loss; otherwise the logits of a complete micro-batch exist.
     documents: whether attention can be computed per document; otherwise it needs a mask.
+    frozen: parameters that `training.param_groups` never trains, of `parameters`.
     traced: activations of an architecture that has no formula.
     """
 
@@ -75,6 +76,7 @@ class Shape:
     used: int = 0
     fused: bool = True
     documents: bool = True
+    frozen: int = 0
     traced: Callable[[Setting], Activations] | None = field(default=None, compare=False)
 
     @property

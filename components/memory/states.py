@@ -58,14 +58,16 @@ class States:
 
 
 def trained_parameters(shape: Shape, setting: Setting) -> int:
-    """Return all parameters, or those of the adapters: rank x (inputs + outputs) per matrix.
+    """Return the model's own parameters, or the adapters': rank x (inputs + outputs) per matrix.
+
+    Parameters that are frozen at first count as trained: the peak comes after.
 
     The adapter formula is from Hu et al. 2021, section 4.1. A classification head is new, so it is
     trained along with adapters.
     """
     adapter = setting.adapter
     if not adapter.freezes:
-        return shape.parameters
+        return shape.parameters - shape.frozen
     adapted = shape.adapted(adapter.targets)
     a_layer = sum(adapter.rank * (matrix.inputs + matrix.outputs) for matrix in adapted)
     return shape.layers * a_layer + shape.labels * shape.hidden
@@ -79,7 +81,8 @@ def matrix_share(shape: Shape, setting: Setting) -> float:
     trained = trained_parameters(shape, setting)
     if setting.adapter.freezes:
         return 1 - shape.labels * shape.hidden / trained
-    return shape.layers * sum(matrix.size for matrix in shape.matrices) / trained
+    # Frozen parameters may be anywhere; the rest is taken to be like the whole model.
+    return shape.layers * sum(matrix.size for matrix in shape.matrices) / shape.parameters
 
 
 def weight_bytes(shape: Shape, setting: Setting) -> int:
@@ -87,7 +90,7 @@ def weight_bytes(shape: Shape, setting: Setting) -> int:
     kind, trained = setting.adapter.kind, trained_parameters(shape, setting)
     if kind == "none":
         # DeepSpeed computes with 16-bit weights; the 32-bit ones are in its optimizer.
-        return trained * (2 if setting.deepspeed and setting.half else FP32)
+        return shape.parameters * (2 if setting.deepspeed and setting.half else FP32)
     in_layers = shape.layers * sum(matrix.size for matrix in shape.matrices)
     frozen = shape.parameters * frozen_width(setting)
     if kind == "qlora":

@@ -6,7 +6,7 @@ import functools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -19,11 +19,13 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from steadytrain.components.memory.fakes import LAYER_COUNTS, fake_mode
+from steadytrain.components.memory.groups import Group, grouped
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Matrix, Shape
 from steadytrain.components.memory.structure import count, layers_of
 from steadytrain.components.memory.trace import Traced
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
@@ -59,6 +61,23 @@ def traced_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
         "change the named field, or try a few training steps",
     ):
         return _shape(json.dumps(architecture, sort_keys=True), labels)
+
+
+def traced_groups(
+    config: RunConfig, architecture: Mapping[str, Any], labels: int
+) -> Sequence[Group]:
+    """Return the parameter groups of a configured model.
+
+    Args:
+        architecture, labels: as for `traced_shape`.
+
+    Raises:
+        BadInput: they do not fit the model, or Transformers can't build it.
+    """
+    _refuse_what_there_is_not(str(architecture.get("model_type", "")), labels)
+    setting = Setting(length=sum(_ASKED), adapter=config.model.adapter)
+    with warnings.catch_warnings(action="ignore"), torch.device("meta"):
+        return grouped(random_model(architecture, setting, labels), config.training)
 
 
 def _refuse_what_there_is_not(family: str, labels: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.schedules import course_of, rate_factor
+from steadytrain.components.shared.config.schedules import course_of, rate_factor, schedule_spec
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _COLUMNS: Final = 60
@@ -28,7 +28,8 @@ def curve(training: TrainingConfig, steps: int, peak: float) -> Iterator[str]:
     rates = [peak * rate_factor(step, kind=kind, course=course) for step in shown]
     highest = max(rates) or 1.0
     yield "".join(_BARS[round(rate / highest * (len(_BARS) - 1))] for rate in rates)
+    lower = ", before validation lowers it" if schedule_spec(kind).adapts else ""
     yield (
         f"{kind}: {rates[0]:.3g} at the first step, {max(rates):.3g} at most, "
-        f"{rates[-1]:.3g} at step {steps:,}"
+        f"{rates[-1]:.3g} at step {steps:,}{lower}"
     )

@@ -62,7 +62,9 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
             f"the dry run of this model fails: {reason}",
             remedy="plan by formula (--formula), and try a few training steps",
         ) from error
-    return _moved(found, peak_memory(shape, nearest), peak_memory(shape, setting))
+    # The dry run trains all parameters; the formula takes off those that stay frozen.
+    ran = peak_memory(replace(shape, frozen=0), nearest)
+    return _moved(found, ran, peak_memory(shape, setting))
 
 
 def _nearest(setting: Setting, labels: int) -> Setting:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from steadytrain.components.memory.model import any_model_shape, model_name
+from steadytrain.components.memory.model import any_model_shape, model_groups, model_name
 from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.plan.offer import Offer, offer_of
 from steadytrain.components.plan.problems import problems
@@ -42,6 +42,9 @@ from steadytrain.components.sizing.time_cost import (
     preemptions,
 )
 
+if TYPE_CHECKING:
+    from steadytrain.components.memory.groups import Group
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -50,6 +53,7 @@ class Plan:
     problems: what can't work about the user's settings, the memory, or the available hardware.
     remedies: the nearest that works, if something does not fit.
     offers: one per available kind of GPU, with the same number of each; by formula.
+    groups: how parameters are trained, if not all alike.
     scaling: other numbers of the chosen kind; empty for a machine's own CPU.
     measured: whether the choice's memory comes from a dry run.
     """
@@ -61,6 +65,7 @@ class Plan:
     problems: Sequence[str]
     remedies: Sequence[str]
     remarks: Sequence[str]
+    groups: Sequence[Group]
     length: Length
     offer: Offer
     preemptions: Preemptions
@@ -115,6 +120,7 @@ class Plan:
             "problems": list(self.problems),
             "remedies": list(self.remedies),
             "remarks": list(self.remarks),
+            "groups": [asdict(group) for group in self.groups],
             "decisions": [asdict(decision) for decision in self.decisions],
             "batch": {
                 "micro_batch_size": self.choice.batch.micro_batch_size,
@@ -189,6 +195,7 @@ def plan_training(
         problems=list(problems(job, choice)),
         remedies=remedies(job, choice) if not choice.fits else [],
         remarks=list(remarks(job, choice)),
+        groups=model_groups(job.config),
         length=length_of(job.config, job.global_batch),
         offer=offer,
         preemptions=preemptions(job, choice),

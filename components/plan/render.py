@@ -19,7 +19,7 @@ _TRACED = "no formula for {}: sizes and activations come from a trace on fake te
 
 def render(plan: Plan) -> str:
     """Return the plan's text; it is the same for the same plan."""
-    parts = (_head, _decided, _schedule, _memory, _spending, _scaling, _gpus, _foot)
+    parts = (_head, _decided, _groups, _schedule, _memory, _spending, _scaling, _gpus, _foot)
     return "\n\n".join(filter(None, ("\n".join(part(plan)) for part in parts)))
 
 
@@ -47,6 +47,28 @@ def _decided(plan: Plan) -> Iterator[str]:
     rows = [(item.field, item.text, item.reason) for item in plan.decisions]
     yield from _table(rows)
     yield from (f"  remark: {remark}" for remark in plan.remarks)
+
+
+def _groups(plan: Plan) -> Iterator[str]:
+    if not plan.groups:
+        return
+    yield "parameter groups"
+    rows = [("parameters", "learning rate", "weight decay", "trained")]
+    for group in plan.groups:
+        start = group.unfreeze_at
+        if start is None:
+            rows.append((count(group.parameters), "", "", "never"))
+            continue
+        share = f"from {start:.0%} of the steps" if start < 1 else f"after step {start:g}"
+        rows.append(
+            (
+                count(group.parameters),
+                f"x {group.lr_scale:.3g}",
+                f"{group.weight_decay:g}",
+                share if start else "always",
+            )
+        )
+    yield from _table(rows)
 
 
 def _schedule(plan: Plan) -> Iterator[str]:

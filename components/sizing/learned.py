@@ -57,6 +57,8 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         "world_size": world_size,
         "gradient_checkpointing": training.gradient_checkpointing,
     }
+    if training.param_groups:
+        decides["param_groups"] = [group.model_dump() for group in training.param_groups]
     if training.distillation.on:
         decides["teacher"] = training.distillation.teacher
     if training.contrastive.on:

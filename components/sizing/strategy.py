@@ -47,6 +47,8 @@ class TrainingOption:
         strategy = strategy_spec(self.strategy)
         if self.offload not in ("none", *strategy.offloads):
             return False
+        if self.adapter != "none" and job.config.conflict_with("adapters"):
+            return False
         plain, cuda = self.adapter != "qlora", job.machine.gpu.cuda
         if not (plain or cuda):
             return False

@@ -29,6 +29,10 @@ _UNSUPPORTED: Final = {
     "cpu": "its kernels need a CUDA device",
     "sharding": "bitsandbytes updates complete tensors only",
 }
+_COUNTS: Final = {
+    "training.param_groups unfreeze_at": "it corrects its moments by the steps of a group, which "
+    "count before its weights are trained"
+}
 _NORMS: Final = {"sharding": "it computes norms of complete tensors, and ranks have parts of them"}
 
 
@@ -185,7 +189,7 @@ LAMB: Final = OptimizerSpec(
     build=_lamb,
     tensors=ADAMW.tensors,
     scalars=("weight_norm", "adam_norm", "trust_ratio"),
-    unsupported=_NORMS,
+    unsupported={**_NORMS, **_COUNTS},
 )
 LARS: Final = OptimizerSpec(
     build=_lars, tensors=SGD.tensors, unsupported=_NORMS, options=LarsOptions
@@ -211,6 +215,7 @@ SCHEDULE_FREE_ADAMW: Final = OptimizerSpec(
         "constant_with_warmup or constant",
         "averaging": "it averages the weights itself",
         "adam_beta1 0": "it divides by beta1",
+        **_COUNTS,
         "zero3": "it counts the steps of a group, and ZeRO-3 updates a group in several steps",
     },
     options=ScheduleFreeOptions,

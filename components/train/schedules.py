@@ -9,9 +9,9 @@ start.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from steadytrain.components.shared.config.schedules import Course, ScheduleSpec, whole_steps
 
@@ -143,6 +143,78 @@ def _range_options(*, lowest: float) -> float:
     return lowest
 
 
+@dataclass(frozen=True)
+class PlateauOptions:
+    """Options of PyTorch's ReduceLROnPlateau, which counts validations.
+
+    factor: factor on the rate when the score stops improving.
+    patience: validations without a better score before that.
+    threshold: share of the best score by which a better one must differ.
+    cooldown: validations after a reduction that do not count.
+    min_lr: lowest rate, for parameters with a factor of 1.
+    """
+
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    cooldown: int = 0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < 1:
+            raise ValueError(f"factor is {self.factor}: give a number above 0 and below 1")
+        for name in ("patience", "cooldown"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not (isinstance(value, int) and value >= 0):
+                raise ValueError(f"{name} is {value}: give a whole number of at least 0")
+        for name in ("threshold", "min_lr"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} is {value}: give a number of at least 0 and below 1")
+
+
+class Plateau:
+    """The factor of PyTorch's ReduceLROnPlateau on the rate."""
+
+    def __init__(self, course: Course) -> None:
+        self._options: PlateauOptions = course.options
+        self._lowest = self._options.min_lr / course.peak
+        self.scale = 1.0
+        self._best: float | None = None
+        self._worse = self._cooling = 0
+
+    def note(self, score: float, *, greater_is_better: bool) -> None:
+        if self._is_better(score, greater_is_better):
+            self._best, self._worse = score, 0
+        else:
+            self._worse += 1
+        if self._cooling > 0:
+            self._cooling -= 1
+            self._worse = 0
+        if self._worse > self._options.patience:
+            self.scale = min(self.scale, max(self.scale * self._options.factor, self._lowest))
+            self._cooling, self._worse = self._options.cooldown, 0
+
+    def _is_better(self, score: float, greater_is_better: bool) -> bool:
+        if self._best is None:
+            return math.isfinite(score)
+        if greater_is_better:
+            return score > self._best * (1 + self._options.threshold)
+        return score < self._best * (1 - self._options.threshold)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {
+            "scale": self.scale,
+            "best": self._best,
+            "worse": self._worse,
+            "cooling": self._cooling,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.scale, self._best = state["scale"], state["best"]
+        self._worse, self._cooling = state["worse"], state["cooling"]
+
+
 LINEAR: Final = ScheduleSpec(_linear)
 COSINE: Final = ScheduleSpec(_cosine)
 COSINE_WITH_RESTARTS: Final = ScheduleSpec(_cosine_with_restarts, options=Restarts)
@@ -152,5 +224,6 @@ WARMUP_STABLE_DECAY: Final = ScheduleSpec(_warmup_stable_decay, options=StableDe
 POLYNOMIAL: Final = ScheduleSpec(_polynomial, last_rate=_LAST_RATE)
 CONSTANT: Final = ScheduleSpec(_constant, warms_up=False, changes=False)
 CONSTANT_WITH_WARMUP: Final = ScheduleSpec(_constant, changes=False)
+REDUCE_LR_ON_PLATEAU: Final = ScheduleSpec(_constant, options=PlateauOptions, adapts=Plateau)
 RANGE_TEST: Final = ScheduleSpec(_range_test, warms_up=False, options=_range_options)
 """The rate grows exponentially from `lowest` to the peak (Smith 2017)."""

@@ -1,4 +1,4 @@
-"""Every optimizer with its memory and what it does not support, from the specs."""
+"""Every optimizer with its memory, from the specs."""
 
 from __future__ import annotations
 
@@ -9,30 +9,18 @@ from steadytrain.components.shared.config.optimizers import OptimizerSpec, optim
 
 
 def page() -> str:
-    """A table of all optimizers, and one of everything that each does not support."""
+    """A table of all optimizers."""
     specs = {name: optimizer_spec(name) for name in plugins.names(plugins.OPTIMIZERS)}
     intro = (
         "# Optimizers\n\n"
         "`training.optim` takes these names. State is in bytes for each trained weight: in the "
         "matrices of the layers, and elsewhere (embeddings, head, biases, norms). [Training "
-        "techniques](../guides/techniques.md) says when to use which.\n"
+        "techniques](../guides/techniques.md) says when to use which, and [Compatibility]"
+        "(compatibility.md) what each does not support.\n"
     )
     heads = ("Name", "State in matrices", "State elsewhere")
     rows = [(code(name), _bytes(spec, 1.0), _bytes(spec, 0.0)) for name, spec in specs.items()]
-    reasons = [
-        (code(name), code(feature), why)
-        for name, spec in specs.items()
-        for feature, why in spec.unsupported.items()
-    ]
-    limits = (
-        "## What they do not support\n\n"
-        "Such a combination is an error before anything starts, and no fallback leads to it. "
-        "`sharding` stands for every [strategy](strategies.md) that shards the optimizer's state, "
-        "`cpu` for a CPU and for offloading, and `schedule` for a learning rate that changes after "
-        "warm-up.\n"
-    )
-    limited = table(("Optimizer", "Feature", "Why"), reasons)
-    return "\n".join([intro, table(heads, rows), limits, limited])
+    return "\n".join([intro, table(heads, rows)])
 
 
 def _bytes(spec: OptimizerSpec, matrices: float) -> str:

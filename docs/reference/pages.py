@@ -8,6 +8,7 @@ from typing import Final
 from reference import (
     alerts,
     commands,
+    compatibility,
     configuration,
     diagnosis,
     environment,
@@ -30,6 +31,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/failures.md": failures.page,
     "reference/strategies.md": strategies.page,
     "reference/optimizers.md": optimizers.page,
+    "reference/compatibility.md": compatibility.page,
     "reference/environment.md": environment.page,
     "reference/python.md": python.page,
 }

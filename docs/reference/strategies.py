@@ -1,4 +1,4 @@
-"""Every strategy with what it shards, supports and rules out, from the specs."""
+"""Every strategy with what it shards and supports, from the specs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from steadytrain.components.shared.config.strategies import StrategySpec, strate
 
 
 def page() -> str:
-    """A table of all strategies, and a table of reasons for each that rules something out."""
+    """A table of all strategies."""
     specs = {name: strategy_spec(name) for name in plugins.names(plugins.STRATEGIES)}
     intro = (
         "# Strategies\n\n"
         "`compute.strategy` takes these names, and `auto`. A run that is out of device memory "
-        "changes to the fallback.\n"
+        "changes to the fallback. [Compatibility](compatibility.md) lists what each does not "
+        "support.\n"
     )
     heads = ("Name", "Sharded", "`compute.offload`", "Most ranks", "Fallback")
     rows = [(code(name), *_row(spec)) for name, spec in specs.items()]
-    reasons = [
-        f"## What {name} does not support\n\n"
-        + table(("Setting", "Why"), [(code(item), why) for item, why in spec.unsupported.items()])
-        for name, spec in specs.items()
-        if spec.unsupported
-    ]
-    return "\n".join([intro, table(heads, rows), *reasons])
+    return "\n".join([intro, table(heads, rows)])
 
 
 def _row(spec: StrategySpec) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ def train(
     strategy: str = REPLICATED,
     offload: str = "none",
     *,
+    micro_batch: int = MICRO_BATCH,
     resume: Path | None = None,
     device: str = "cpu",
     **sections: Any,
@@ -59,7 +60,7 @@ def train(
     )
     for state in (AcceleratorState, GradientState):
         state._reset_state()
-    batch = BatchSettings(MICRO_BATCH, strategy=strategy, offload=offload)
+    batch = BatchSettings(micro_batch, strategy=strategy, offload=offload)
     parts = set_up(bench.config, data, batch)
     stream = bench.workspace.stream("train") if rank == 0 else None
     store = CheckpointStore(bench.workspace.checkpoints, keep=9)

@@ -40,6 +40,7 @@ _UNITS = {
     "spike_window": "optimizer steps",
     "warmup_steps": "optimizer steps, or a share below 1",
     "averaging.start": "optimizer steps, or a share below 1",
+    "unfreeze_at": "optimizer steps, or a share below 1",
     "averaging.every": "optimizer steps",
     "early_stopping_patience": "validations",
     "save_total_limit": "checkpoints",

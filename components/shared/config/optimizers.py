@@ -21,6 +21,8 @@ DEFAULT: Final[str] = TrainingConfig.model_fields["optim"].default
 class Build(Protocol):
     """Builds an optimizer for parameter groups, each with its own `weight_decay`.
 
+    A group whose learning rate differs from that of `training` has an `lr`.
+
     With `OptimizerSpec.separates_matrices`, each group also has `matrices`: whether its parameters
     are the matrices of the model's layers.
     """

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.base import Folder, Section, at_odds
+from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.document import dump
@@ -28,7 +30,6 @@ from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_s
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
 from steadytrain.components.shared.config.training import (
     TrainingConfig,
     identifying,
@@ -45,14 +46,18 @@ DIAGNOSIS: Final = "diagnosis"
 ALERTS: Final = "alerts"
 """Names of the sinks that the section `observability` or the environment turns on, because a
 setting of `tracking` would make a different run."""
-SMALLER_MICRO_BATCH: Final = "smaller micro-batch"
-"""What an objective that compares the rows of a micro-batch does not support."""
 _SETTINGS: Final = {
     PROMETHEUS: "observability.prometheus_port",
     DIAGNOSIS: "observability.diagnosis",
     ALERTS: "STEADYTRAIN_WEBHOOK_URL in the environment",
 }
 """By those sinks, what turns them on."""
+_INSTEAD: Final = {
+    "training.optim": DEFAULT,
+    "compute.strategy": REPLICATED,
+    "model.adapter.kind": "lora",
+}
+"""By field, the value that supports the most."""
 _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "tune": True,
@@ -127,29 +132,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _strategy_supports_it(self) -> Self:
-        strategy = self.compute.strategy
-        setting = "" if strategy == AUTO else self.not_supported_by(strategy)
-        if setting:
+    def _combination_is_supported(self) -> Self:
+        for rule, setting, feature in conflicts(self):
+            other = _INSTEAD.get(setting.field)
+            instead = f"use {other}" if other else f"leave {setting.field} out"
             raise at_odds(
-                "compute.strategy",
-                strategy,
-                f"it does not support {setting}: {strategy_spec(strategy).unsupported[setting]}",
-                f"use ddp, or change {setting.partition(' ')[0]}",
+                setting.field,
+                setting.value,
+                f"{rule.why}, and {feature.field} is {feature.value}",
+                f"{instead}, or change {feature.field}",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_supports_it(self) -> Self:
-        unsupported = optimizer_spec(self.training.optim).unsupported
-        for feature, field, value in self._features():
-            if why := unsupported.get(feature):
-                raise at_odds(
-                    "training.optim",
-                    self.training.optim,
-                    f"{why}, and {field} is {value}",
-                    f"use {DEFAULT}, or change {field}",
-                )
         return self
 
     @model_validator(mode="after")
@@ -170,29 +162,6 @@ class RunConfig(Section):
             except BadInput as error:
                 raise at_odds(f"training.{field}", options, error.message, error.remedy) from None
         return self
-
-    def _features(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what an optimizer may not support, and the field and value that ask for it."""
-        training, compute = self.training, self.compute
-        if compute.device == "cpu":
-            yield "cpu", "compute.device", "cpu"
-        if compute.strategy != AUTO:
-            for feature in sorted(strategy_features(compute.strategy)):
-                yield feature, "compute.strategy", compute.strategy
-        if compute.offload != "none":
-            yield "cpu", "compute.offload", compute.offload
-        if training.bf16:
-            yield "bf16", "training.bf16", "true"
-        if training.fp16:
-            yield "fp16", "training.fp16", "true"
-        if schedule_spec(training.lr_scheduler_type).changes:
-            yield "schedule", "training.lr_scheduler_type", training.lr_scheduler_type
-        averages = [("training.components", name) for name in training.exporting_components]
-        if training.averaging.on:
-            averages.append(("training.averaging.kind", training.averaging.kind))
-        yield from (("averaging", *each) for each in averages)
-        if training.adam_beta1 == 0:
-            yield "adam_beta1 0", "training.adam_beta1", "0"
 
     @model_validator(mode="after")
     def _rate_falls_to_the_last_one(self) -> Self:
@@ -215,40 +184,6 @@ class RunConfig(Section):
                 self.model.adapter.kind,
                 "there is no model.base, and adapters cannot learn on frozen random weights",
                 "set model.base to a trained model, or set this to none",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _only_pytorch_has_objectives(self) -> Self:
-        for name in self.training.objectives if self.model.framework != "pytorch" else ():
-            raise at_odds(
-                f"training.{name}",
-                getattr(self.training, name).model_dump(exclude_unset=True),
-                f"the loop of model.framework {self.model.framework} does not read it",
-                "leave it out, or use model.framework pytorch",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _fewer_nodes_keep_the_micro_batch(self) -> Self:
-        if self.training.batch_contrastive.on and self.recovery.min_nodes is not None:
-            raise at_odds(
-                "recovery.min_nodes",
-                self.recovery.min_nodes,
-                "on fewer nodes the micro-batch may change, and training.batch_contrastive "
-                "compares the rows of a micro-batch",
-                "leave one of the two out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_cpu_has_no_4_bit(self) -> Self:
-        if self.compute.device == "cpu" and self.model.adapter.kind == "qlora":
-            raise at_odds(
-                "model.adapter.kind",
-                "qlora",
-                "its kernels need a CUDA device, and compute.device is cpu",
-                "use lora, or train on a GPU",
             )
         return self
 
@@ -289,39 +224,20 @@ class RunConfig(Section):
         return found
 
     def conflict_with(self, feature: str) -> str:
-        """Return the setting that does not support something, as field and value; "" if none.
+        """Return the setting that does not support a feature, and why; "" if none.
 
         Args:
-            feature: the name of a strategy, "cpu", or SMALLER_MICRO_BATCH.
+            feature: the name of a strategy, or a key of `compatibility.FEATURES`.
         """
-        if feature == SMALLER_MICRO_BATCH:
-            on = self.training.batch_contrastive.on
-            return (
-                "training.batch_contrastive, which compares the rows of a micro-batch" if on else ""
-            )
-        setting, needed = "", {feature}
-        if feature != "cpu":
-            setting, needed = self.not_supported_by(feature), strategy_features(feature)
-        optim = self.training.optim
-        if not setting and needed & optimizer_spec(optim).unsupported.keys():
-            setting = f"training.optim {optim}"
-        return setting
+        return next((f"{name}: {why}" for name, why in obstacles(self, feature)), "")
 
     def not_supported_by(self, strategy: str) -> str:
-        """Return the setting that a strategy does not support, apart from the optimizer.
+        """Return the setting that does not support a strategy, apart from the optimizer.
 
         As field and value; "" if there is none.
         """
-        training, adapter = self.training, self.model.adapter
-        settings = [
-            *(["training.torch_compile"] if training.torch_compile else []),
-            *(["training.fp16"] if training.fp16 else []),
-            *(["training.monitor.layers"] if training.monitor.layers else []),
-            f"model.adapter.kind {adapter.kind}",
-            adapter.lightened,
-        ]
-        unsupported = strategy_spec(strategy).unsupported
-        return next((setting for setting in settings if setting in unsupported), "")
+        names = (name for name, _ in obstacles(self, strategy))
+        return next((name for name in names if not name.startswith("training.optim ")), "")
 
     @property
     def sinks(self) -> tuple[str, ...]:

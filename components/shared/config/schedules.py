@@ -7,10 +7,10 @@ the group `steadytrain.schedules`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.training import TrainingConfig
@@ -42,6 +42,23 @@ class Course:
         return (step - self.warmup) / self.length
 
 
+class Adaptive(Protocol):
+    """A factor on the learning rate that follows the validation scores."""
+
+    @property
+    def scale(self) -> float:
+        """The factor from now on."""
+
+    def note(self, score: float, *, greater_is_better: bool) -> None:
+        """Take the score of a validation, which is equal on all ranks."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as plain JSON data, for checkpoints."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
 @dataclass(frozen=True)
 class ScheduleSpec:
     """A learning-rate schedule.
@@ -55,6 +72,8 @@ class ScheduleSpec:
     last_rate: learning rate with which it ends, if that does not depend on the peak. The peak must
         be higher.
     changes: whether the rate changes after warm-up.
+    adapts: creates what multiplies `factor` by a value that follows from validations; None if the
+        rate depends on the step alone.
     """
 
     factor: Callable[[int, Course], float]
@@ -62,6 +81,7 @@ class ScheduleSpec:
     last_rate: float = 0.0
     options: Callable[..., Any] = plugins.no_options
     changes: bool = True
+    adapts: Callable[[Course], Adaptive] | None = None
 
 
 @cache

@@ -29,6 +29,7 @@ from steadytrain.components.shared.config.objectives import (
     DistillationConfig,
     objectives_off,
 )
+from steadytrain.components.shared.config.param_groups import ParamGroupConfig
 from steadytrain.components.shared.errors import BadInput
 
 _GROUPS: Final = {
@@ -37,8 +38,14 @@ _GROUPS: Final = {
     "order": plugins.ORDERS,
 }
 """Fields whose values are names that packages register."""
-_OPTIONS: Final = ("optim_args", "lr_scheduler_kwargs", "order_options")
-"""Fields with options of a plugin."""
+_OPTIONS: Final = (
+    "optim_args",
+    "lr_scheduler_kwargs",
+    "order_options",
+    "param_groups",
+    "layer_decay",
+)
+"""Fields that change nothing if they are empty."""
 WATCHING: Final = ("monitor", "profile")
 """Fields that only say what is measured."""
 _PROFILED: Final = 100
@@ -108,15 +115,16 @@ class TrainingConfig(Section):
         "cosine",
         description="Shape of the learning rate schedule after warm-up: linear, cosine, "
         "polynomial, cosine_with_restarts, inverse_sqrt, step_decay, warmup_stable_decay, constant "
-        "(without warm-up), constant_with_warmup, range_test (grows exponentially from the option "
-        "lowest), or a name that an installed package adds. `steadytrain plan` draws it.",
+        "(without warm-up), constant_with_warmup, reduce_lr_on_plateau (lower whenever validation "
+        "stops improving), range_test (grows exponentially from the option lowest), or a name that "
+        "an installed package adds. `steadytrain plan` draws it.",
     )
     lr_scheduler_kwargs: PlainJson = Field(
         {},
         description="Options of the schedule, by name: num_cycles of cosine_with_restarts; "
         "timescale of inverse_sqrt; step_size and gamma of step_decay; num_decay_steps, decay_type "
-        "and min_lr_ratio of warmup_stable_decay; lowest of range_test; or what an installed "
-        "package adds.",
+        "and min_lr_ratio of warmup_stable_decay; factor, patience, threshold, cooldown and min_lr "
+        "of reduce_lr_on_plateau; lowest of range_test; or what an installed package adds.",
     )
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
@@ -125,6 +133,20 @@ class TrainingConfig(Section):
         0.0,
         ge=0,
         description="The optimizer's weight decay. It does not apply to biases and norms.",
+    )
+    param_groups: list[ParamGroupConfig] = Field(
+        default=[],
+        description="Parameters that are trained in another way: for each entry a pattern `match` "
+        "for their names, and `lr_scale` (a factor on the learning rate), `weight_decay`, `frozen` "
+        "or `unfreeze_at` (steps, or a share of them, before they are trained). The first entry "
+        "that matches a parameter counts, and an entry that matches none is an error.",
+    )
+    layer_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Factor on the learning rate from each layer to the one below it. What follows "
+        "the layers has the full rate, and embeddings the lowest. None means one rate for all.",
     )
     label_smoothing_factor: float = Field(
         0.0,
@@ -328,6 +350,19 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _unfreezes_before_the_end(self) -> TrainingConfig:
+        for place, group in enumerate(self.param_groups):
+            start = group.unfreeze_at
+            if start is not None and start >= self.max_steps > 0:
+                raise at_odds(
+                    f"training.param_groups.{place}.unfreeze_at",
+                    start,
+                    f"training.max_steps is {self.max_steps}, so they would never be trained",
+                    "use fewer steps, a share of all steps below 1, or frozen",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _averages_end(self) -> TrainingConfig:
         start = self.averaging.start
         if self.averaging.on and start >= self.max_steps > 0:
@@ -337,34 +372,15 @@ class TrainingConfig(Section):
                 f"training.max_steps is {self.max_steps}, so nothing would be averaged",
                 "use fewer steps, or a share of all steps below 1",
             )
-        exporting = self.exporting_components if self.averaging.on else []
-        if exporting:
-            raise at_odds(
-                "training.averaging.kind",
-                self.averaging.kind,
-                f"the training component {exporting[0]} replaces the exported weights too",
-                "configure one of them",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_precision(self) -> TrainingConfig:
-        if self.bf16 and self.fp16:
-            raise at_odds(
-                "training.fp16",
-                True,
-                "it cannot be combined with training.bf16",
-                "set one of the two to false",
-            )
         return self
 
 
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins, averaging and objectives count only if they are set, so that a run without
-    them keeps the identity that it had before these fields existed. What is measured does not
-    count.
+    Options of plugins, parameter groups, averaging and objectives count only if they are set, so
+    that a run without them keeps the identity that it had before these fields existed. What is
+    measured does not count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
     if not AveragingConfig.model_validate(training.get("averaging", {})).on:

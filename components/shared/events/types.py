@@ -208,6 +208,7 @@ class TrainingStarted(Event):
     """The ranks are ready for their first step.
 
     recipe: the settings that affect what the model learns, as fields of `Decision`.
+    groups: the parameter groups, as fields of `Group`; empty if all parameters are trained alike.
     joined: when the ranks had found each other, before they built the model; 0 if unknown.
     environment: versions of Python, the system and the packages of rank 0, by name.
     """
@@ -220,6 +221,7 @@ class TrainingStarted(Event):
     device: str
     precision: str
     recipe: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
     joined: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
 

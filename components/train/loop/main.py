@@ -70,10 +70,8 @@ class Rank(RankProcess):
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))
-        rate = learning_rate(parts.recipe) * spec.learning_rate_scale
-        if parts.scheduler.base_lrs[0] != rate:
-            # Set it after loading the state, which contains its own rates.
-            set_rate(parts.scheduler, rate)
+        # Set it after loading the state, which contains its own rates.
+        set_rate(parts.scheduler, learning_rate(parts.recipe) * spec.learning_rate_scale)
         outcome = self.training.run()
         beat = partial(parts.beat, FINISHING)
         beat()

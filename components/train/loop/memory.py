@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from steadytrain.components.memory.companion import teacher_of
@@ -24,6 +25,8 @@ def least_memory(parts: Parts) -> int:
     classes = type(parts.module).__name__.endswith("ForSequenceClassification")
     try:
         shape = shape_of(config.to_dict(), labels=config.num_labels if classes else 0)
+        frozen = sum(group.parameters for group in parts.groups if group.unfreeze_at is None)
+        shape = replace(shape, frozen=frozen)
         length = parts.sequence_length or shape.positions
         teacher = teacher_of(parts.config, half=half, length=length)
     except BadInput:

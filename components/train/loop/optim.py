@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from steadytrain.components.memory.groups import Treatment, treatments
 from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import (
+    Adaptive,
     course_of,
     rate_factor,
     schedule_spec,
 )
 from steadytrain.components.shared.errors import BadInput
-
-_WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
 def total_steps(training: TrainingConfig, rows: int) -> int:
@@ -56,38 +54,47 @@ class OptimizerBuilder:
     def groups(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         """Return the model's parameter groups, as the optimizer takes them."""
         matrices = layer_matrices(model) if self.spec.separates_matrices else None
-        return parameter_groups(model, self.training.weight_decay, matrices)
+        return parameter_groups(model, self.training, matrices)
 
 
 def parameter_groups(
-    model: torch.nn.Module, weight_decay: float, matrices: Collection[torch.Tensor] | None = None
+    model: torch.nn.Module,
+    training: TrainingConfig,
+    matrices: Collection[torch.Tensor] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters in groups. Biases and norms have no weight decay.
+    """Return the trained parameters in groups with their learning rate and weight decay.
+
+    Each group also has `lr_scale`, its factor on the learning rate, and `unfreeze_at` if its
+    parameters are frozen at first.
 
     Args:
         matrices: parameters to keep in groups of their own. Each group then says in `matrices`
             whether it has them.
     """
-    norms = {
-        item
-        for layer in model.modules()
-        if isinstance(layer, torch.nn.LayerNorm)
-        for item in layer.parameters()
-    }
-    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
-    for name, item in model.named_parameters():
-        if item.requires_grad:
-            plain = item in norms or bool(_WITHOUT_DECAY.search(name.lower()))
-            apart = matrices is not None and item in matrices
-            groups.setdefault((plain, apart), []).append(item)
+    groups: dict[tuple[bool, bool, Treatment], list[torch.nn.Parameter]] = {}
+    named = dict(model.named_parameters())
+    for name, treatment in treatments(model, training).items():
+        apart = matrices is not None and named[name] in matrices
+        groups.setdefault((not treatment.decays, apart, treatment), []).append(named[name])
     return [
         {
             "params": items,
-            "weight_decay": 0.0 if plain else weight_decay,
+            "weight_decay": treatment.weight_decay,
+            "lr_scale": treatment.lr_scale,
+            **_own_rate(training, treatment),
             **({} if matrices is None else {"matrices": apart}),
         }
-        for (plain, apart), items in sorted(groups.items(), key=itemgetter(0))
+        for (_, apart, treatment), items in sorted(groups.items(), key=lambda item: item[0][:2])
     ]
+
+
+def _own_rate(training: TrainingConfig, treatment: Treatment) -> dict[str, float]:
+    found = {}
+    if treatment.lr_scale != 1 and training.learning_rate is not None:
+        found["lr"] = training.learning_rate * treatment.lr_scale
+    if treatment.unfreeze_at:
+        found["unfreeze_at"] = treatment.unfreeze_at
+    return found
 
 
 def layer_matrices(model: torch.nn.Module) -> set[torch.nn.Parameter]:
@@ -134,14 +141,65 @@ def build_scheduler(
             remedy="use a higher one, or another training.lr_scheduler_type",
         )
     course = course_of(training, steps, peak)
-    return LambdaLR(optimizer, partial(rate_factor, kind=kind, course=course))
+    factor = partial(rate_factor, kind=kind, course=course)
+    adapts = schedule_spec(kind).adapts
+    return (
+        LambdaLR(optimizer, factor)
+        if adapts is None
+        else AdaptiveLR(optimizer, factor, adapts(course))
+    )
+
+
+class AdaptiveLR(LambdaLR):
+    """A schedule with a factor that follows the validation scores.
+
+    Args:
+        factor: of a step, as for LambdaLR.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        factor: Callable[[int], float],
+        adaptive: Adaptive,
+    ) -> None:
+        self.adaptive = adaptive
+        super().__init__(optimizer, lambda step: factor(step) * adaptive.scale)
+
+    def note(self, score: float, *, greater_is_better: bool) -> None:
+        """Take the score of a validation. The next update has the rate that follows from it."""
+        self.adaptive.note(score, greater_is_better=greater_is_better)
+        self._last_lr = [
+            base * factor(self.last_epoch)
+            for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "adaptive": dict(self.adaptive.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        rest = dict(state_dict)
+        self.adaptive.load_state_dict(rest.pop("adaptive"))
+        super().load_state_dict(rest)
 
 
 def set_rate(scheduler: LRScheduler, rate: float) -> None:
-    """Make `rate` the schedule's base rate, without changing the schedule's current step."""
+    """Make `rate` the schedule's peak, without changing its current step.
+
+    Each parameter group keeps its own factor on it.
+    """
     groups = scheduler.optimizer.param_groups
-    for group, base in zip(groups, scheduler.base_lrs, strict=True):
-        group["lr"] = float(group["lr"]) * (rate / base)
-        group["initial_lr"] = rate
-    scheduler.base_lrs = [rate] * len(groups)
+    bases = [rate * group["lr_scale"] for group in groups]
+    for group, old, new in zip(groups, scheduler.base_lrs, bases, strict=True):
+        group["lr"] = float(group["lr"]) * (new / old)
+        group["initial_lr"] = new
+    scheduler.base_lrs = bases
     scheduler._last_lr = [group["lr"] for group in groups]
+
+
+def current_rate(scheduler: LRScheduler) -> float:
+    """Return the learning rate of the next update, for parameters with a factor of 1."""
+    group = scheduler.optimizer.param_groups[0]
+    return float(scheduler.get_last_lr()[0]) / float(group["lr_scale"])

@@ -72,6 +72,7 @@ class Reporter(Emitter):
                 device=_name_of(parts.accelerator.device),
                 precision=precision(parts.config),
                 recipe=[asdict(item) for item in parts.recipe],
+                groups=[asdict(item) for item in parts.groups],
                 joined=parts.joined,
                 environment=environment(),
             )

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadytrain.components.memory.groups import Group, frozen_names, grouped
 from steadytrain.components.memory.setting import Precision
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
@@ -46,6 +47,7 @@ class Parts:
     steps: optimizer steps of the full training run.
     sequence_length: longest row in tokens; 0 if the data do not specify it.
     remarks: what the task does slower than it could, and why.
+    groups: how parameters are trained, if not all alike.
     joined: when the ranks had found each other, in Unix seconds.
     """
 
@@ -65,6 +67,7 @@ class Parts:
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
     remarks: Sequence[str] = ()
+    groups: Sequence[Group] = ()
     joined: float = 0.0
     heartbeat: Heartbeat | None = None
     usage: Usage | None = None
@@ -125,6 +128,7 @@ def set_up(
     rows = _rows(data, "train")
     order = order_of(rows, task, training)
     module = build_module(config, task)
+    groups = grouped(module, training)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
     parameters = parameter_count(module)
     recipe = recipe or recipe_of_run(config, parameters)
@@ -153,6 +157,7 @@ def set_up(
         skipped_batches=skipped_batches,
         sequence_length=data.sequence_length,
         remarks=remarks,
+        groups=groups,
         joined=joined,
     )
 
@@ -161,11 +166,17 @@ def build_module(config: RunConfig, task: TrainingTask) -> torch.nn.Module:
     """Build the model to train in host memory, identical on all ranks.
 
     Raises:
-        BadInput: the model does not work with the data, or with adapters.
+        BadInput: the model does not work with the data, with adapters, or with
+            `training.param_groups`.
     """
     seed_everything(config.training.seed)
     module = task.build_model()
-    return attach(module, config.model.adapter) if config.model.adapter.freezes else module
+    if config.model.adapter.freezes:
+        return attach(module, config.model.adapter)
+    named = dict(module.named_parameters())
+    for name in frozen_names(module, config.training):
+        named[name].requires_grad_(False)
+    return module
 
 
 def make_ready(

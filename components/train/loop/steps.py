@@ -13,6 +13,7 @@ from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.optim import current_rate
 from steadytrain.components.train.loop.phases import PhaseSeconds
 from steadytrain.components.train.loop.setup import Parts
 from steadytrain.components.train.loop.training_component import Update
@@ -119,7 +120,7 @@ def take_step(
         _check_norm(parts, step, loss / weight, norm)
     if loss / weight > limit:
         raise Diverged(step + 1, loss / weight, math.nan if norm is None else norm, limit=limit)
-    rate = float(parts.scheduler.get_last_lr()[0])
+    rate = current_rate(parts.scheduler)
     before_update(Update(step + 1, loss / weight, math.nan if norm is None else norm, rate))
     with parts.phases.optimizer:
         told = strategy.update()

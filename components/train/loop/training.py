@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from accelerate.utils import gather_object
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.train.checkpoint import (
     Checkpoint,
@@ -27,6 +28,8 @@ from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.evaluated import evaluated_weights, exported_weights
 from steadytrain.components.train.loop.export import export_model, merged
+from steadytrain.components.train.loop.freezing import Freezing
+from steadytrain.components.train.loop.optim import AdaptiveLR
 from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import Chosen, Progress
 from steadytrain.components.train.loop.reporter import Reporter
@@ -62,7 +65,14 @@ class Training:
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
+        if isinstance(parts.scheduler, AdaptiveLR) and not len(parts.validation):
+            raise BadInput(
+                f"training.lr_scheduler_type = {parts.config.training.lr_scheduler_type!r}: it "
+                "follows the validation score, and there are no validation data",
+                remedy="raise data.validation_share, or use another schedule",
+            )
         self.components = Components(parts, reporter)
+        self.freezing = Freezing(parts.strategy.optimizer, parts.steps)
         self.saver = Saver(
             store,
             rank=parts.rank,
@@ -102,6 +112,7 @@ class Training:
             if progress.out_of_patience(training):
                 self.save()
                 return "early_stopped"
+            self.freezing.before_step(progress.step + 1)
             self.components.before_step(progress.step + 1)
             own, began = data.take(progress.step), time.monotonic()
             agreed = agree(
@@ -193,6 +204,8 @@ class Training:
             greater_is_better=self.greater_is_better,
             averaged=metric != self.metric,
         )
+        if isinstance(parts.scheduler, AdaptiveLR):
+            parts.scheduler.note(metrics[metric], greater_is_better=self.greater_is_better)
         seconds = time.monotonic() - began
         self.reporter.validated(parts, progress, metrics, best=better, seconds=seconds)
         return better

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.config.run import SMALLER_MICRO_BATCH
+from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BATCH
 from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
@@ -89,7 +89,7 @@ _OFFLOAD: Final = Fallback(
     needs_cuda=True,
 )
 Conflict = Callable[[str], str]
-"""Returns the setting that does not support a feature (`Fallback.requires`); "" if none."""
+"""Returns what does not support a feature (`Fallback.requires`), and why; "" if nothing."""
 
 
 def all_fallbacks(strategies: Iterable[str]) -> tuple[Fallback, ...]:

@@ -37,6 +37,8 @@ class Replicated(Strategy):
         self, accelerator: Accelerator, module: torch.nn.Module, make_optimizer: MakeOptimizer
     ) -> None:
         self.accelerator, self.module = accelerator, module
+        # Parameters may be frozen at first, and these are all that are ever trained.
+        self._trained = [name for name, item in module.named_parameters() if item.requires_grad]
         if accelerator.ddp_handler is not None:
             accelerator.ddp_handler.bucket_cap_mb = bucket_mb(module)
             # Otherwise, rank 0 would broadcast identical buffers at the start of every step.
@@ -109,8 +111,8 @@ class Replicated(Strategy):
             self.accelerator.scaler.load_state_dict(settings["scaler"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        named = self.module.named_parameters()
-        return {name: item.detach() for name, item in named if item.requires_grad}
+        named = dict(self.module.named_parameters())
+        return {name: named[name].detach() for name in self._trained}
 
     def moments(self, key: str) -> Mapping[str, torch.Tensor]:
         named, state = self.module.named_parameters(), self.optimizer.state

@@ -84,6 +84,8 @@ FSDP: Final = StrategySpec(
 )
 _ZERO_LACKS: Final = {
     **_NEEDS_ALL_OF_IT,
+    "training.param_groups frozen": "DeepSpeed keeps no 32-bit copy of frozen weights, so a "
+    "checkpoint would lose bits of them",
     "training.monitor.layers": "DeepSpeed does not show the gradients before its update",
 }
 ZERO_1: Final = StrategySpec(

@@ -80,7 +80,10 @@ def test_cross_field_checks_run_despite_an_invalid_field():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"training": {"bf16": True, "fp16": True}}, "cannot be combined with training.bf16"),
+        (
+            {"training": {"bf16": True, "fp16": True}},
+            "in one of the two, and training.bf16 is true",
+        ),
         ({"training": {"global_batch_size": 6, "micro_batch_size": 4}}, "does not divide"),
         ({"model": {}}, "no model to start from"),
         (

@@ -66,9 +66,7 @@ def test_out_of_memory_keeps_the_texts_that_are_compared():
     config = configure("sequence_classification", batch_contrastive={"rows": 8})
     found = fallbacks_for(FailureClass.GPU_OOM, "T4", [], conflict_with=config.conflict_with)
     (missing,) = (item.missing for item in found if item.name == "smaller micro-batch")
-    assert missing == (
-        "not with training.batch_contrastive, which compares the rows of a micro-batch"
-    )
+    assert missing == ("not with training.batch_contrastive: it compares the rows of a micro-batch")
     plan = plan_batch(32, 1, config.training.micro_batch)
     fallback, lowered = next_fallback(plan, found)
     assert fallback.name == "activation checkpointing"

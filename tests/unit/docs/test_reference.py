@@ -34,6 +34,8 @@ WITHOUT_UNIT = {
     "floors",
     "label_smoothing_factor",
     "learning_rate",
+    "lr_scale",
+    "layer_decay",
     "margin",
     "max_grad_norm",
     "max_label_shift",

@@ -45,6 +45,8 @@ OURS_ALONE = {
     "order_options",
     "components",
     "averaging",
+    "param_groups",
+    "layer_decay",
     "distillation",
     "contrastive",
     "batch_contrastive",
@@ -52,8 +54,8 @@ OURS_ALONE = {
     "profile",
 }
 """The user sets the global batch size. In Transformers, early stopping belongs to a callback, no
-checkpoint is kept because of its step, and a sampler, callback or loss is an argument of the
-Trainer."""
+checkpoint is kept because of its step, and a sampler, callback, loss or optimizer with groups is an
+argument of the Trainer."""
 STEPS = 20
 
 

@@ -102,7 +102,11 @@ def test_unsupported_settings_of_an_optimizer_are_rejected(picky, sections, prob
 def test_fallbacks_skip_what_an_optimizer_does_not_support(picky):
     config = from_mapping({**MINIMAL, "training": {"optim": "picky"}})
     excluded = {name: config.conflict_with(name) for name in ("fsdp", "zero3", "cpu")}
-    assert excluded == {"fsdp": "", "zero3": "training.optim picky", "cpu": "training.optim picky"}
+    assert excluded == {
+        "fsdp": "",
+        "zero3": "training.optim picky: it updates whole matrices",
+        "cpu": "training.optim picky: its kernels are for CUDA",
+    }
 
 
 def test_peak_rate_below_the_schedules_last_rate_is_rejected(picky):

@@ -173,7 +173,7 @@ def test_norms_of_whole_tensors_are_not_computed_on_shards(name, strategy):
     with pytest.raises(ConfigError, match=rf"training\.optim = '{name}': .* ranks have parts of"):
         from_mapping({**MINIMAL, **sections})
     fits = from_mapping({**MINIMAL, "training": sections["training"]})
-    assert fits.conflict_with(strategy) == f"training.optim {name}"
+    assert fits.conflict_with(strategy).startswith(f"training.optim {name}: it ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""How each parameter of a model is trained: `training.param_groups` and `training.layer_decay`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from steadytrain.components.memory.structure import layers_of
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config.param_groups import ParamGroupConfig
+from steadytrain.components.shared.errors import BadInput
+
+_WITHOUT_DECAY: Final = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+_NAMED: Final = 3
+"""Names of parameters in an error."""
+_UNCHANGED: Final = ParamGroupConfig(match=".")
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How a parameter is trained.
+
+    decays: whether `training.weight_decay` applies to it: it is no bias and no norm.
+    unfreeze_at: as in `ParamGroupConfig`; 0 if it is trained from the first step.
+    """
+
+    decays: bool
+    weight_decay: float
+    lr_scale: float
+    unfreeze_at: float
+
+
+def treatments(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Treatment]:
+    """Return how each parameter that has gradients is trained, by its name.
+
+    The `lr_scale` of its group is multiplied with the factor of its layer.
+
+    Raises:
+        BadInput: an entry of `training.param_groups` selects nothing, all parameters are frozen, or
+            the model has no list of layers for `training.layer_decay`.
+    """
+    groups, decay = training.param_groups, training.layer_decay
+    _check_used(model, groups)
+    scales = {} if decay is None else layer_scales(model, decay)
+    norms = set(_of_norms(model))
+    found = {}
+    for name, item in model.named_parameters():
+        if not item.requires_grad:
+            continue
+        group = _group_of(name, groups) or _UNCHANGED
+        decays = not (item in norms or _WITHOUT_DECAY.search(name.lower()))
+        usual = training.weight_decay if decays else 0.0
+        found[name] = Treatment(
+            decays,
+            usual if group.weight_decay is None else group.weight_decay,
+            group.lr_scale * scales.get(name, 1.0),
+            group.unfreeze_at or 0.0,
+        )
+    if groups and not any(item.unfreeze_at == 0 for item in found.values()):
+        raise BadInput(
+            "training.param_groups: every parameter is frozen at the first step",
+            remedy="leave some parameters trained",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are trained alike.
+
+    parameters: how many values they have.
+    unfreeze_at: None if they are never trained.
+    """
+
+    parameters: int
+    lr_scale: float
+    weight_decay: float
+    unfreeze_at: float | None
+
+
+def grouped(model: torch.nn.Module, training: TrainingConfig) -> list[Group]:
+    """Return the groups of a model, frozen ones last; nothing if all parameters are trained alike.
+
+    Raises:
+        BadInput: as for `treatments`.
+    """
+    if not training.param_groups and training.layer_decay is None:
+        return []
+    frozen = set(frozen_names(model, training))
+    found: Counter[tuple[float, float, float | None]] = Counter()
+    sizes = {name: item.numel() for name, item in model.named_parameters()}
+    for name, item in treatments(model, training).items():
+        if name not in frozen:
+            found[item.lr_scale, item.weight_decay, item.unfreeze_at] += sizes[name]
+    groups = [Group(count, *key) for key, count in found.items()]
+    values = sum(sizes[name] for name in frozen)
+    return [*groups, *([Group(values, 0.0, 0.0, None)] if frozen else [])]
+
+
+def frozen_names(model: torch.nn.Module, training: TrainingConfig) -> list[str]:
+    """Return the parameters that `training.param_groups` never trains."""
+    groups = training.param_groups
+    if not any(group.frozen for group in groups):
+        return []
+    chosen = {name: _group_of(name, groups) for name, _ in model.named_parameters()}
+    return [name for name, group in chosen.items() if group is not None and group.frozen]
+
+
+def layer_scales(model: torch.nn.Module, decay: float) -> Mapping[str, float]:
+    """Return the factor on the learning rate of each parameter (Bao et al. 2022, BEiT).
+
+    1 for what follows the layers, `decay` for the last layer, and its power for each layer below
+    it; embeddings are below the first one.
+
+    Raises:
+        BadInput: the model has no list of layers.
+    """
+    try:
+        layers = layers_of(model)
+    except ValueError:
+        raise BadInput(
+            f"training.layer_decay = {decay}: {type(model).__name__} has no list of layers",
+            remedy="leave it out, and give factors in training.param_groups",
+        ) from None
+    depth_of = {item: depth for depth, layer in enumerate(layers, 1) for item in layer.parameters()}
+    depth, top, scales = 0, len(layers) + 1, {}
+    for name, item in model.named_parameters():
+        # What a model lists before its layers comes before them.
+        depth = depth_of.get(item, top if depth else 0)
+        scales[name] = decay ** (top - depth)
+    return scales
+
+
+def _group_of(name: str, groups: Sequence[ParamGroupConfig]) -> ParamGroupConfig | None:
+    """Return the first entry that matches a name; None if none does."""
+    return next((group for group in groups if re.search(group.match, name)), None)
+
+
+def _check_used(model: torch.nn.Module, groups: Sequence[ParamGroupConfig]) -> None:
+    """Reject an entry that selects no parameter."""
+    if not groups:
+        return
+    trained = {name: item.requires_grad for name, item in model.named_parameters()}
+    chosen = {name: _group_of(name, groups) for name in trained}
+    for place, group in enumerate(groups):
+        names = [name for name in trained if trained[name] or group.frozen]
+        if any(chosen[name] is group for name in names):
+            continue
+        earlier = any(re.search(group.match, name) for name in names)
+        what = "only what earlier entries match" if earlier else "no parameter"
+        raise BadInput(
+            f"training.param_groups.{place}.match = {group.match!r}: it matches {what}",
+            remedy="correct the pattern, or remove the entry; the trained parameters are "
+            f"{_listed(names)}",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED:,} more"
+
+
+def _of_norms(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.LayerNorm):
+            yield from layer.parameters()

@@ -1,0 +1,52 @@
+"""Parameters that are trained in another way than the rest, selected by their names."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from steadytrain.components.shared.config.base import Section
+
+
+class ParamGroupConfig(Section):
+    """Parameters whose names match a pattern, and how they are trained."""
+
+    match: str = Field(
+        ...,
+        min_length=1,
+        description="Regular expression that is searched for in the names of the parameters.",
+    )
+    lr_scale: float = Field(1.0, gt=0, description="Factor on the learning rate.")
+    weight_decay: float | None = Field(
+        None,
+        ge=0,
+        description="Weight decay, also of biases and norms. None means training.weight_decay.",
+    )
+    frozen: bool = Field(False, description="Never train them.")
+    unfreeze_at: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Optimizer steps before they are trained. A value below 1 is a share of all "
+        "steps. None means they are trained from the first step.",
+    )
+
+    @field_validator("match")
+    @classmethod
+    def _is_a_pattern(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"is not a regular expression: {error}") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _frozen_stays_frozen(self) -> ParamGroupConfig:
+        beside = [
+            name
+            for name, field in type(self).model_fields.items()
+            if name not in ("match", "frozen") and getattr(self, name) != field.default
+        ]
+        if self.frozen and beside:
+            raise ValueError(f"frozen parameters are never trained: leave out {', '.join(beside)}")
+        return self
