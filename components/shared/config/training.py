@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.adversarial import AdversarialConfig
 from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.shared.config.base import (
     PlainJson,
@@ -23,11 +24,17 @@ from steadytrain.components.shared.config.base import (
     check_plugins,
 )
 from steadytrain.components.shared.config.objectives import (
+    INCOMPATIBLE,
     OBJECTIVES,
     BatchContrastiveConfig,
     ContrastiveConfig,
     DistillationConfig,
     objectives_off,
+)
+from steadytrain.components.shared.config.regularization import (
+    ClassWeightsConfig,
+    FocalLossConfig,
+    RDropConfig,
 )
 from steadytrain.components.shared.errors import BadInput
 
@@ -46,6 +53,10 @@ _PROFILED: Final = 100
 
 
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+BALANCED: Final = "balanced"
+"""The order that draws equally often from every class."""
 
 
 class MonitorConfig(Section):
@@ -136,6 +147,10 @@ class TrainingConfig(Section):
     distillation: DistillationConfig = DistillationConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     batch_contrastive: BatchContrastiveConfig = BatchContrastiveConfig()
+    r_drop: RDropConfig = RDropConfig()
+    focal_loss: FocalLossConfig = FocalLossConfig()
+    class_weights: ClassWeightsConfig = ClassWeightsConfig()
+    adversarial: AdversarialConfig = AdversarialConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
@@ -181,11 +196,13 @@ class TrainingConfig(Section):
     order: str = Field(
         "seeded",
         description="Which rows make up each global batch. seeded: a new permutation in each "
-        "epoch; or a name that an installed package adds.",
+        "epoch; balanced: the same with equal shares of every class; or a name that an installed "
+        "package adds.",
     )
     order_options: PlainJson = Field(
         {},
-        description="Options of an order that an installed package adds, by name. seeded has none.",
+        description="Options of an order that an installed package adds, by name. seeded and "
+        "balanced have none.",
     )
     # A checkpoint's file names contain these names.
     components: dict[ComponentName, dict[str, Any]] = Field(
@@ -315,6 +332,17 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _balanced_once(self) -> TrainingConfig:
+        if self.order == BALANCED and self.class_weights.kind == "balanced":
+            raise at_odds(
+                "training.class_weights.kind",
+                self.class_weights.kind,
+                f"training.order {BALANCED} makes up for rare classes already",
+                "leave one of the two out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_micro_batch(self) -> TrainingConfig:
         rows = self.batch_contrastive.rows
         if rows is not None and self.micro_batch_size not in (None, rows):
@@ -325,6 +353,19 @@ class TrainingConfig(Section):
                 f"model learns, and training.batch_contrastive.rows sets it to {rows}",
                 "leave it out",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _objectives_combine(self) -> TrainingConfig:
+        on = self.objectives
+        for (name, other), why in INCOMPATIBLE.items():
+            if name in on and other in on:
+                raise at_odds(
+                    f"training.{name}",
+                    getattr(self, name).model_dump(exclude_unset=True),
+                    f"it cannot be combined with training.{other}: {why}",
+                    "leave one of the two out",
+                )
         return self
 
     @model_validator(mode="after")
