@@ -13,6 +13,7 @@ import yaml
 
 from steadytrain.components.shared.config import ModelConfig
 from steadytrain.components.shared.config.document import read
+from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
@@ -24,8 +25,13 @@ def architecture_of(model: ModelConfig) -> Mapping[str, Any]:
     """Return Transformers' configuration of the model to train.
 
     Raises:
-        BadInput: it can't be determined from here.
+        BadInput: it can't be determined from here, or it has no such dropout.
     """
+    found = _as_published(model)
+    return {**found, **dropout_fields(model.dropout, str(found.get("model_type")))}
+
+
+def _as_published(model: ModelConfig) -> Mapping[str, Any]:
     if model.base is None:
         return {"vocab_size": model.vocab_size, **model.config}
     if model.base.startswith("hub:"):

@@ -19,8 +19,10 @@ from steadytrain.components.memory.setting import FP32, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import States, states
 from steadytrain.components.tasks.chunks import (
+    COMPARISON_COPIES,
     block_rows,
     chunk_rows,
+    comparison_rows,
     product_rows,
     similarity_rows,
 )
@@ -99,6 +101,9 @@ class _Step:
         self.layer: LayerMemory = layer_memory(shape, setting)
         self.stored = self.layer.entry if setting.recompute else self.layer.kept
         self.outside = entry_memory(shape, setting)
+        if setting.perturbs:
+            # A perturbation and its gradient, or the sum of it and the embeddings.
+            self.outside += 2 * setting.tokens * shape.hidden * FP32
         self.before = self.held.gradients - self.held.bucket if self.held.waits else 0
         # Autocast's copies of weights outlive the forward pass if backward needs them.
         self.copies = 0 if setting.recompute else self.held.copies
@@ -160,6 +165,8 @@ class _Step:
         block = 0 if setting.cuda else block_rows(shape.vocabulary) * shape.vocabulary
         wide = min(chunk, block) * FP32 if setting.half else 0
         errors = chunk * setting.width
+        if setting.differentiates:
+            wide = COMPARISON_COPIES * FP32 * comparison_rows(shape.vocabulary) * shape.vocabulary
         yield self._moment("the loss", kept, gradients, errors + wide, companion=compared)
         if setting.quantizes_head:
             # A block of the head, its part of the gradient of the head's input, and the sum.
@@ -224,5 +231,5 @@ class _Step:
 
 def _inputs(setting: Setting) -> int:
     """Return the bytes of three 64-bit batch tensors and the attention mask while it is built."""
-    mask = setting.micro_batch * setting.length**2 if setting.masked else 0
+    mask = setting.tokens * setting.length if setting.masked else 0
     return 3 * 8 * setting.tokens + mask

@@ -49,6 +49,11 @@ class Setting:
     companion: the teacher; None without one.
     contrasts: whether the loss compares the token states of each document.
     returns_states: whether the model returns the states of all layers, which the loss needs.
+    copies: how often a forward pass has each sequence: twice with R-Drop.
+    differentiates: whether a language model's loss is differentiated block by block, as
+        R-Drop's and the focal loss are.
+    passes: forward and backward passes of each micro-batch: several in adversarial training.
+    ascents: further ones that give no gradients of weights.
     """
 
     length: int
@@ -67,11 +72,20 @@ class Setting:
     companion: Companion | None = None
     contrasts: bool = False
     returns_states: bool = False
+    copies: int = 1
+    differentiates: bool = False
+    passes: int = 1
+    ascents: int = 0
 
     @property
     def tokens(self) -> int:
-        """The tokens of a micro-batch."""
-        return self.micro_batch * self.length
+        """The tokens of a forward pass."""
+        return self.micro_batch * self.copies * self.length
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether embeddings are perturbed."""
+        return self.passes > 1 or self.ascents > 0
 
     @property
     def half(self) -> bool:

@@ -82,7 +82,7 @@ class Traced:
 
     def __call__(self, setting: Setting) -> Activations:
         """Return the activations of a micro-batch, on the line through the two nearest sizes."""
-        size = setting.micro_batch
+        size = setting.micro_batch * setting.copies
         above = next((each for each in _SIZES[1:] if size <= each), _SIZES[-1])
         below = _SIZES[_SIZES.index(above) - 1]
         if size in _SIZES:
@@ -125,6 +125,10 @@ def _as_traced(setting: Setting, size: int) -> Setting:
         companion=None,
         contrasts=False,
         returns_states=False,
+        copies=1,
+        differentiates=False,
+        passes=1,
+        ascents=0,
     )
 
 

@@ -90,6 +90,11 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         companion=None,
         contrasts=False,
         returns_states=False,
+        micro_batch=setting.micro_batch * setting.copies,
+        copies=1,
+        differentiates=False,
+        passes=1,
+        ascents=0,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
@@ -85,9 +86,9 @@ def find_model(config: RunConfig) -> Model:
 
     Raises:
         BadInput: the model needs code that may not run, its folder lacks configuration or weights,
-            its tokenizer cannot be read or has different tokens, sequences are too long for it, or
-            its head is too narrow to quantize; or the teacher of a distillation is not there, or
-            has other tokens.
+            its tokenizer cannot be read or has different tokens, sequences are too long for it, its
+            head is too narrow to quantize, or it has no dropout where model.dropout sets it; or
+            the teacher of a distillation is not there, or has other tokens.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -98,6 +99,7 @@ def find_model(config: RunConfig) -> Model:
             check_code(base, config)
         model = Model(_read_config(base) if base else config.model.config, tokenizer)
         _check_length(config, model)
+        dropout_fields(config.model.dropout, str(model.config.get("model_type")))
         bits = config.model.adapter.frozen_head
         if bits != "as_loaded" and model.width is not None:
             check_head_width(model.width, bits)

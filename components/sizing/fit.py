@@ -161,6 +161,7 @@ def at(
     """Evaluate one option with one micro-batch."""
     config, ranks = job.config, job.machine.ranks
     batch = plan_batch(job.global_batch, ranks, micro_batch)
+    adversarial = config.training.adversarial
     setting = Setting(
         length=length or config.data.sequence_length,
         micro_batch=micro_batch,
@@ -169,7 +170,7 @@ def at(
         # Labeled texts are padded. Packed rows need a mask too if attention has no document
         # support.
         masked=job.shape.labels > 0 or not job.shape.documents,
-        accumulates=batch.gradient_accumulation_steps > 1,
+        accumulates=batch.gradient_accumulation_steps * adversarial.passes > 1,
         strategy=option.strategy,
         ranks=ranks,
         offload=option.offload,
@@ -190,6 +191,10 @@ def at(
         ),
         contrasts=config.training.contrastive.on,
         returns_states=config.training.batch_contrastive.on,
+        copies=2 if config.training.r_drop.on else 1,
+        passes=adversarial.passes,
+        ascents=adversarial.ascents,
+        differentiates=config.training.r_drop.on or config.training.focal_loss.on,
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node

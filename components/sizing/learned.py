@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.model import identifying_model
 from steadytrain.components.shared.config.strategies import Offload
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Record
@@ -45,7 +46,7 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
     """
     training = config.training
     decides = {
-        "model": config.model.model_dump(mode="json"),
+        "model": identifying_model(config.model.model_dump(mode="json")),
         "task": config.data.task,
         "sequence_length": length,
         "device": _kind(device),
@@ -65,6 +66,8 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         decides["contrasts"] = True
     if training.batch_contrastive.on:
         decides["rows"] = training.batch_contrastive.rows
+    for name in {"r_drop", "focal_loss", "adversarial"} & set(training.objectives):
+        decides[name] = True
     return Workspace.of(config).learned(value_digest(decides))
 
 

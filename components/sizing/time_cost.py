@@ -79,14 +79,19 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     Two per parameter forward and twice that backward, 6N + 12LHQT with attention (Chowdhery et al.
     2022, "PaLM", appendix B). Frozen weights need no gradients, which saves a third. Recomputing
     activations adds a forward pass (Korthikanti et al. 2022, section 5), and so does a teacher.
+    R-Drop passes each token twice, and adversarial training several times. Its search for a
+    perturbation needs no gradients of weights.
     """
     matrices = shape.layers * (sum(matrix.size for matrix in shape.matrices) + shape.used)
     head = shape.hidden * (shape.labels or shape.vocabulary)
     forward = 2.0 * (matrices + head) + 4.0 * shape.layers * shape.attention * setting.length
-    passes = (2 if setting.adapter.freezes else 3) + (1 if setting.recompute else 0)
+    again = 1 if setting.recompute else 0
+    units = setting.passes * ((2 if setting.adapter.freezes else 3) + again)
+    units += setting.ascents * (2 + again)
     adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
     teacher = setting.companion.flops if setting.companion else 0.0
-    return passes * forward + adapters + teacher
+    own = units * forward + setting.passes * adapters
+    return setting.copies * own + (setting.passes + setting.ascents) * teacher
 
 
 Timing = Callable[[Workload, Choice], Speed]

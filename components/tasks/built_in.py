@@ -18,7 +18,7 @@ CAUSAL_LM: Final = Task(
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
-    objectives=frozenset({"distillation", "contrastive"}),
+    objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss"}),
 )
 # Only the choice of target tokens differs, and preprocessing makes it.
 SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
@@ -27,5 +27,14 @@ SEQUENCE_CLASSIFICATION: Final = Task(
     training=late(f"{_TASKS}.sequence_classification:SequenceClassification"),
     scorer=late(f"{_TASKS}.scoring.classification:ClassificationScorer"),
     packager=late(f"{_TASKS}.sequence_classification:ClassifierPackager"),
-    objectives=frozenset({"distillation", "batch_contrastive"}),
+    objectives=frozenset(
+        {
+            "distillation",
+            "batch_contrastive",
+            "r_drop",
+            "focal_loss",
+            "class_weights",
+            "adversarial",
+        }
+    ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -17,9 +18,11 @@ from torch.nn import functional
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.contrastive import document_spans
+from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
 from steadytrain.components.tasks.distillation import Teaching, taught_loss
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
+from steadytrain.components.tasks.drops import R_DROP, check_drops
 from steadytrain.components.tasks.loss_request import Contrast, request_loss
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
@@ -46,6 +49,10 @@ class CausalLanguageModel(TextTraining):
     by_document = False
     teacher: Teacher | None = None
 
+    @cached_property
+    def criterion(self) -> Criterion:
+        return Criterion.of(self.config.training)
+
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForCausalLM
 
@@ -68,6 +75,8 @@ class CausalLanguageModel(TextTraining):
         if why := attend_by_document(model, len(self.tokenizer)):
             remarks.append(f"attention also computes padding and pairs across documents: {why}")
         self.by_document = not why
+        if self.criterion.r_drop:
+            check_drops(model, R_DROP, self.criterion.r_drop)
         if self.config.training.distillation.on:
             remarks += self._get_teacher(model)
         return remarks
@@ -111,7 +120,10 @@ class CausalLanguageModel(TextTraining):
         smoothing = self.config.training.label_smoothing_factor
         settings = self.config.training.contrastive
         contrast = Contrast(batch["spans"], settings) if settings.on else None
-        return LossSum(next_token_loss(model, batch, smoothing, teaching, contrast))
+        criterion = None if self.criterion.plain else self.criterion
+        if self.criterion.r_drop:
+            batch = twice(batch)
+        return LossSum(next_token_loss(model, batch, smoothing, teaching, contrast, criterion))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": next_token_loss(model, batch).item(), "weight": self.weight(batch)}
@@ -146,13 +158,15 @@ def next_token_loss(
     smoothing: float = 0.0,
     teaching: Teaching | None = None,
     contrast: Contrast | None = None,
+    criterion: Criterion | None = None,
 ) -> torch.Tensor:
     """Return the summed loss of a micro-batch: the cross-entropy in nats, and other objectives.
 
     Args:
         contrast: only for a model with a fused head.
+        criterion: as in `fused_loss.summed_loss`.
     """
-    with request_loss(batch["targets"], smoothing, teaching, contrast) as request:
+    with request_loss(batch["targets"], smoothing, teaching, contrast, criterion) as request:
         logits = token_logits(model, batch)
     if request.loss is not None:
         # The model's wrappers attached their backward work to this output, not to `request.loss`.
@@ -162,6 +176,10 @@ def next_token_loss(
         some = replace(teaching, logits=lambda rows: teaching.logits(kept[rows]))
         found = logits.flatten(0, 1).float()[kept]
         return taught_loss(found, batch["targets"].flatten()[kept], some, smoothing)
+    if criterion is not None:
+        kept = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
+        kept = in_pairs(kept) if criterion.r_drop else kept
+        return criterion(logits.flatten(0, 1).float()[kept], batch["targets"].flatten()[kept])
     return functional.cross_entropy(
         logits.flatten(0, 1).float(),
         batch["targets"].flatten(),

@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
+from steadytrain.components.tasks.criterion import Criterion, in_pairs
 from steadytrain.components.tasks.distillation import Teaching, turn_into_gradient
 from steadytrain.components.tasks.liger import has_kernel_for, liger_loss
 from steadytrain.components.tasks.packing import IGNORED
@@ -29,6 +30,7 @@ def summed_loss(
     targets: torch.Tensor,
     smoothing: float = 0.0,
     teaching: Teaching | None = None,
+    criterion: Criterion | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy of `hidden @ weight.T + bias`, summed over the targets, in nats.
 
@@ -42,6 +44,8 @@ def summed_loss(
         smoothing: share of each target that is spread evenly over the vocabulary (label smoothing
             as in `torch.nn.functional.cross_entropy`; Szegedy et al. 2016).
         teaching: what a teacher says about each row; the loss is then `distillation.taught_loss`.
+        criterion: another loss of the logits. If it compares two passes, the rows are those of the
+            first pass and then those of the second, and their targets are the same.
 
     Returns:
         A scalar, float32, differentiable once.
@@ -54,8 +58,10 @@ def summed_loss(
     dtype = product_type(hidden.device, weight.dtype)
     rows, wanted = hidden.flatten(0, -2), targets.flatten()
     if not torch.is_grad_enabled():
-        return _pass(rows, weight, bias, wanted, _Options(dtype, smoothing, teaching)).loss
-    loss: torch.Tensor = _SummedLoss.apply(rows, weight, bias, wanted, dtype, smoothing, teaching)
+        options = _Options(dtype, smoothing, teaching, criterion)
+        return _pass(rows, weight, bias, wanted, options).loss
+    how = (dtype, smoothing, teaching, criterion)
+    loss: torch.Tensor = _SummedLoss.apply(rows, weight, bias, wanted, *how)
     return loss
 
 
@@ -69,9 +75,15 @@ class _Options:
     dtype: torch.dtype
     smoothing: float
     teaching: Teaching | None = None
+    criterion: Criterion | None = None
     for_hidden: bool = False
     for_weight: bool = False
     for_bias: bool = False
+
+    @property
+    def paired(self) -> bool:
+        """Whether the rows are two passes, which are compared."""
+        return self.criterion is not None and self.criterion.r_drop > 0
 
     @property
     def differentiate(self) -> bool:
@@ -101,8 +113,9 @@ class _SummedLoss(torch.autograd.Function):
         dtype: torch.dtype,
         smoothing: float,
         teaching: Teaching | None,
+        criterion: Criterion | None,
     ) -> torch.Tensor:
-        options = _Options(dtype, smoothing, teaching, *ctx.needs_input_grad[:3])
+        options = _Options(dtype, smoothing, teaching, criterion, *ctx.needs_input_grad[:3])
         found = _pass(hidden, weight, bias, targets, options)
         ctx.gradients = (found.hidden, found.weight, found.bias)
         return found.loss
@@ -114,7 +127,7 @@ class _SummedLoss(torch.autograd.Function):
         if gradients is None:
             raise RuntimeError("the fused loss has been differentiated already")
         scaled = (None if item is None else item.mul_(outputs[0]) for item in gradients)
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)
 
 
 def _pass(
@@ -131,7 +144,7 @@ def _pass(
         targets: (rows).
     """
     dtype = options.dtype
-    kept = _kept(targets)
+    kept = in_pairs(_kept(targets)) if options.paired else _kept(targets)
     rows = hidden.index_select(0, kept).to(dtype)
     wanted = targets.index_select(0, kept).unsqueeze(1)
     head = weight if isinstance(weight, QuantizedMatrix) else weight.to(dtype)
@@ -143,6 +156,8 @@ def _pass(
     if bias is not None and options.for_bias:
         found.bias = torch.zeros_like(bias, dtype=torch.float32)
     size = chunk_rows(weight.shape[0])
+    if options.paired:
+        size -= size % 2
     for start in range(0, rows.shape[0], size):
         place = slice(start, start + size)
         logits = _logits(rows[place], head)
@@ -193,6 +208,11 @@ def _loss_and_errors(
     """
     if options.teaching is not None:
         found.loss += turn_into_gradient(logits, targets, kept, options.teaching, options.smoothing)
+        if found.bias is not None:
+            found.bias += logits.sum(0, dtype=torch.float32)
+        return logits
+    if options.criterion is not None:
+        found.loss += options.criterion.turn_into_gradient(logits, targets.squeeze(1))
         if found.bias is not None:
             found.bias += logits.sum(0, dtype=torch.float32)
         return logits

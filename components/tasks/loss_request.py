@@ -16,6 +16,7 @@ import torch
 
 from steadytrain.components.shared.config import ContrastiveConfig
 from steadytrain.components.tasks.contrastive import Span, similarity_loss
+from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.distillation import Teaching
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.quantized import QuantizedMatrix
@@ -52,6 +53,7 @@ class LossRequest:
     targets: (rows, length), int64. smoothing: share of each target that is spread over all classes.
     teaching: what a teacher says about these rows; None without a teacher.
     contrast: what to add; None without a contrastive loss.
+    criterion: another loss of the logits; None for cross-entropy.
     loss: the head's answer. None means that the model has no such head.
     """
 
@@ -61,9 +63,10 @@ class LossRequest:
         smoothing: float,
         teaching: Teaching | None = None,
         contrast: Contrast | None = None,
+        criterion: Criterion | None = None,
     ) -> None:
         self.targets, self.smoothing = targets, smoothing
-        self.teaching, self.contrast = teaching, contrast
+        self.teaching, self.contrast, self.criterion = teaching, contrast, criterion
         self.loss: torch.Tensor | None = None
 
     def answer(
@@ -72,7 +75,8 @@ class LossRequest:
         weight: torch.Tensor | QuantizedMatrix,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.loss = summed_loss(hidden, weight, bias, self.targets, self.smoothing, self.teaching)
+        how = (self.smoothing, self.teaching, self.criterion)
+        self.loss = summed_loss(hidden, weight, bias, self.targets, *how)
         if self.contrast is not None:
             settings = self.contrast.settings
             added = similarity_loss(hidden, self.contrast.spans, settings)
@@ -111,9 +115,10 @@ def request_loss(
     smoothing: float = 0.0,
     teaching: Teaching | None = None,
     contrast: Contrast | None = None,
+    criterion: Criterion | None = None,
 ) -> Iterator[LossRequest]:
     """Within this context, a fused head returns the summed loss instead of logits."""
-    request = LossRequest(targets, smoothing, teaching, contrast)
+    request = LossRequest(targets, smoothing, teaching, contrast, criterion)
     with _requested(request):
         yield request
 

@@ -6,6 +6,7 @@ training loop handles precision.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from transformers import AutoConfig
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
+from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
@@ -42,6 +44,8 @@ def build(
         BadInput: the model cannot be used with this data.
     """
     folder = resolve_model(config.model.base, config) if config.model.base else None
+    if config.model.dropout.places:
+        settings |= dropout_fields(config.model.dropout, _family(config, folder))
     with _foreign(folder, config):
         if folder is None:
             model = _from_scratch(auto, config.model.config, tokenizer, settings)
@@ -93,6 +97,12 @@ def load_frozen(
         _check_vocabulary(model, tokenizer, field)
         _check_length(model, data.sequence_length, field)
     return model.eval().requires_grad_(False)
+
+
+def _family(config: RunConfig, folder: Path | None) -> str:
+    if folder is None:
+        return str(config.model.config["model_type"])
+    return str(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type"))
 
 
 def _foreign(folder: Path | None, config: RunConfig) -> AbstractContextManager[None]:

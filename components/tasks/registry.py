@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, RunConfig
+from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.digest import users_code_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.foreign import foreign
@@ -60,6 +61,10 @@ def check_task(config: RunConfig) -> None:
     asked = config.training.objectives
     if asked:
         _check_objectives(config, asked)
+    if config.training.order == BALANCED:
+        _check_labeled(config)
+    if config.model.dropout.classifier is not None:
+        _check_has_head(config)
     task, bits, scored = config.data.task, config.model.adapter.frozen_head, config.evaluation.tasks
     found = []
     if bits != "as_loaded":
@@ -70,6 +75,19 @@ def check_task(config: RunConfig) -> None:
         found.append(Problem("evaluation.tasks", repr(scored), why, "leave them out"))
     if found and not load_task(task).language_model:
         raise ConfigError(found)
+
+
+def _check_labeled(config: RunConfig) -> None:
+    if not open_encoder(config.data).labeled:
+        why = f"data.task {config.data.task} has no labels to balance"
+        raise ConfigError([Problem("training.order", BALANCED, why, "use training.order seeded")])
+
+
+def _check_has_head(config: RunConfig) -> None:
+    if load_task(config.data.task).language_model:
+        why = f"data.task {config.data.task} trains a language model, which has no classifier"
+        value = repr(config.model.dropout.classifier)
+        raise ConfigError([Problem("model.dropout.classifier", value, why, "leave it out")])
 
 
 def _check_objectives(config: RunConfig, asked: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
+from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
+from steadytrain.components.tasks.drops import R_DROP, check_drops
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.scoring.class_balance import class_weights
 from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels
 from steadytrain.components.tasks.text import TextTraining
 
@@ -25,6 +29,11 @@ class SequenceClassification(TextTraining):
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
     teacher: Teacher | None = None
+
+    @cached_property
+    def criterion(self) -> Criterion:
+        training = self.config.training
+        return Criterion.of(training, class_weights(training.class_weights, self.data))
 
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForSequenceClassification
@@ -53,6 +62,8 @@ class SequenceClassification(TextTraining):
             )
             check_labels(found, self.data.labels, settings.teacher)
             self.teacher = Teacher(found, settings)
+        if self.criterion.r_drop:
+            check_drops(model, R_DROP, self.criterion.r_drop)
         return super().ready(model)
 
     def collate(self, rows: Sequence[Row]) -> Batch:
@@ -62,14 +73,18 @@ class SequenceClassification(TextTraining):
         return len(batch["targets"])
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        training, targets = self.config.training, batch["targets"]
-        smoothing, contrast = training.label_smoothing_factor, training.batch_contrastive
+        smoothing = self.config.training.label_smoothing_factor
+        contrast = self.config.training.batch_contrastive
+        if self.criterion.r_drop:
+            batch = twice(batch)
+        targets = batch["targets"]
         # The teacher comes first: the student's activations do not exist yet.
         teaching = self.teacher.teach(class_logits, batch) if self.teacher else None
         given = class_output(model, batch, states=contrast.on)
         logits = given.logits.float()
         if teaching is None:
-            total = _summed_loss(logits, targets, smoothing)
+            order = in_pairs if self.criterion.r_drop else _unchanged
+            total = self.criterion(order(logits), order(targets))
         else:
             total = taught_loss(logits, targets, teaching, smoothing)
         if contrast.on:
@@ -131,6 +146,10 @@ def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 def class_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch, in nats, with smoothed labels."""
     return _summed_loss(class_logits(model, batch), batch["targets"], smoothing)
+
+
+def _unchanged(rows: torch.Tensor) -> torch.Tensor:
+    return rows
 
 
 def _summed_loss(

@@ -81,6 +81,8 @@ FEATURES: Final[Mapping[str, str]] = {
 }
 """What several settings ask for, or one with a certain value. The name of a strategy is a feature
 too."""
+_REPLACES: Final = "with a teacher, the loss on the targets is plain cross-entropy"
+_TWICE: Final = "it compares the rows of one pass, and R-Drop has two"
 RULES: Final = (
     Rule("training.fp16", "training.bf16", "a step computes in one of the two"),
     Rule("model.adapter.kind qlora", "cpu", "its kernels need a CUDA device"),
@@ -96,6 +98,13 @@ RULES: Final = (
         "recovery.min_nodes",
         "it compares the rows of a micro-batch, which may change on fewer nodes",
     ),
+    *(
+        Rule(f"training.{name}", "training.distillation", _REPLACES)
+        for name in ("r_drop", "focal_loss", "class_weights")
+    ),
+    Rule("training.contrastive", "training.r_drop", _TWICE),
+    Rule("training.batch_contrastive", "training.r_drop", _TWICE),
+    Rule("training.r_drop", "training.adversarial", "both passes would need the same perturbation"),
     Rule("training.averaging", "exporting component", "both replace the exported weights"),
     *(
         Rule(setting, "adapters", "adapters freeze the model's own weights, and only they learn")

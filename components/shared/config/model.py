@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +15,11 @@ from steadytrain.components.shared.config.base import (
     at_odds,
     check_plugins,
     complete_address,
+)
+from steadytrain.components.shared.config.dropout import (
+    DropoutConfig,
+    dropout_fields,
+    dropout_problem,
 )
 
 
@@ -123,6 +129,7 @@ class ModelConfig(Section):
     vocab_size: int = Field(
         8192, ge=300, description="Vocabulary size, in tokens, of a tokenizer trained from scratch."
     )
+    dropout: DropoutConfig = DropoutConfig()
     adapter: AdapterConfig = AdapterConfig()
 
     @field_validator("base", "tokenizer")
@@ -156,6 +163,24 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _has_such_dropout(self) -> ModelConfig:
+        if self.base is not None:
+            return self
+        family = str(self.config["model_type"])
+        if problem := dropout_problem(self.dropout, family):
+            value = float(problem.value)
+            raise at_odds(problem.field, value, problem.message, problem.remedy)
+        fields = dropout_fields(self.dropout, family)
+        if twice := sorted(fields.keys() & self.config.keys()):
+            raise at_odds(
+                f"model.config.{twice[0]}",
+                self.config[twice[0]],
+                "model.dropout sets the same field",
+                "leave one of the two out",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _code_is_pinned(self) -> ModelConfig:
         if not self.trust_remote_code:
             return self
@@ -174,3 +199,9 @@ class ModelConfig(Section):
                 "give the commit (40 hexadecimal digits) whose code you have read",
             )
         return self
+
+
+def identifying_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies a run of a dumped ModelConfig: dropout counts only if it is set."""
+    off = not DropoutConfig.model_validate(model.get("dropout", {})).places
+    return {name: value for name, value in model.items() if not (off and name == "dropout")}

@@ -10,28 +10,14 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds, complete_address
-
-
-class ObjectiveConfig(Section):
-    """An objective that one of its fields turns on."""
-
-    @property
-    def on(self) -> bool:
-        """Whether it is used."""
-        raise NotImplementedError
-
-    def _check_off(self, name: str, switch: str) -> None:
-        """Reject fields that nothing would read."""
-        for field in sorted(self.model_fields_set - {switch}):
-            value = getattr(self, field)
-            if not self.on and value != type(self).model_fields[field].default:
-                raise at_odds(
-                    f"training.{name}.{field}",
-                    value,
-                    f"without training.{name}.{switch}, nothing reads it",
-                    f"set training.{name}.{switch}, or leave it out",
-                )
+from steadytrain.components.shared.config.adversarial import AdversarialConfig
+from steadytrain.components.shared.config.base import complete_address
+from steadytrain.components.shared.config.objective import ObjectiveConfig
+from steadytrain.components.shared.config.regularization import (
+    ClassWeightsConfig,
+    FocalLossConfig,
+    RDropConfig,
+)
 
 
 class DistillationConfig(ObjectiveConfig):
@@ -141,6 +127,10 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "distillation": DistillationConfig,
     "contrastive": ContrastiveConfig,
     "batch_contrastive": BatchContrastiveConfig,
+    "r_drop": RDropConfig,
+    "focal_loss": FocalLossConfig,
+    "class_weights": ClassWeightsConfig,
+    "adversarial": AdversarialConfig,
 }
 """By field of `training`."""
 

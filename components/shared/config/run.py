@@ -24,7 +24,7 @@ from steadytrain.components.shared.config.evaluation import (
     RetrainConfig,
     TrackingConfig,
 )
-from steadytrain.components.shared.config.model import ModelConfig
+from steadytrain.components.shared.config.model import ModelConfig, identifying_model
 from steadytrain.components.shared.config.observability import ObservabilityConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.pipeline import PipelineConfig
@@ -262,6 +262,7 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
+        content["model"] = identifying_model(content["model"])
         content["training"] = identifying(content["training"])
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

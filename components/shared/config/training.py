@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.adversarial import AdversarialConfig
 from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.shared.config.base import (
     PlainJson,
@@ -30,6 +31,11 @@ from steadytrain.components.shared.config.objectives import (
     objectives_off,
 )
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
+from steadytrain.components.shared.config.regularization import (
+    ClassWeightsConfig,
+    FocalLossConfig,
+    RDropConfig,
+)
 from steadytrain.components.shared.errors import BadInput
 
 _GROUPS: Final = {
@@ -53,6 +59,10 @@ _PROFILED: Final = 100
 
 
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
+BALANCED: Final = "balanced"
+"""The order that draws equally often from every class."""
 
 
 class MonitorConfig(Section):
@@ -158,6 +168,10 @@ class TrainingConfig(Section):
     distillation: DistillationConfig = DistillationConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     batch_contrastive: BatchContrastiveConfig = BatchContrastiveConfig()
+    r_drop: RDropConfig = RDropConfig()
+    focal_loss: FocalLossConfig = FocalLossConfig()
+    class_weights: ClassWeightsConfig = ClassWeightsConfig()
+    adversarial: AdversarialConfig = AdversarialConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
@@ -203,11 +217,13 @@ class TrainingConfig(Section):
     order: str = Field(
         "seeded",
         description="Which rows make up each global batch. seeded: a new permutation in each "
-        "epoch; or a name that an installed package adds.",
+        "epoch; balanced: the same with equal shares of every class; or a name that an installed "
+        "package adds.",
     )
     order_options: PlainJson = Field(
         {},
-        description="Options of an order that an installed package adds, by name. seeded has none.",
+        description="Options of an order that an installed package adds, by name. seeded and "
+        "balanced have none.",
     )
     # A checkpoint's file names contain these names.
     components: dict[ComponentName, dict[str, Any]] = Field(
@@ -333,6 +349,17 @@ class TrainingConfig(Section):
                 self.order_options,
                 f"training.order {self.order} has no options",
                 "leave them out, or set training.order to an order that takes them",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _balanced_once(self) -> TrainingConfig:
+        if self.order == BALANCED and self.class_weights.kind == "balanced":
+            raise at_odds(
+                "training.class_weights.kind",
+                self.class_weights.kind,
+                f"training.order {BALANCED} makes up for rare classes already",
+                "leave one of the two out",
             )
         return self
 

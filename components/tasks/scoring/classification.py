@@ -14,11 +14,11 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.class_balance import class_counts
 from steadytrain.components.tasks.scoring.table import (
     longest,
     pad,
     padding_id,
-    read_batches,
     score_table,
 )
 
@@ -93,9 +93,7 @@ def classification_baselines(data: DataRecord, records: pa.Table) -> dict[str, f
     Returns:
         `accuracy`.
     """
-    counts = np.zeros(len(data.labels), dtype=np.int64)
-    for batch in read_batches(data, "train", ["label"]):
-        counts += np.bincount(batch.column("label").to_numpy(), minlength=len(counts))
+    counts = class_counts(data)
     truth = label_indices(records, data.labels)
     return {"accuracy": float((truth == np.argmax(counts)).mean())} if len(truth) else {}
 

@@ -49,6 +49,15 @@ class Rows(Sequence[Row]):
         lists = (batch.column(column) for batch in self.batches)
         return np.concatenate([np.from_dlpack(pc.list_value_length(item)) for item in lists])
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return self.batches[0].schema.names if self.batches else []
+
+    def values(self, column: str) -> npt.NDArray[np.int64]:
+        """Return the number of each row in a column."""
+        return np.concatenate([np.from_dlpack(batch.column(column)) for batch in self.batches])
+
     def check_used(self) -> None:
         """Check the used record batches again: they may have changed on disk since they were read.
 

@@ -43,7 +43,10 @@ class Order(Protocol):
 
 @runtime_checkable
 class OrderType(Protocol):
-    """What an entry point in `steadytrain.orders` refers to: it creates an order."""
+    """What an entry point in `steadytrain.orders` refers to: it creates an order.
+
+    An attribute `column` names a column of numbers, which the order then gets as `values`.
+    """
 
     def __call__(
         self,
@@ -80,8 +83,11 @@ def order_of(rows: Rows, task: TrainingTask, training: TrainingConfig) -> Order:
     name, options = training.order, training.order_options
     create = load_order(name, options)
     lengths = rows.lengths(column) if column else None
+    given = {"values": _values(rows, create, name)} if _column(create) else {}
     with naming(f"training.order = {name!r}", "create"):
-        order = create(len(rows), training.seed, lengths, training.global_batch_size, **options)
+        order = create(
+            len(rows), training.seed, lengths, training.global_batch_size, **options, **given
+        )
     if not isinstance(order, Order):
         raise BadInput(
             f"training.order = {name!r} creates {order!r:.80}, which has no take(position, count)",
@@ -99,8 +105,9 @@ def load_order(name: str, options: Mapping[str, Any]) -> OrderType:
     """
     create = plugins.load_as(plugins.ORDERS, name, OrderType)
     signature = inspect.signature(create)
+    given = {"values": None} if _column(create) else {}
     try:
-        signature.bind(1, 0, None, 1, **options)
+        signature.bind(1, 0, None, 1, **options, **given)
     except TypeError as error:
         raise BadInput(
             f"training.order = {name!r} cannot be created with training.order_options = "
@@ -108,6 +115,22 @@ def load_order(name: str, options: Mapping[str, Any]) -> OrderType:
             remedy=f"it takes {signature}: after rows, seed, lengths and batch, its options",
         ) from error
     return create
+
+
+def _column(create: OrderType) -> str:
+    return str(getattr(create, "column", ""))
+
+
+def _values(rows: Rows, create: OrderType, name: str) -> npt.NDArray[np.int64]:
+    """Return the numbers of the column that an order reads."""
+    column = _column(create)
+    if column not in rows.columns:
+        raise BadInput(
+            f"training.order = {name!r}: it reads the column {column!r}, and the rows have "
+            f"{', '.join(rows.columns)}",
+            remedy="use another order, or a task whose rows have that column",
+        )
+    return rows.values(column)
 
 
 class _Checked:
@@ -168,7 +191,7 @@ class RowOrder:
 
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng([self.seed, epoch])
-        found = random.permutation(self.rows)
+        found = self._rows_of(epoch, random)
         if self.lengths is None:
             return found
         # The rows before these complete the previous epoch's last batch.
@@ -181,3 +204,8 @@ class RowOrder:
         # The incomplete last batch stays last; the next epoch completes it.
         tail = rest[whole * self.batch :]
         return np.concatenate([found[:first], random.permutation(batches).ravel(), tail])
+
+    def _rows_of(self, epoch: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return the rows of an epoch, in random order."""
+        del epoch
+        return random.permutation(self.rows)

@@ -11,6 +11,7 @@ import torch
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.optim import current_rate
@@ -151,14 +152,16 @@ def _accumulate(
     accelerator, strategy, last = parts.accelerator, parts.strategy, len(batches) - 1
     phases = parts.phases
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    attacked = parts.config.training.adversarial.on
     for index, batch in enumerate(batches):
-        with strategy.micro_batch(last=index == last):
-            with phases.forward:
-                total = parts.task.loss(strategy.model, batch).total
-            with phases.backward:
-                # Gradients are averaged over the ranks, but we need their sum.
-                strategy.backward(total / weight * parts.world_size)
-        summed += total.detach()
+        for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
+            with strategy.micro_batch(last=index == last and each.last):
+                with phases.forward:
+                    total = parts.task.loss(strategy.model, batch).total * each.share
+                with phases.backward:
+                    # Gradients are averaged over the ranks, but we need their sum.
+                    strategy.backward(total / weight * parts.world_size)
+            summed += total.detach()
     met, exchanged, waited = phases.meeting.take(), 0.0, summed.new_zeros(0)
     if strategy.waits is not None:
         exchanged = strategy.waits.take()

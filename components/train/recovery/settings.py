@@ -8,6 +8,7 @@ from typing import Any
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.model import identifying_model
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.config.training import WATCHING, identifying
 from steadytrain.components.shared.digest import users_code_digest, value_digest
@@ -65,7 +66,9 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
         BadInput, StorageError: the content of one of them cannot be determined.
     """
     training = identifying(config.training.model_dump(mode="json", exclude=set(NEUTRAL)))
-    model = config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
+    model = identifying_model(
+        config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
+    )
     if config.model.base:
         model["base"] = base_content(config)
     if teacher := teacher_content(config):
@@ -131,6 +134,7 @@ def stated(config: RunConfig) -> dict[str, Any]:
     # Separate sections, so that a change is reported by field.
     within = {
         "model.adapter": content["model"].pop("adapter"),
+        "model.dropout": content["model"].pop("dropout"),
         "training.averaging": content["training"].pop("averaging"),
         "compute.pods": content["compute"].pop("pods"),
     }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.model import identifying_model
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
@@ -94,4 +95,5 @@ def data_path(study: Path, config: RunConfig) -> Path:
     # The model decides about the tokenizer and the length of rows. Models with other layers prepare
     # again, and the preprocess step finds the data that it prepared before.
     fields = config.model_dump(mode="json", include={"data", "model"})
+    fields["model"] = identifying_model(fields["model"])
     return trials_of(study) / "data" / f"{value_digest(fields)}.json"

@@ -50,6 +50,10 @@ OURS_ALONE = {
     "distillation",
     "contrastive",
     "batch_contrastive",
+    "r_drop",
+    "focal_loss",
+    "class_weights",
+    "adversarial",
     "monitor",
     "profile",
 }

@@ -138,7 +138,7 @@ def test_order_gets_its_options(tmp_path, monkeypatch):
 def test_unknown_order_is_rejected_with_the_known_ones(make_bench):
     with pytest.raises(ConfigError, match="no installed package has shuffled") as caught:
         make_bench(training={"order": "shuffled"})
-    assert "use one of seeded" in str(caught.value)
+    assert "use one of balanced, seeded" in str(caught.value)
 
 
 def padding(order, lengths, batch, batches):

@@ -106,11 +106,13 @@ ACCEPTED = {
         "spike_window": 7,
     },
 }
-SECTIONS_WITHIN = {"compute.pods", "model.adapter", "training.averaging"}
+SECTIONS_WITHIN = {"compute.pods", "model.adapter", "model.dropout", "training.averaging"}
 NOT_ALONE = {
     *("training.optim", "compute.offload", "model.trust_remote_code"),
     *("model.framework", "training.order", "training.components"),
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
+    *("training.r_drop", "training.focal_loss", "training.class_weights"),
+    "training.adversarial",
     *("training.optim_args", "training.lr_scheduler_kwargs", "training.order_options"),
 }
 """Fields that can change only together with another field of this run, or need another package."""

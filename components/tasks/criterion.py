@@ -1,0 +1,125 @@
+"""The loss of logits on the targets of the data: cross-entropy and its regularized variants.
+
+The focal loss is from Lin et al. 2017, "Focal Loss for Dense Object Detection"; the divergence of
+two passes from Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.tasks.base import Batch
+from steadytrain.components.tasks.chunks import comparison_rows
+
+_LEAST = 1e-12
+"""Least 1 - probability of a target: a power below 1 has no slope at 0."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """How logits are compared with the targets.
+
+    smoothing: share of each target that is spread over all classes.
+    gamma: power of 1 - probability that multiplies the loss of a target (focal loss).
+    weights: (classes), float32, by which the loss of a target of that class is multiplied; None
+        for 1.
+    r_drop: weight of the divergence of two passes. If it is positive, the rows are pairs: rows 2n
+        and 2n + 1 are the two passes of one example.
+    """
+
+    smoothing: float = 0.0
+    gamma: float = 0.0
+    weights: torch.Tensor | None = None
+    r_drop: float = 0.0
+
+    @classmethod
+    def of(cls, training: TrainingConfig, weights: torch.Tensor | None = None) -> Criterion:
+        """Return the configured one."""
+        return cls(
+            training.label_smoothing_factor,
+            training.focal_loss.gamma,
+            weights,
+            training.r_drop.weight,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is cross-entropy with smoothing."""
+        return not (self.gamma or self.r_drop) and self.weights is None
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss, summed over the examples, in nats.
+
+        Args:
+            logits: (rows, classes), float32.
+            targets: (rows), int64.
+        """
+        if self.plain:
+            return functional.cross_entropy(
+                logits, targets, reduction="sum", label_smoothing=self.smoothing
+            )
+        found = self._on_targets(logits, targets).sum()
+        if not self.r_drop:
+            return found
+        first, second = (logits[start::2].log_softmax(1) for start in (0, 1))
+        # Both directions of the Kullback-Leibler divergence together.
+        diverging = ((first.exp() - second.exp()) * (first - second)).sum()
+        # The paper adds up both passes. Their mean keeps the scale of a loss with one.
+        return (found + self.r_drop * diverging / 2) / 2
+
+    def _on_targets(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row."""
+        losses = functional.cross_entropy(
+            logits, targets, reduction="none", label_smoothing=self.smoothing
+        )
+        if self.gamma:
+            logs = -functional.cross_entropy(logits, targets, reduction="none")
+            losses = losses * (-torch.expm1(logs)).clamp_min(_LEAST) ** self.gamma
+        if self.weights is not None:
+            losses = losses * self.weights.to(losses.device)[targets]
+        return losses
+
+    def turn_into_gradient(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Replace logits by the gradient of their loss, a block at a time. Return the summed loss.
+
+        Args:
+            logits: (rows, classes), overwritten.
+            targets: (rows), int64.
+        """
+        loss = torch.zeros((), device=logits.device)
+        # An even number, so that no pair is torn apart.
+        size = comparison_rows(logits.shape[1]) // 2 * 2
+        for start in range(0, logits.shape[0], size):
+            place = slice(start, start + size)
+            with torch.enable_grad():
+                block = logits[place].detach().float().requires_grad_()
+                found = self(block, targets[place])
+            (gradient,) = torch.autograd.grad(found, block)
+            loss += found.detach()
+            logits[place] = gradient.to(logits.dtype)
+        return loss
+
+
+def twice(batch: Batch) -> Batch:
+    """Return a micro-batch followed by itself, for two passes at once.
+
+    Each entry is (rows, ...), or for packed documents (1, tokens) with a list of their lengths.
+    """
+    along = 1 if "lengths" in batch else 0
+    return {
+        name: torch.cat([value, value], along) if isinstance(value, torch.Tensor) else value * 2
+        for name, value in batch.items()
+    }
+
+
+def in_pairs(rows: torch.Tensor) -> torch.Tensor:
+    """Reorder rows so that those of both passes alternate.
+
+    Args:
+        rows: (2n, ...), those of the first pass and then those of the second.
+    """
+    return torch.stack(rows.chunk(2), 1).flatten(0, 1)

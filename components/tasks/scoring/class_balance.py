@@ -1,0 +1,50 @@
+"""The classes of the training side: how many examples each has, and what they weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from steadytrain.components.shared.config.regularization import ClassWeightsConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.scoring.table import read_batches
+
+
+def class_counts(data: DataRecord) -> npt.NDArray[np.int64]:
+    """Return the number of training examples of each label."""
+    counts = np.zeros(len(data.labels), dtype=np.int64)
+    for batch in read_batches(data, "train", ["label"]):
+        counts += np.bincount(batch.column("label").to_numpy(), minlength=len(counts))
+    return counts
+
+
+def class_weights(settings: ClassWeightsConfig, data: DataRecord) -> torch.Tensor | None:
+    """Return the weight of each class, (classes), float32; None if all weigh the same.
+
+    Raises:
+        BadInput: the given weights are not those of the labels.
+    """
+    if settings.kind == "balanced":
+        counts = class_counts(data)
+        occurring = counts > 0
+        # A class without examples is never a target.
+        weights = np.where(occurring, counts.sum() / (occurring.sum() * np.maximum(counts, 1)), 0)
+        return torch.from_numpy(weights.astype(np.float32))
+    if settings.kind == "given":
+        _check_labels(settings.given, data.labels)
+        return torch.tensor([settings.given[label] for label in data.labels])
+    return None
+
+
+def _check_labels(given: Mapping[str, float], labels: list[str]) -> None:
+    unknown, missing = sorted(given.keys() - set(labels)), sorted(set(labels) - given.keys())
+    if unknown or missing:
+        what = f"{unknown[0]!r} is not a label" if unknown else f"{missing[0]!r} has no weight"
+        raise BadInput(
+            f"training.class_weights.given = {dict(given)}: {what}",
+            remedy=f"give one weight for each of {', '.join(labels)}",
+        )

@@ -1,0 +1,89 @@
+"""Regularization: what is rejected, what identifies a run, and what the plan counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.sizing.time_cost import flops_per_token
+from steadytrain.components.tasks.registry import check_task
+
+from support.training import GPT2, LLAMA, VOCABULARY
+
+
+def configure(task="sequence_classification", *, model=None, **training):
+    return from_mapping(
+        {
+            "name": "tiny",
+            "data": {"source": ["unused"], "task": task},
+            "model": model or {"config": GPT2},
+            "training": training,
+        }
+    )
+
+
+def test_what_is_off_leaves_a_runs_identity_alone():
+    plain = configure().run_id
+    assert configure(r_drop={"weight": 0}, focal_loss={}, class_weights={}).run_id == plain
+    assert configure(model={"config": GPT2, "dropout": {}}).run_id == plain
+    changes = [
+        {"r_drop": {"weight": 1}},
+        {"focal_loss": {"gamma": 2}},
+        {"class_weights": {"kind": "balanced"}},
+        {"model": {"config": GPT2, "dropout": {"hidden": 0.1}}},
+    ]
+    assert len({plain, *(configure(**change).run_id for change in changes)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("training", "problem"),
+    [
+        ({"r_drop": {"weight": -1}}, r"training\.r_drop\.weight = -1"),
+        ({"focal_loss": {"gamma": -2}}, r"training\.focal_loss\.gamma = -2"),
+        ({"class_weights": {"given": {"a": 1}}}, r"class_weights\.kind is none"),
+        ({"class_weights": {"kind": "given"}}, "give the weight of each label"),
+        ({"class_weights": {"kind": "given", "given": {"a": 0}}}, r"class_weights\.given\.a = 0"),
+        (
+            {"r_drop": {"weight": 1}, "distillation": {"teacher": "x"}},
+            r"training\.r_drop .*cannot be combined with training\.distillation",
+        ),
+        (
+            {"r_drop": {"weight": 1}, "batch_contrastive": {"rows": 4}},
+            r"training\.r_drop .*cannot be combined with training\.batch_contrastive",
+        ),
+    ],
+)
+def test_what_cannot_work_is_rejected(training, problem):
+    with pytest.raises(ConfigError, match=problem):
+        configure(**training)
+
+
+def test_language_models_have_no_classes_to_weigh():
+    check_task(configure("causal_lm", r_drop={"weight": 1}, focal_loss={"gamma": 2}))
+    with pytest.raises(ConfigError, match=r"class_weights.*causal_lm does not include it"):
+        check_task(configure("causal_lm", class_weights={"kind": "balanced"}))
+
+
+@pytest.mark.parametrize("labels", [0, 3])
+def test_the_plan_counts_both_passes(labels):
+    shape = shape_of({**LLAMA, "vocab_size": VOCABULARY}, labels=labels)
+    plain = Setting(length=32, micro_batch=4, masked=labels > 0)
+    two_passes = replace(plain, copies=2)
+    larger = replace(plain, micro_batch=8)
+    assert peak_memory(shape, two_passes) == peak_memory(shape, larger)
+    assert flops_per_token(shape, two_passes) == 2 * flops_per_token(shape, plain)
+
+
+def test_the_plan_counts_blocks_of_logits():
+    shape = shape_of({**LLAMA, "vocab_size": 32_000})
+    plain = Setting(length=128, micro_batch=2)
+    assert (
+        peak_memory(shape, replace(plain, differentiates=True)).logits
+        > peak_memory(shape, plain).logits
+    )
