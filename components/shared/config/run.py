@@ -13,6 +13,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compute import ComputeConfig
+from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.evaluation import (
@@ -57,6 +58,7 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "tune": True,
     "ablation": True,
+    "cross_validation": True,
     "run": True,
     "output": True,
     "pipeline": True,
@@ -102,6 +104,7 @@ class RunConfig(Section):
     retrain: RetrainConfig = RetrainConfig()
     tune: TuneConfig = TuneConfig()
     ablation: AblationConfig = AblationConfig()
+    cross_validation: CrossValidationConfig = CrossValidationConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
@@ -347,6 +350,8 @@ class RunConfig(Section):
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         content["training"] = identifying(content["training"])
+        if fold := self.cross_validation.identifying():
+            content["cross_validation"] = fold
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
