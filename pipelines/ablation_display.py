@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 
 from steadytrain.components.shared.config import RunConfig
@@ -57,12 +57,13 @@ def _tables(study: Study) -> Iterator[str]:
         rows = [row(item) for item in effects if item.comparison.design == design]
         if rows:
             yield from ("", f"{design.replace('_', ' ')}: {study.tune.objective.metric}")
-            yield from _aligned([_HEADER, *(tuple(map(str, astuple(item))) for item in rows)])
+            yield from aligned([_HEADER, *(tuple(map(str, astuple(item))) for item in rows)])
     confidence = study.config.ablation.confidence
     yield f"The intervals hold together with a probability of {confidence:.4g}."
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the rows of a table as lines."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         columns = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))

@@ -13,6 +13,7 @@ from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
     ablate_command,
     config_commands,
+    cross_validate_command,
     doctor_command,
     init_command,
     json_output,
@@ -122,6 +123,7 @@ app.command()(profile_command.profile)
 app.command()(run_command.run)
 app.command()(tune_command.tune)
 app.command()(ablate_command.ablate)
+app.command()(cross_validate_command.cross_validate)
 app.command("list")(runs_commands.list_)
 app.command()(view_commands.top)
 app.command()(view_commands.ui)

@@ -29,6 +29,9 @@ _EFFECTS = {
     "change while it goes on",
     "ablation": "only `steadytrain ablate`. Of an ablation, the seeds and the confidence may "
     "change while it goes on",
+    "cross_validation.fold": "what the run trains on, and what it is evaluated on",
+    "cross_validation": "only `steadytrain cross-validate`. Of a cross-validation, the confidence "
+    "may change while it goes on",
     "retrain": "when the pipeline retrain goes on to train, not what it trains",
     "schema_version": "how the configuration is read",
     "compute.price_per_hour": "only the cost that is shown",

@@ -7,7 +7,16 @@ from typing import Any, Final
 from typer.core import TyperGroup
 
 LESSONS: Final = {
-    "Begin": ("init", "validate", "plan", "run", "profile", "tune", "ablate"),
+    "Begin": (
+        "init",
+        "validate",
+        "plan",
+        "run",
+        "profile",
+        "tune",
+        "ablate",
+        "cross-validate",
+    ),
     "Follow and continue": (
         "list",
         "top",

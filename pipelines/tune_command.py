@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
@@ -165,13 +164,14 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.log import MemoryLog
     from steadytrain.components.tune.outlook import expected_steps
     from steadytrain.components.tune.study import Study, study_name
+    from steadytrain.pipelines.studies import training_cost
 
     study = Study(config, MemoryLog(), first=lambda: first_trials(config))
     samples = list[dict[str, Any]]()
     while len(samples) < _SAMPLES and (found := study.next()):
         samples.append(dict(study.history.trials[found.number].params))
     steps = expected_steps(study.rungs, config.tune.budget.trials)
-    hours, text = _cost(config, steps)
+    hours, text = training_cost(config, steps)
     if not as_json:
         typer.echo("\n".join(outline(study, samples, steps, text)))
         return
@@ -188,31 +188,3 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
             "samples": samples,
         }
     )
-
-
-def _cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
-    """Return the hours of training by the planner, and the estimate in words."""
-    from steadytrain.components.plan.plan import plan_training
-    from steadytrain.components.shared.quantities import duration, money
-    from steadytrain.components.sizing.hardware import all_gpus
-    from steadytrain.pipelines.plan_hardware import choose_hardware
-
-    table = all_gpus()
-    try:
-        gpus, gpu, hosts = choose_hardware(
-            config, table, "", cluster=False, own=False, host_memory_gb=0
-        )
-        plan = plan_training(config, gpus, gpu, hosts)
-    except SteadytrainError as error:
-        return None, f"unknown: {error.message}"
-    if plan.offer.hours is None:
-        return None, "unknown: the length of a trial is not known"
-    hours = plan.offer.hours.middle * steps / config.training.max_steps
-    price = config.compute.price_per_hour
-    usd = None if price is None else hours * price
-    if usd is None and plan.offer.usd is not None:
-        usd = plan.offer.usd.middle * steps / config.training.max_steps
-    cost = "" if usd is None else f", {money(usd)}"
-    seconds = hours * 3600
-    time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"
-    return hours, f"{time} of training on {plan.offer.gpu}{cost} (formula)"

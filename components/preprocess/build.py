@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from steadytrain.components.preprocess.card import DataCard, card_html
 from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
+from steadytrain.components.preprocess.folds import Division, joined
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.model import Model
 from steadytrain.components.preprocess.parallel import Workers, workers, worth_starting
 from steadytrain.components.preprocess.prepare import (
+    DOCUMENT,
     PartJob,
     SideCounts,
     prepare,
@@ -34,12 +35,12 @@ from steadytrain.components.preprocess.tokenizer import (
     copy_tokenizer,
     train_tokenizer,
 )
-from steadytrain.components.shared.arrow_files import write_batch
+from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.records import DataRecord, Side, SideRecord
+from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
     Encoder,
@@ -95,6 +96,8 @@ class _Builder:
         self.parts.mkdir()
         self.quarantine = Quarantine(self.folder / "quarantine.jsonl")
         self.spool = Spool(self.scratch / "spool", self.inputs.bytes)
+        chosen = self.config.cross_validation
+        self.folds = 0 if chosen.fold is None else chosen.folds
 
     def build(self) -> DataRecord:
         try:
@@ -109,9 +112,13 @@ class _Builder:
         finally:
             self.spool.close()
             self.quarantine.close()
-        sides = {side: self._pack(side, names) for side in SIDES}
-        self._join_test_records(names)
-        record = self._record(sides, labels, reading)
+        folds = self._divide(names) if self.folds else []
+        whole = [side for side in SIDES if side != "train" or not folds]
+        sides = {side: self._pack(side, names) for side in whole}
+        if folds:
+            sides["train"] = joined([fold.side for fold in folds])
+        join_files(self._parts("test-records", names), self.folder / TEST_RECORDS)
+        record = self._record(sides, folds, labels, reading)
         self._write_card(record, reading)
         return record
 
@@ -158,21 +165,13 @@ class _Builder:
                 remedy="give data with more classes, or check data.columns.label",
             )
         for alike in alike_labels(reading.labels.values()):
-            self.current.emit(
-                Warned(
-                    stage=self.current.name,
-                    message=f"the labels {', '.join(map(repr, alike))} are separate classes, "
-                    "although they differ only in case, spaces or Unicode form",
-                )
+            self._warn(
+                f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
+                "differ only in case, spaces or Unicode form"
             )
         absent = sorted(set(self.data.labels or ()) - set(trained))
         if absent:
-            self.current.emit(
-                Warned(
-                    stage=self.current.name,
-                    message=f"no training record has the label {', '.join(absent)}",
-                )
-            )
+            self._warn(f"no training record has the label {', '.join(absent)}")
         return trained
 
     def _make_tokenizer(self) -> Path | None:
@@ -208,6 +207,7 @@ class _Builder:
                 output=self.parts,
                 encoder=self.encoder,
                 rows=rows,
+                records=("test", "train") if self.folds else ("test",),
             )
             for part in self.spool.written()
         ]
@@ -233,32 +233,53 @@ class _Builder:
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")
-        parts = [self.parts / f"{side}-{name}.arrow" for name in names]
-        documents = self.counts[side].documents
+        return self._write(side, self._parts(side, names), self.counts[side].documents)
+
+    def _write(self, side: str, parts: list[Path], documents: int) -> SideRecord:
         if self.encoder.packed:
             capacity = self.data.sequence_length
             return write_packed(side, parts, self.folder, capacity=capacity, documents=documents)
         schema = self.encoder.schema
         return write_rows(side, parts, self.folder, schema=schema, documents=documents)
 
-    def _join_test_records(self, names: list[str]) -> None:
-        parts = [self.parts / f"test-records-{name}.arrow" for name in names]
-        with pa.memory_map(str(parts[0])) as first:
-            schema = pa.ipc.open_file(first).schema
-        with pa.ipc.new_file(str(self.folder / TEST_RECORDS), schema) as out:
-            for path in parts:
-                with pa.memory_map(str(path)) as part:
-                    reader = pa.ipc.open_file(part)
-                    for number in range(reader.num_record_batches):
-                        write_batch(out, reader.get_batch(number))
+    def _divide(self, names: list[str]) -> list[FoldRecord]:
+        """Write the folds of the training side."""
+        records = self._parts("train-records", names)
+        division = Division.of(
+            records, self.folds, self.data.split_salt, labeled=self.encoder.labeled
+        )
+        if division.rare:
+            self._warn(
+                f"there are fewer than {self.folds} training records with the label "
+                f"{', '.join(division.rare)}, so that some folds have none"
+            )
+        rows = [division.divide(part, DOCUMENT) for part in self._parts("train", names)]
+        texts = [division.divide(part, "id") for part in records]
+        found = list[FoldRecord]()
+        for fold, documents in enumerate(division.sizes):
+            self._progress("packing", fold, self.folds, "folds")
+            name = f"fold-{fold}"
+            side = self._write(name, [part[fold] for part in rows], documents)
+            stored = f"{name}/records.arrow"
+            join_files([part[fold] for part in texts], self.folder / stored)
+            found.append(FoldRecord(side=side, records=stored))
+        return found
+
+    def _parts(self, kind: str, names: list[str]) -> list[Path]:
+        return [self.parts / f"{kind}-{name}.arrow" for name in names]
 
     def _record(
-        self, sides: dict[Side, SideRecord], labels: list[str], reading: Reading
+        self,
+        sides: dict[Side, SideRecord],
+        folds: list[FoldRecord],
+        labels: list[str],
+        reading: Reading,
     ) -> DataRecord:
         split, text = split_digest(self.data), self.encoder.tokenizer is not None
         tokenizer = sorted((self.folder / TOKENIZER).iterdir()) if text else []
         prepared = [
-            *(name for side in sides.values() for name in (*side.shards, side.index)),
+            *(name for side in sides.values() for name in (*side.shards, side.index) if name),
+            *(name for fold in folds for name in (fold.side.index, fold.records)),
             TEST_RECORDS,
             *(f"{TOKENIZER}/{path.name}" for path in tokenizer),
         ]
@@ -274,6 +295,7 @@ class _Builder:
             tokenizer=TOKENIZER if text else "",
             labels=labels,
             profile=reading.tally.profile(),
+            folds=folds,
         )
 
     def _write_card(self, record: DataRecord, reading: Reading) -> None:
@@ -289,6 +311,9 @@ class _Builder:
         content = json.dumps(card.as_dict(), indent=2, ensure_ascii=False)
         (self.folder / "card.json").write_text(content, encoding="utf-8")
         (self.folder / "card.html").write_text(card_html(card), encoding="utf-8")
+
+    def _warn(self, message: str) -> None:
+        self.current.emit(Warned(stage=self.current.name, message=message))
 
     def _progress(self, work: str, done: float, total: float | None, unit: str) -> None:
         self.current.progress(work, done, total, unit)

@@ -48,6 +48,7 @@ class PartJob:
     """A part to encode.
 
     spool, output: folders.
+    records: the sides whose raw records are stored.
     """
 
     part: Path
@@ -55,6 +56,7 @@ class PartJob:
     output: Path
     encoder: Encoder
     rows: RowEncoder
+    records: tuple[Side, ...]
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Prepared:
 
 
 def prepare(job: PartJob) -> Prepared:
-    """Encode a part to <output>/<side>-<part>.arrow and test-records-<part>.arrow."""
+    """Encode a part to <output>/<side>-<part>.arrow and <side>-records-<part>.arrow."""
     table = read_part(job.part)
     result = Prepared(job.part.stem, {side: SideCounts() for side in SIDES})
     result.bytes = table["content"].nbytes
@@ -123,8 +125,8 @@ def prepare(job: PartJob) -> Prepared:
         path = job.output / f"{side}-{result.name}.arrow"
         with pa.ipc.new_file(str(path), _part_schema(job.encoder)) as writer:
             used = _encode_side(rows, result.sides[side], job, writer, result.quarantine)
-        if side == "test":
-            _write_test_records(used, job, result.name)
+        if side in job.records:
+            _write_records(used, job, f"{side}-records-{result.name}.arrow")
     return result
 
 
@@ -196,7 +198,7 @@ def _row_batch(good: Sequence[tuple[str, EncodedRow]], schema: pa.Schema) -> pa.
     )
 
 
-def _write_test_records(rows: pa.Table, job: PartJob, name: str) -> None:
+def _write_records(rows: pa.Table, job: PartJob, name: str) -> None:
     ids: list[Any] = rows["id"].to_pylist()
     columns = {
         "id": pa.array([one.hex() for one in ids], pa.string()),
@@ -205,7 +207,7 @@ def _write_test_records(rows: pa.Table, job: PartJob, name: str) -> None:
         **job.encoder.test_columns(rows.select(["content", "label"])),
     }
     table = pa.table(columns)
-    with pa.ipc.new_file(str(job.output / f"test-records-{name}.arrow"), table.schema) as writer:
+    with pa.ipc.new_file(str(job.output / name), table.schema) as writer:
         writer.write_table(table)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from steadytrain.components.preprocess.pack import best_fit
 from steadytrain.components.preprocess.prepare import DOCUMENT, TARGETS, TOKENS
 from steadytrain.components.shared.arrow_files import write_batch
-from steadytrain.components.shared.records import Side, SideRecord
+from steadytrain.components.shared.records import SideRecord
 
 SHARD_BYTES: Final = 256 << 20
 BATCH_ROWS: Final = 256
@@ -50,7 +50,7 @@ class _Batch:
 
 
 def write_packed(
-    side: Side, parts: Sequence[Path], folder: Path, *, capacity: int, documents: int
+    side: str, parts: Sequence[Path], folder: Path, *, capacity: int, documents: int
 ) -> SideRecord:
     """Pack windows into sequences, and write them as `write_rows` does.
 
@@ -62,11 +62,12 @@ def write_packed(
 
 
 def write_rows(
-    side: Side, parts: Sequence[Path], folder: Path, *, schema: pa.Schema, documents: int
+    side: str, parts: Sequence[Path], folder: Path, *, schema: pa.Schema, documents: int
 ) -> SideRecord:
     """Write <side>/shard-00000.arrow and so on, and <side>/index.arrow.
 
     Args:
+        side: a side of the split, or a part of one.
         parts: files of rows, in the order of content hashes.
         folder: the data folder.
         schema: columns of the rows.
@@ -76,7 +77,7 @@ def write_rows(
 
 
 def _write(
-    side: Side, batches: Iterator[_Batch], folder: Path, schema: pa.Schema, documents: int
+    side: str, batches: Iterator[_Batch], folder: Path, schema: pa.Schema, documents: int
 ) -> SideRecord:
     (folder / side).mkdir(parents=True)
     output = _Shards(folder, side, schema)
@@ -210,7 +211,7 @@ def _lists(ends: Any, values: Any) -> pa.Array[Any]:
 class _Shards:
     """Writes rows to shards of limited size, and their index."""
 
-    def __init__(self, folder: Path, side: Side, schema: pa.Schema) -> None:
+    def __init__(self, folder: Path, side: str, schema: pa.Schema) -> None:
         self.folder, self.side, self.schema = folder, side, schema
         self.names: list[str] = []
         self.rows = self.tokens = self.targets = 0

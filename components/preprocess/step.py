@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steadytrain.components.preprocess.build import build
+from steadytrain.components.preprocess.folds import holding_out
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
@@ -36,7 +37,7 @@ def run(config: RunConfig) -> DataRecord:
     """
     with stage(config, STEP) as current:
         while True:
-            record = _prepare(config, current)
+            record = holding_out(_prepare(config, current), config.cross_validation)
             mark_used(Path(record.folder))
             record.save(current.workspace.record(STEP))
             # `gc` moves a folder aside before it looks for records that name it. So one of the two
@@ -69,12 +70,14 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
 
 
 def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) -> str:
+    chosen = config.cross_validation
     return step_key(
         digest,
         config.data.model_dump(mode="json", exclude={"source"}),
         (model.tokenizer_digest() or config.model.vocab_size) if model else "",
         inputs.left_out,
         task_code(config.data.task),
+        0 if chosen.fold is None else chosen.folds,
         code=DATA_CODE,
     )
 

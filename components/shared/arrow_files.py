@@ -7,6 +7,7 @@ batch, so that a reader checks exactly the data it uses, when it uses them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -64,6 +65,18 @@ def write_batch(writer: pa.RecordBatchFileWriter, batch: pa.RecordBatch) -> None
     # A file's buffers differ from those in memory: no slices, and no bitmap if nothing is null.
     stored = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     writer.write_batch(batch, custom_metadata={_DIGEST: _digest(stored)})
+
+
+def join_files(parts: Sequence[Path], target: Path) -> None:
+    """Write the record batches of several files with equal columns to one file."""
+    with pa.memory_map(str(parts[0])) as first:
+        schema = pa.ipc.open_file(first).schema
+    with pa.ipc.new_file(str(target), schema) as out:
+        for path in parts:
+            with pa.memory_map(str(path)) as part:
+                reader = pa.ipc.open_file(part)
+                for number in range(reader.num_record_batches):
+                    write_batch(out, reader.get_batch(number))
 
 
 def _digest(batch: pa.RecordBatch) -> bytes:

@@ -74,6 +74,17 @@ class SideRecord(Record):
     target_tokens: int = 0
 
 
+class FoldRecord(Record):
+    """A fold of the training side.
+
+    records: Arrow file, relative to the data folder, with its raw records, as
+        `DataRecord.test_records`.
+    """
+
+    side: SideRecord
+    records: str
+
+
 class DataProfile(Record):
     """Statistics of the input records (see components/preprocess/profile.py).
 
@@ -101,6 +112,7 @@ class DataRecord(Record):
     labels: classes in the order of their indices; empty for language models.
     inputs_digest: digest over the input as it was stored; "" if unknown.
     profile: statistics of all good records, before duplicates are removed; None if unknown.
+    folds: the training side in parts, if it was prepared for cross-validation.
     """
 
     folder: str
@@ -114,6 +126,7 @@ class DataRecord(Record):
     labels: list[str] = []
     inputs_digest: str = ""
     profile: DataProfile | None = None
+    folds: list[FoldRecord] = []
 
     def path(self, name: str) -> Path:
         """Return the absolute path of something in the data folder.

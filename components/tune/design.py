@@ -41,15 +41,19 @@ def is_ablation(config: RunConfig) -> bool:
 def as_ablation(config: RunConfig) -> RunConfig:
     """Return the configuration of the study that an ablation is."""
     trials = len(variants(config.ablation)) * config.ablation.seeds
-    tune = TuneConfig(
-        objective=config.tune.objective,
+    return config.model_copy(update={"tune": without_search(config.tune, trials)})
+
+
+def without_search(tune: TuneConfig, trials: int) -> TuneConfig:
+    """Return the settings of a study that trains each of its trials to the end."""
+    return TuneConfig(
+        objective=tune.objective,
         pruner="none",
-        budget=config.tune.budget.model_copy(update={"trials": trials}),
-        max_failed_share=config.tune.max_failed_share,
-        log=config.tune.log,
+        budget=tune.budget.model_copy(update={"trials": trials}),
+        max_failed_share=tune.max_failed_share,
+        log=tune.log,
         seeds=0,
     )
-    return config.model_copy(update={"tune": tune})
 
 
 def variants(ablation: AblationConfig) -> list[Variant]:

@@ -18,6 +18,7 @@ from steadytrain.components.tune.constraints import keeps
 from steadytrain.components.tune.decide import Next, next_step, to_discard
 from steadytrain.components.tune.design import Design, is_ablation
 from steadytrain.components.tune.fidelity import Pace
+from steadytrain.components.tune.fold_design import FoldDesign, is_cross_validation
 from steadytrain.components.tune.history import History, Params, Trial
 from steadytrain.components.tune.log import Log, Record, damaged
 from steadytrain.components.tune.rungs import Rungs
@@ -29,6 +30,8 @@ _NOT_WHAT_IT_SEARCHES = {"budget", "max_failed_share", "seeds", "log"}
 """Settings that may change when a study continues."""
 _WHAT_IT_COMPARES = {"changes", "designs"}
 """Settings that an ablation keeps."""
+_WHAT_IT_VALIDATES = {"folds", "compare"}
+"""Settings that a cross-validation keeps."""
 
 
 def study_digest(config: RunConfig) -> str:
@@ -39,6 +42,10 @@ def study_digest(config: RunConfig) -> str:
     }
     if is_ablation(config):
         content["ablation"] = config.ablation.model_dump(mode="json", include=_WHAT_IT_COMPARES)
+    if is_cross_validation(config):
+        content["cross_validation"] = config.cross_validation.model_dump(
+            mode="json", include=_WHAT_IT_VALIDATES
+        )
     return value_digest(content)
 
 
@@ -115,9 +122,7 @@ class Study:
         self._exhausted = False
         for record in log.read():
             self._apply(record)
-        self._suggester: Suggester = (
-            Design(config) if is_ablation(config) else suggester_of(config.tune, self.history)
-        )
+        self._suggester = self._suggester_of(config)
         self._open(first)
 
     @property
@@ -231,6 +236,13 @@ class Study:
         """Return whether more trials failed than `max_failed_share` allows."""
         return self.history.failed > self.tune.max_failed_share * self.tune.budget.trials
 
+    def _suggester_of(self, config: RunConfig) -> Suggester:
+        if is_ablation(config):
+            return Design(config)
+        if is_cross_validation(config):
+            return FoldDesign(config)
+        return suggester_of(config.tune, self.history)
+
     def _open(self, first: Callable[[], Sequence[Params]]) -> None:
         digest = study_digest(self.config)
         if not self.history.study:
@@ -240,7 +252,7 @@ class Study:
         elif self.history.study != digest:
             raise BadInput(
                 "the study's log belongs to other settings: its data, model, training, space, "
-                "objective, sampler, pruner, seed or ablation changed",
+                "objective, sampler, pruner, seed, ablation or cross-validation changed",
                 remedy="undo the change, or give the study another name (--run); --from takes "
                 "over the best trials of another study",
             )

@@ -7,6 +7,7 @@ from steadytrain.components.shared.config.compute import (
     SpotConfig,
     VolumeConfig,
 )
+from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
 from steadytrain.components.shared.config.data import Columns, DataConfig
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "Columns",
     "ComputeConfig",
     "ContrastiveConfig",
+    "CrossValidationConfig",
     "DataConfig",
     "Dimension",
     "DistillationConfig",

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from steadytrain.components.shared.config.base import Section
 
 Design = Literal["leave_one_out", "one_at_a_time"]
 DESIGNS: tuple[Design, ...] = get_args(Design)
+
+
+def _named_and_not_empty(changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    for name, values in changes.items():
+        if not name.strip() or not name.isprintable():
+            raise ValueError(f"{name!r} cannot be shown as a name: use letters")
+        if not values:
+            raise ValueError(f"{name} changes no field")
+    return changes
+
+
+Changes = Annotated[dict[str, dict[str, Any]], AfterValidator(_named_and_not_empty)]
+"""Changes of a configuration by name, each with the fields that it sets."""
 
 
 class AblationConfig(Section):
@@ -18,7 +31,7 @@ class AblationConfig(Section):
     The objective, the limits of the budget and the log are those of `tune`.
     """
 
-    changes: dict[str, dict[str, Any]] = Field(
+    changes: Changes = Field(
         default={},
         description="The changes by name, each with the fields that it sets, such as "
         "no_decay: {training.weight_decay: 0.0}.",
@@ -41,13 +54,3 @@ class AblationConfig(Section):
         lt=1,
         description="Probability with which all intervals together contain the true differences.",
     )
-
-    @field_validator("changes")
-    @classmethod
-    def _named_and_not_empty(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for name, values in changes.items():
-            if not name.strip() or not name.isprintable():
-                raise ValueError(f"{name!r} cannot be shown as a name: use letters")
-            if not values:
-                raise ValueError(f"{name} changes no field")
-        return changes

@@ -1,4 +1,4 @@
-"""Check the changes of an ablation against the schema before any trial starts."""
+"""Check the changes of an ablation or a cross-validation before any trial starts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ def change_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
         yield problem
     unusable = False
     for name, values in config.ablation.changes.items():
-        found = list(_problems_of_one(config, name, values, build))
+        found = list(_problems_of_one(config, f"ablation.changes.{name}", values, build))
         unusable = unusable or bool(found)
         yield from found
     if not unusable and "leave_one_out" in config.ablation.designs:
         yield from _problems_together(config, build)
+
+
+def comparison_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
+    """Yield what is wrong with the configurations that a cross-validation compares."""
+    if problem := steps_problem(config):
+        yield problem
+    for name, values in config.cross_validation.compare.items():
+        yield from _problems_of_one(config, f"cross_validation.compare.{name}", values, build)
 
 
 def merged(ablation: AblationConfig, names: tuple[str, ...]) -> dict[str, Any]:
@@ -31,9 +39,8 @@ def merged(ablation: AblationConfig, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _problems_of_one(
-    config: RunConfig, name: str, values: Mapping[str, Any], build: Build
+    config: RunConfig, where: str, values: Mapping[str, Any], build: Build
 ) -> Iterator[Problem]:
-    where = f"ablation.changes.{name}"
     wrong = False
     for field, value in values.items():
         if found := field_problem(config, field):

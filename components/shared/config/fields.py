@@ -71,6 +71,7 @@ _UNITS = {
     "tune.min_tokens": "tokens",
     "tune.seeds": "seeds",
     "ablation.seeds": "seeds",
+    "cross_validation.folds": "folds",
     "constraints.parameters": "parameters",
     "constraints.memory_gb": "GB",
     "constraints.latency_ms": "milliseconds",

@@ -19,7 +19,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from steadytrain.components.shared.config.assign import assign
-from steadytrain.components.shared.config.changes import change_problems
+from steadytrain.components.shared.config.changes import change_problems, comparison_problems
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.fields import describe
 from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
@@ -38,7 +38,7 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 3e-4."""
 _QUOTES: Final = ("'", '"', "|", ">")
 """Characters that begin quoted or block text in YAML."""
-_STUDIES: Final = ("tune.", "ablation.")
+_STUDIES: Final = ("tune.", "ablation.", "cross_validation.compare")
 _PRESETS: Final = resources.files("steadytrain.components.shared.config") / "presets"
 
 
@@ -105,6 +105,8 @@ def _study_problems(config: RunConfig) -> Iterator[Problem]:
         yield from space_problems(config, from_mapping)
     if config.ablation.changes:
         yield from change_problems(config, from_mapping)
+    if config.cross_validation.compare:
+        yield from comparison_problems(config, from_mapping)
 
 
 def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Problem]:

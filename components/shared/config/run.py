@@ -15,6 +15,7 @@ from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
+from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.evaluation import (
@@ -62,6 +63,7 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "retrain": True,
     "tune": True,
     "ablation": True,
+    "cross_validation": True,
     "run": True,
     "output": True,
     "pipeline": True,
@@ -107,6 +109,7 @@ class RunConfig(Section):
     retrain: RetrainConfig = RetrainConfig()
     tune: TuneConfig = TuneConfig()
     ablation: AblationConfig = AblationConfig()
+    cross_validation: CrossValidationConfig = CrossValidationConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
@@ -264,6 +267,8 @@ class RunConfig(Section):
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         content["model"] = identifying_model(content["model"])
         content["training"] = identifying(content["training"])
+        if fold := self.cross_validation.identifying():
+            content["cross_validation"] = fold
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -26,6 +26,7 @@ _FIXED: Final[Mapping[str, str]] = {
         _UNCHANGED,
     ),
     **dict.fromkeys(("registry", "tracking", "retrain", "compute", "tune", "ablation"), _UNCHANGED),
+    "cross_validation": _INCOMPARABLE,
     "model.framework": _INCOMPARABLE,
     "model.revision": _UNCHANGED,
     "model.trust_remote_code": _UNCHANGED,
@@ -57,6 +58,8 @@ _FIXED: Final[Mapping[str, str]] = {
     ),
 }
 """Fields and sections that a space must not contain, with the reason."""
+_OF_ITS_STUDY: Final = {"compare", "confidence"}
+"""Settings of a cross-validation that its runs do not have."""
 _DATA: Final = ("data.sequence_length", "data.task_options")
 """The only fields of `data` that leave the validation side as it is."""
 
@@ -86,7 +89,9 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         BadInput: there is no such field.
     """
-    content = config.model_dump(mode="json", exclude={"tune", "ablation"})
+    content = config.model_dump(
+        mode="json", exclude={"tune": True, "ablation": True, "cross_validation": _OF_ITS_STUDY}
+    )
     for field, value in values.items():
         assign(content, field, value)
     return content

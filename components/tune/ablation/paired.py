@@ -1,10 +1,14 @@
-"""Paired differences: confidence intervals and p-values that hold for all comparisons together.
+"""Means and differences: confidence intervals and p-values that hold for all of them together.
 
 The intervals are Student's t intervals at the level that Bonferroni's inequality gives for several
 comparisons (Dunn 1961, "Multiple Comparisons Among Means"). The p-values of the t tests are
 adjusted by Holm's step-down method (Holm 1979, "A Simple Sequentially Rejective Multiple Test
 Procedure"). Both hold however the comparisons depend on each other, as they do if they share a
 variant. Holm's method is the stronger one: it may find an effect whose interval still contains 0.
+
+The training sets of a cross-validation overlap, so its scores vary together, and their standard
+error is larger than that of independent ones. Nadeau and Bengio (2003, "Inference for the
+Generalization Error") correct for it: variance x (1/n + tested/trained).
 """
 
 from __future__ import annotations
@@ -29,20 +33,24 @@ class Estimate:
     p: float | None
 
 
-def estimates(differences: Sequence[Sequence[float]], confidence: float) -> list[Estimate | None]:
+def estimates(
+    differences: Sequence[Sequence[float]], confidence: float, *, overlap: float = 0.0
+) -> list[Estimate | None]:
     """Return the estimate of each comparison; None for one without a pair.
 
     Args:
         differences: for each comparison its differences, one per seed.
         confidence: probability with which all intervals together contain the true means.
+        overlap: records tested on over records trained on, if these were parts of the same records;
+            0 for independent differences.
     """
     usable = [found for found in differences if len(found) > 1]
-    adjusted = iter(holm([_p(found) for found in usable]))
+    adjusted = iter(holm([_p(found, overlap) for found in usable]))
     made = list[Estimate | None]()
     for found in differences:
         mean = statistics.fmean(found) if found else math.nan
         if len(found) > 1:
-            half = _half_width(found, confidence, len(differences))
+            half = _half_width(found, confidence, len(differences), overlap)
             made.append(Estimate(mean, mean - half, mean + half, next(adjusted)))
         else:
             made.append(Estimate(mean, None, None, None) if found else None)
@@ -59,23 +67,25 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _half_width(found: Sequence[float], confidence: float, comparisons: int) -> float:
+def _half_width(
+    found: Sequence[float], confidence: float, comparisons: int, overlap: float
+) -> float:
     # scipy takes half a second to import.
     from scipy.stats import t
 
     tail = (1 - confidence) / (2 * comparisons)
-    return float(t.isf(tail, len(found) - 1)) * _error(found)
+    return float(t.isf(tail, len(found) - 1)) * _error(found, overlap)
 
 
-def _p(found: Sequence[float]) -> float:
+def _p(found: Sequence[float], overlap: float) -> float:
     from scipy.stats import t
 
-    mean, error = statistics.fmean(found), _error(found)
+    mean, error = statistics.fmean(found), _error(found, overlap)
     if error == 0:
         return 0.0 if mean else 1.0
     return float(2 * t.sf(abs(mean) / error, len(found) - 1))
 
 
-def _error(found: Sequence[float]) -> float:
+def _error(found: Sequence[float], overlap: float) -> float:
     """Return the standard error of the mean."""
-    return statistics.stdev(found) / math.sqrt(len(found))
+    return statistics.stdev(found) * math.sqrt(1 / len(found) + overlap)

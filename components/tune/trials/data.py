@@ -2,7 +2,8 @@
 
 Trials whose data fields are equal get the same record. So the data of a study do not change, even
 if its source does. The record's folder holds links to the files of the training and the validation
-side, and nothing else.
+side, and nothing else. Trials that hold out folds of the same data share the encoded files. There,
+the fold that a trial holds out takes the place of the test side.
 """
 
 from __future__ import annotations
@@ -58,12 +59,19 @@ def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
 
 
 def _share(study: Path, config: RunConfig, prepared: Callable[[], DataRecord]) -> None:
-    path = data_path(study, config)
+    path, whole = data_path(study, config), data_path(study, _without_fold(config))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
+    # One lock for all folds, so that the data are encoded once.
+    with whole.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if known_data(study, config) is None:
-            without_test(prepared(), path.with_suffix("")).save(path)
+            share = without_test if config.cross_validation.fold is None else linked
+            share(prepared(), path.with_suffix("")).save(path)
+
+
+def _without_fold(config: RunConfig) -> RunConfig:
+    chosen = config.cross_validation.model_copy(update={"fold": None})
+    return config.model_copy(update={"cross_validation": chosen})
 
 
 def without_test(data: DataRecord, folder: Path) -> DataRecord:
@@ -72,22 +80,30 @@ def without_test(data: DataRecord, folder: Path) -> DataRecord:
     Training uses neither, so a run with this record has the same weights.
 
     Args:
+        folder: as for `linked`.
+    """
+    sides = {name: side for name, side in data.sides.items() if name != "test"}
+    own = data.model_copy(update={"sides": sides, "test_records": "", "profile": None})
+    return linked(own, folder)
+
+
+def linked(data: DataRecord, folder: Path) -> DataRecord:
+    """Return the record with another folder, which has links to the files that it names.
+
+    Args:
         folder: of the new record, on the same file system. What is there is removed first.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    sides = {name: side for name, side in data.sides.items() if name != "test"}
-    for side in sides.values():
-        for name in filter(None, [*side.shards, side.index]):
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(data.path(name), target)
+    named = (name for side in data.sides.values() for name in (*side.shards, side.index))
+    for name in filter(None, [*named, data.test_records]):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(data.path(name), target)
     if data.tokenizer:
         source, target = data.path(data.tokenizer), folder / data.tokenizer
         shutil.copytree(source, target, copy_function=os.link)
-    return data.model_copy(
-        update={"folder": str(folder), "sides": sides, "test_records": "", "profile": None}
-    )
+    return data.model_copy(update={"folder": str(folder)})
 
 
 def data_path(study: Path, config: RunConfig) -> Path:
@@ -96,4 +112,5 @@ def data_path(study: Path, config: RunConfig) -> Path:
     # again, and the preprocess step finds the data that it prepared before.
     fields = config.model_dump(mode="json", include={"data", "model"})
     fields["model"] = identifying_model(fields["model"])
+    fields |= config.cross_validation.identifying()
     return trials_of(study) / "data" / f"{value_digest(fields)}.json"

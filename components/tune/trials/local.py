@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -131,9 +131,7 @@ class LocalTrials:
                 )
             return self._followed[number].state()
         if number not in self._resting:
-            kept = folder.discarded()
-            curve = read_curve(folder.workspace.events)
-            self._resting[number] = kept or curve.state(running=False)
+            self._resting[number] = folder.discarded() or _at_rest(folder)
         return self._resting[number]
 
     def stop(self, number: int) -> None:
@@ -215,3 +213,13 @@ class LocalTrials:
         end_leftovers(trials_of(self.study))
         for number, until in self._asked.items():
             self._ask(number, until)
+
+
+def _at_rest(folder: TrialFolder) -> TrialState:
+    """Return the state of a trial without processes."""
+    state = read_curve(folder.workspace.events).state(running=False)
+    if state.condition != "finished" or folder.scores.exists():
+        return state
+    # One that holds out a fold is finished only with its scores there.
+    held = load(folder.config).cross_validation.fold is not None
+    return replace(state, condition="paused") if held else state

@@ -11,7 +11,8 @@
       config.yaml     its configuration
       log             the output of its process
       runs/<run>/     the run (shared/workspace.py)
-      record.json     instead of all this, once the trial is discarded
+      scores.parquet  its scores on the fold that it holds out, if it holds one out
+      record.json     instead of all this but the scores, once the trial is discarded
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class TrialFolder:
     @property
     def record(self) -> Path:
         return self.path / "record.json"
+
+    @property
+    def scores(self) -> Path:
+        return self.path / "scores.parquet"
 
     @property
     def workspace(self) -> Workspace:

@@ -1,5 +1,7 @@
 """The process of a trial: it prepares the data if nobody has, and trains until the cut.
 
+If the trial holds out a fold, it then scores the model on that fold.
+
 Its result is in the run's files. Exit status: 0 if they say how the trial ended, also if it failed;
 143 if it was stopped, and left a checkpoint.
 """
@@ -39,7 +41,8 @@ def train_trial(study: Path, number: int, until: int, parent: int) -> int:
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         return 1
-    config = load(TrialFolder(study, number).config)
+    place = TrialFolder(study, number)
+    config = load(place.config)
     data = known_data(study, config)
     if data is None:
         # In a process of its own, because it starts threads, and this one still forks.
@@ -48,8 +51,14 @@ def train_trial(study: Path, number: int, until: int, parent: int) -> int:
         if status or data is None:
             return status
     with _reported(config):
-        if run(config, data, until=until).outcome in ("preempted", "stopped"):
+        outcome = run(config, data, until=until)
+        if outcome.outcome in ("preempted", "stopped"):
             return STOPPED_EXIT
+        if outcome.result and outcome.succeeded and config.cross_validation.fold is not None:
+            # Imported late: torch and MLflow take seconds, and other trials score nothing.
+            from steadytrain.components.tune.trials.held_out import score_fold
+
+            score_fold(config, data, Path(outcome.result.model), place.scores)
     return 0
 
 

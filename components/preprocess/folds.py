@@ -1,0 +1,188 @@
+"""Divide the training side into folds, for cross-validation.
+
+The rows of each fold are shards of their own. So the data are encoded and stored once, and the
+training side of a run is the shards of all folds but the one that it holds out. The validation side
+stays what it is, and the test side is in no fold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.records import DataRecord, SideRecord
+
+_REMEDY: Final = "lower cross_validation.folds, or give more data"
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which document of the training side is in which fold.
+
+    sizes: documents of each fold.
+    rare: labels with fewer documents than there are folds, sorted.
+    """
+
+    fold_of: Mapping[str, int]
+    sizes: Sequence[int]
+    rare: Sequence[str]
+
+    @classmethod
+    def of(cls, records: Sequence[Path], folds: int, salt: str, *, labeled: bool) -> Division:
+        """Divide the documents in files of raw records.
+
+        Raises:
+            BadInput, DataError: as for `assign`.
+        """
+        columns: dict[str, list[Any]] = {
+            "id": [],
+            "group": [],
+            **({"label": []} if labeled else {}),
+        }
+        for part in records:
+            with pa.memory_map(str(part)) as source:
+                table = pa.ipc.open_file(source).read_all().select(list(columns))
+            for name, values in columns.items():
+                values += table.column(name).to_pylist()
+        labels = columns.get("label")
+        fold_of = assign(columns["id"], labels, columns["group"], folds=folds, salt=salt)
+        sizes = Counter(fold_of.values())
+        counts = Counter(labels or [])
+        rare = sorted(label for label, count in counts.items() if count < folds)
+        return cls(fold_of, [sizes[fold] for fold in range(folds)], rare)
+
+    def divide(self, part: Path, key: str) -> list[Path]:
+        """Write the rows of an Arrow file to a file for each fold next to it.
+
+        Args:
+            key: column with the document of a row.
+        """
+        paths = [part.with_name(f"fold-{fold}-{part.name}") for fold in range(len(self.sizes))]
+        with pa.memory_map(str(part)) as source, ExitStack() as stack:
+            reader = pa.ipc.open_file(source)
+            writers = [
+                stack.enter_context(pa.ipc.new_file(str(path), reader.schema)) for path in paths
+            ]
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                documents: list[Any] = batch.column(key).to_pylist()
+                folds = np.array([self.fold_of[document] for document in documents])
+                for fold, writer in enumerate(writers):
+                    writer.write_batch(batch.filter(pa.array(folds == fold, pa.bool_())))
+        return paths
+
+
+def assign(
+    documents: Sequence[str],
+    labels: Sequence[str] | None,
+    groups: Sequence[str | None],
+    *,
+    folds: int,
+    salt: str,
+) -> dict[str, int]:
+    """Return the fold of each document, by scikit-learn's splitters.
+
+    It depends on the set of documents and the salt, not on their order.
+
+    Args:
+        labels: to stratify by; None if the documents have none.
+        groups: of each document; None for one that belongs to no group.
+
+    Raises:
+        BadInput: scikit-learn is not installed.
+        DataError: there are too few documents or groups, or each label has too few documents.
+    """
+    order = sorted(range(len(documents)), key=lambda row: _place(salt, documents[row]))
+    names = [groups[row] or f"\0{documents[row]}" for row in order]
+    # As numbers in this order: the splitters sort groups of equal size by their names.
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    units = [numbers[name] for name in names]
+    classes = [labels[row] for row in order] if labels is not None else [""] * len(order)
+    if len(numbers) < folds:
+        what = "groups" if any(groups) else "records"
+        raise DataError(
+            f"the training side has {len(numbers)} {what}, and cross_validation.folds is {folds}",
+            remedy=_REMEDY,
+        )
+    if max(Counter(classes).values()) < folds:
+        raise DataError(
+            f"each label has fewer than cross_validation.folds = {folds} training records",
+            remedy=_REMEDY,
+        )
+    found = dict[str, int]()
+    splitter = _splitter(folds, grouped=any(groups), stratified=len(set(classes)) > 1)
+    # It warns of rare labels, as the caller does.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        for fold, (_, rows) in enumerate(splitter.split(classes, classes, units)):
+            found |= {documents[order[row]]: fold for row in rows}
+    if len(set(found.values())) < folds:
+        raise DataError(
+            f"the groups cannot be divided among {folds} folds: one would be empty", remedy=_REMEDY
+        )
+    return found
+
+
+def joined(sides: Sequence[SideRecord]) -> SideRecord:
+    """Return several folds as one side. It has no index: each fold has its own."""
+    return SideRecord(
+        shards=[shard for side in sides for shard in side.shards],
+        rows=sum(side.rows for side in sides),
+        documents=sum(side.documents for side in sides),
+        tokens=sum(side.tokens for side in sides),
+        target_tokens=sum(side.target_tokens for side in sides),
+    )
+
+
+def holding_out(data: DataRecord, chosen: CrossValidationConfig) -> DataRecord:
+    """Return the data of a run that holds out a fold; all data if it holds out none.
+
+    The fold takes the place of the test side, which the record no longer names.
+    """
+    fold = chosen.fold
+    if fold is None:
+        return data
+    held = data.folds[fold]
+    others = [item.side for number, item in enumerate(data.folds) if number != fold]
+    return data.model_copy(
+        update={
+            "fingerprint": value_digest([data.fingerprint, fold]),
+            "split_digest": value_digest([data.split_digest, chosen.folds, fold]),
+            "sides": {**data.sides, "train": joined(others), "test": held.side},
+            "test_records": held.records,
+            "folds": [],
+        }
+    )
+
+
+def _place(salt: str, document: str) -> bytes:
+    return hashlib.sha256(f"{salt}\0{document}".encode()).digest()
+
+
+def _splitter(folds: int, *, grouped: bool, stratified: bool) -> Any:
+    try:
+        from sklearn.model_selection import (
+            GroupKFold,
+            KFold,
+            StratifiedGroupKFold,
+            StratifiedKFold,
+        )
+    except ImportError as error:
+        raise BadInput(
+            "folds are made by the package scikit-learn, which is not installed",
+            remedy="pip install 'steadytrain[train]'",
+        ) from error
+    if grouped:
+        return (StratifiedGroupKFold if stratified else GroupKFold)(folds)
+    return (StratifiedKFold if stratified else KFold)(folds)

@@ -1,0 +1,1 @@
+"""What a cross-validation shows: scores on each fold, comparisons, and predictions."""

@@ -1,0 +1,74 @@
+"""The scores of each configuration on the folds that its runs held out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.tune.fold_design import FoldDesign
+from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.held_out import LABELS
+from steadytrain.components.tune.trials.place import TrialFolder
+
+_CLASSES: Final = ("label", "prediction")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A configuration on the fold that its run held out.
+
+    metrics: every metric that applies, by name.
+    table: the scores of the records, in the columns of `Scorer.score`.
+    """
+
+    configuration: str
+    fold: int
+    metrics: Mapping[str, float]
+    table: pa.Table
+
+
+def folds_of(study: Study, folder: Path) -> Iterator[Fold]:
+    """Yield the folds whose trials have finished, in the order of the trials.
+
+    Args:
+        folder: of the study.
+    """
+    design = FoldDesign(study.config)
+    for trial in study.history.trials:
+        path = TrialFolder(folder, trial.number).scores
+        if trial.standing == "finished" and path.exists():
+            table = pq.read_table(path)
+            metrics = point_values(Scores.of(table))
+            yield Fold(design.configuration(trial), design.fold(trial), metrics, table)
+
+
+def predictions(folds: list[Fold]) -> pa.Table:
+    """Return the out-of-fold predictions of all configurations, one row per record.
+
+    The columns are `configuration`, `fold` and those of the scores, with the names of the classes
+    instead of their numbers. Rows are sorted by configuration and record.
+    """
+    return pa.concat_tables(map(_named, folds)).sort_by(
+        [("configuration", "ascending"), ("id", "ascending")]
+    )
+
+
+def _named(fold: Fold) -> pa.Table:
+    table, count = fold.table, fold.table.num_rows
+    labels: list[str] = json.loads((table.schema.metadata or {}).get(LABELS, b"[]"))
+    columns: dict[str, Any] = {
+        "configuration": pa.array([fold.configuration] * count, pa.string()),
+        "fold": pa.array([fold.fold] * count, pa.int64()),
+    }
+    for name in table.column_names:
+        column = table.column(name)
+        columns[name] = pa.array(labels).take(column) if labels and name in _CLASSES else column
+    return pa.table(columns)

@@ -1,0 +1,107 @@
+"""`steadytrain cross-validate`: train and score a configuration on every fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steadytrain.components.shared.errors import ConfigError
+from steadytrain.pipelines import json_output
+from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.tune.study import Study
+
+
+def cross_validate(
+    source: Source,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="Name of the cross-validation. The same name continues it."),
+    ] = None,
+    output: RunOutput = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the folds and the runs, and exit.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train on all folds but one, score on that one, for each of `cross_validation.folds`.
+
+    The folds divide the training side; the test side is in none of them. Each run is an ordinary
+    one, and all share the encoded data. `cross_validation.compare` names further configurations,
+    which are compared on the same folds. The cross-validation can be stopped or killed at any time:
+    the same command continues it. The result is in OUTPUT/studies/NAME: cross-validation.json,
+    out-of-fold.parquet with a prediction for each record, and report.html.
+    """
+    from steadytrain.components.shared.config import load
+    from steadytrain.components.shared.config.space import steps_problem
+    from steadytrain.components.tune.fold_design import as_cross_validation
+    from steadytrain.pipelines.plugin_checks import check_plugins
+    from steadytrain.pipelines.studies import check_installed
+
+    config = load(source, given(overrides, run=run, output=output))
+    if problem := steps_problem(config):
+        raise ConfigError([problem])
+    config = as_cross_validation(config)
+    check_installed("sklearn", "folds are made by")
+    check_installed("scipy", "intervals are computed by")
+    check_plugins(config)
+    if dry_run:
+        _show_outline(config, as_json=as_json)
+    else:
+        _cross_validate(config, as_json=as_json)
+
+
+def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.cross_validation.results import results_of, summary
+    from steadytrain.components.tune.display import Lines
+    from steadytrain.components.tune.driver import study_folder
+    from steadytrain.pipelines.cross_validation_display import ending, words
+    from steadytrain.pipelines.studies import run_study
+
+    folder = study_folder(config)
+    tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
+    study = run_study(config, Lines(tell, words(config)), tell, write=_write)
+    results = results_of(study, folder)
+    if as_json:
+        json_output.show({**summary(study, results), "folder": str(folder)})
+    else:
+        typer.echo("\n".join([*ending(study, results), f"folder  {folder}"]))
+
+
+def _write(study: Study, folder: Path) -> None:
+    from steadytrain.components.tune.cross_validation.page import write_page
+    from steadytrain.components.tune.cross_validation.results import results_of, write_results
+
+    results = results_of(study, folder)
+    write_results(study, results, folder)
+    write_page(study, results, folder)
+
+
+def _show_outline(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.fold_design import configurations
+    from steadytrain.components.tune.study import study_name
+    from steadytrain.pipelines.cross_validation_display import outline
+    from steadytrain.pipelines.studies import training_cost
+
+    steps = config.tune.budget.trials * config.training.max_steps
+    hours, text = training_cost(config, steps)
+    if not as_json:
+        typer.echo("\n".join(outline(config, steps, text)))
+        return
+    json_output.show(
+        {
+            "study": study_name(config),
+            "folds": config.cross_validation.folds,
+            "configurations": list(configurations(config)),
+            "trials": config.tune.budget.trials,
+            "steps": steps,
+            "expected_hours": hours,
+        }
+    )

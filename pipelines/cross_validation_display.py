@@ -1,0 +1,73 @@
+"""What `steadytrain cross-validate` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+
+from steadytrain.components.report.words import number
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tune.cross_validation.results import Results
+from steadytrain.components.tune.cross_validation.table import compared, interval
+from steadytrain.components.tune.fold_design import FoldDesign, configurations
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.study import Study, study_name
+from steadytrain.pipelines.ablation_display import aligned
+
+
+def words(config: RunConfig) -> Callable[[Trial], str]:
+    """Return what describes a trial: its configuration and its fold."""
+    design = FoldDesign(config)
+    return lambda trial: f"{design.configuration(trial)}, fold {design.fold(trial)} held out"
+
+
+def outline(config: RunConfig, steps: int, cost: str) -> list[str]:
+    """Return lines on what a cross-validation would do, for `--dry-run`.
+
+    Args:
+        steps: optimizer steps of all runs together.
+        cost: the estimated cost in words.
+    """
+    chosen, budget, names = config.cross_validation, config.tune.budget, configurations(config)
+    group = config.data.columns.group
+    by = [
+        *(["stratified by label"] if open_encoder(config.data).labeled else []),
+        *([f"grouped by {group}"] if group else []),
+    ]
+    return [
+        f"study       {study_name(config)}",
+        f"folds       {', '.join([str(chosen.folds), *by])}",
+        f"runs        {budget.trials:,}: {len(names)} configurations, {budget.parallel} at a time",
+        f"steps       {steps:,}",
+        f"cost        {cost}",
+        *(f"compared    {name}" for name in names),
+    ]
+
+
+def ending(study: Study, results: Results) -> list[str]:
+    """Return lines on what a cross-validation found."""
+    history, price = study.history, study.usd(study.hours)
+    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
+    lines = [f"runs    {len(history.trials):,}, {history.failed} failed; {spent}"]
+    means = [
+        (metric, name, number(mean.mean), interval(mean), str(len(results.values[name][metric])))
+        for metric in results.metrics
+        for name, by_metric in results.means.items()
+        if (mean := by_metric.get(metric))
+    ]
+    lines += ["", *aligned([("metric", "configuration", "mean", "interval", "folds"), *means])]
+    if results.comparisons:
+        header = (
+            "metric",
+            "configuration",
+            "difference",
+            "interval",
+            "p (Holm)",
+            "folds",
+            "verdict",
+        )
+        rows = [(item.metric, *map(str, astuple(compared(item)))) for item in results.comparisons]
+        lines += ["", *aligned([header, *rows])]
+    return ["", *lines, ""]
