@@ -14,7 +14,7 @@ from steadytrain.components.shared.config.base import Section, at_odds, complete
 
 
 class ObjectiveConfig(Section):
-    """An objective that one of its fields turns on."""
+    """An objective that its fields turn on."""
 
     @property
     def on(self) -> bool:
@@ -137,10 +137,26 @@ class BatchContrastiveConfig(ObjectiveConfig):
         return self
 
 
+class DpoConfig(ObjectiveConfig):
+    """Learning which of two answers is preferred (Rafailov et al. 2023, DPO)."""
+
+    beta: float = Field(
+        0.1,
+        gt=0,
+        description="Strength of the tie to the reference model, which is model.base: a lower one "
+        "lets the model move further away from it. Only data.task preference reads it.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self != DpoConfig()
+
+
 OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "distillation": DistillationConfig,
     "contrastive": ContrastiveConfig,
     "batch_contrastive": BatchContrastiveConfig,
+    "dpo": DpoConfig,
 }
 """By field of `training`."""
 

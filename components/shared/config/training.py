@@ -27,6 +27,7 @@ from steadytrain.components.shared.config.objectives import (
     BatchContrastiveConfig,
     ContrastiveConfig,
     DistillationConfig,
+    DpoConfig,
     objectives_off,
 )
 from steadytrain.components.shared.errors import BadInput
@@ -136,6 +137,7 @@ class TrainingConfig(Section):
     distillation: DistillationConfig = DistillationConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
     batch_contrastive: BatchContrastiveConfig = BatchContrastiveConfig()
+    dpo: DpoConfig = DpoConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from steadytrain.components.memory.companion import teacher_of
+from steadytrain.components.memory.companion import run_companion
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.train.loop.setup import Parts, precision
 
 
@@ -25,12 +26,13 @@ def least_memory(parts: Parts) -> int:
     try:
         shape = shape_of(config.to_dict(), labels=config.num_labels if classes else 0)
         length = parts.sequence_length or shape.positions
-        teacher = teacher_of(parts.config, half=half, length=length)
+        companion = run_companion(parts.config, shape, half=half, length=length)
     except BadInput:
         return 0
     batch = parts.config.training.global_batch_size // parts.world_size
     setting = Setting(
         length=length,
+        micro_batch=load_task(parts.config.data.task).sequences,
         precision=precision(parts.config),
         recompute=True,
         masked=classes,
@@ -41,7 +43,7 @@ def least_memory(parts: Parts) -> int:
         optim=parts.config.training.optim,
         cuda=parts.accelerator.device.type == "cuda",
         weight_copies=parts.config.training.weight_copies,
-        companion=teacher,
+        companion=companion,
         contrasts=parts.config.training.contrastive.on,
     )
     return peak_memory(shape, setting).total

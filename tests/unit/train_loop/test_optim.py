@@ -48,6 +48,7 @@ OURS_ALONE = {
     "distillation",
     "contrastive",
     "batch_contrastive",
+    "dpo",
     "monitor",
     "profile",
 }
