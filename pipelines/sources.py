@@ -21,6 +21,7 @@ from steadytrain.components.shared.errors import BadInput
 PRESETS: Final = {
     "causal_lm": "causal-lm",
     "supervised_finetuning": "chat",
+    "preference": "preference",
     "sequence_classification": "sequence-classification",
 }
 """The preset of each task that a look at the records can find."""

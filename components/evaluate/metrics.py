@@ -42,6 +42,17 @@ def _hits(scores: Scores) -> Parts | None:
     return hits.astype(np.float64), np.ones(len(hits))
 
 
+def _margins(scores: Scores) -> Parts | None:
+    if "margin" not in scores.columns:
+        return None
+    return scores.columns["margin"], scores.targets
+
+
+def _preferred(scores: Scores) -> Parts | None:
+    found = _margins(scores)
+    return found and ((found[0] > 0).astype(np.float64), found[1])
+
+
 def _exponential(means: FloatArray) -> FloatArray:
     return np.exp(np.minimum(means, _LARGEST_EXPONENT))
 
@@ -144,6 +155,8 @@ def _of_classes(
 LOSS: Final = MeanMetric(False, _nats)
 PERPLEXITY: Final = MeanMetric(False, _nats_of_text, _exponential)
 BITS_PER_BYTE: Final = MeanMetric(False, _bits)
+PREFERENCE_ACCURACY: Final = MeanMetric(True, _preferred)
+PREFERENCE_MARGIN: Final = MeanMetric(True, _margins)
 ACCURACY: Final = MeanMetric(True, _hits)
 MACRO_F1: Final = _of_classes(True, _macro_f1, _weighted_macro_f1)
 AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)

@@ -1,8 +1,10 @@
-"""A frozen model that each rank runs next to the one that trains, such as a teacher."""
+"""A frozen model that each rank runs next to the one that trains: a teacher or a reference."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from typing import Final
 
 from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.model import any_shape, label_count
@@ -11,21 +13,36 @@ from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.chunks import COMPARISON_COPIES, comparison_rows
+from steadytrain.components.tasks.registry import load_task
+
+_LIKELIHOOD_COPIES: Final = 2
+"""Copies in 32 bits of a block of logits that likelihoods are computed from."""
 
 
-def teacher_of(config: RunConfig, *, half: bool, length: int) -> Companion | None:
-    """Return what the teacher needs; None without one.
+def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -> Companion | None:
+    """Return what the run's teacher or reference needs; None without one.
 
     Args:
+        shape: of the model that trains.
         half, length: as for `companion_of`.
 
     Raises:
-        BadInput: its architecture is unknown, or can't be built here.
+        BadInput: the teacher's architecture is unknown, or can't be built here.
     """
     address = config.training.distillation.teacher
-    if address is None:
+    if address is not None:
+        return companion_of(_teacher(address, label_count(config)), half=half, length=length)
+    if not load_task(config.data.task).reference:
         return None
-    return companion_of(_teacher(address, label_count(config)), half=half, length=length)
+    found = companion_of(shape, half=half, length=length)
+    rows = comparison_rows(shape.vocabulary)
+    return replace(
+        found,
+        # With adapters, the frozen model that they are attached to is the reference.
+        weights=0 if config.model.adapter.freezes else found.weights,
+        kept=0,
+        compared=_LIKELIHOOD_COPIES * FP32 * rows * shape.vocabulary,
+    )
 
 
 @functools.cache

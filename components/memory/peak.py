@@ -34,7 +34,7 @@ _NAMES: Final = {
     "activations": "activations",
     "logits": "logits and loss",
     "buffers": "buffers",
-    "companion": "teacher",
+    "companion": "frozen model",
     "fragmentation": "fragmentation",
     "context": "CUDA context",
 }
@@ -73,7 +73,7 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The device bytes by name; without a teacher, no line for it."""
+        """The device bytes by name; without a teacher or a reference, no line for it."""
         parts = {name: getattr(self, field) for field, name in _NAMES.items()}
         if not self.companion:
             del parts[_NAMES["companion"]]
@@ -115,7 +115,7 @@ class _Step:
         kept += exit_memory(self.shape, self.setting)
         if (companion := self.setting.companion) is not None:
             forward = self.setting.tokens * companion.forward
-            yield self._moment("the teacher's forward pass", 0, self.before, companion=forward)
+            yield self._moment("the frozen model's forward pass", 0, self.before, companion=forward)
         yield from self._losses(kept)
         yield self._moment(
             "the head's backward",

@@ -46,7 +46,7 @@ class Setting:
     strategy: resolved: never "auto".
     cuda: whether on a GPU, whose kernels keep less.
     weight_copies: tensors in 32 bits that training components keep for each trained weight.
-    companion: the teacher; None without one.
+    companion: the teacher or the reference; None without one.
     contrasts: whether the loss compares the token states of each document.
     returns_states: whether the model returns the states of all layers, which the loss needs.
     copies: how often a forward pass has each sequence: twice with R-Drop.

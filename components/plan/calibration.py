@@ -100,7 +100,7 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
             "--calibrate loads none"
         )
     elif choice.setting.companion:
-        why = "training.distillation: --calibrate times the student alone"
+        why = "a teacher or a reference: --calibrate times the model that trains alone"
     elif choice.setting.length > job.shape.positions:
         why = (
             f"data.sequence_length = {choice.setting.length}: the model takes at most "

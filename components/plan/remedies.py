@@ -101,7 +101,7 @@ def _shorter(job: Workload, choice: Choice) -> str:
     length = choice.setting.length
     while length > _SHORTEST:
         length //= 2
-        found = at(job, choice.option, choice.setting.micro_batch, length=length)
+        found = at(job, choice.option, choice.plan.micro_batch_size, length=length)
         if found.fits:
             return f"data.sequence_length={length} fits: {_need(found)}"
     return ""

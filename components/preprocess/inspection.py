@@ -28,7 +28,7 @@ from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.registry import open_encoder
 
 RECORDS: Final = 200
-TASKS: Final = ("supervised_finetuning", "sequence_classification", "causal_lm")
+TASKS: Final = ("supervised_finetuning", "preference", "sequence_classification", "causal_lm")
 _FILES: Final = 10
 """Number of files to inspect: the files of one folder may differ."""
 _DOWNLOAD_BYTES: Final = 256_000_000

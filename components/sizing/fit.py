@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from steadytrain.components.memory.companion import teacher_of
+from steadytrain.components.memory.companion import run_companion
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.batch import REPLICATED
@@ -14,6 +14,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import LARGEST_DERIVED, BatchPlan, plan_batch
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.strategy import TrainingOption, options
+from steadytrain.components.tasks.registry import load_task
 
 LARGEST_MICRO_BATCH: Final = 64
 ENOUGH_TOKENS: Final = 2048
@@ -164,7 +165,7 @@ def at(
     adversarial = config.training.adversarial
     setting = Setting(
         length=length or config.data.sequence_length,
-        micro_batch=micro_batch,
+        micro_batch=micro_batch * load_task(config.data.task).sequences,
         precision=job.precision,
         recompute=option.recompute,
         # Labeled texts are padded. Packed rows need a mask too if attention has no document
@@ -184,8 +185,9 @@ def at(
         optim=option.optim,
         cuda=job.machine.gpu.cuda,
         weight_copies=config.training.weight_copies,
-        companion=teacher_of(
+        companion=run_companion(
             config,
+            job.shape,
             half=job.precision != "fp32",
             length=length or config.data.sequence_length,
         ),
@@ -230,4 +232,4 @@ def _is_good(job: Workload, choice: Choice) -> bool:
     if choice.option.lightened and not any(map(job.given, fields)):
         return False
     largest = max(_micro_batches(job))
-    return choice.setting.tokens >= ENOUGH_TOKENS or choice.setting.micro_batch == largest
+    return choice.setting.tokens >= ENOUGH_TOKENS or choice.plan.micro_batch_size == largest

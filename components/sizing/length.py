@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import load_task
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def length_of(config: RunConfig, global_batch: int) -> Length:
         BadInput: the record of the data has another version.
     """
     training, data = config.training, prepared(config)
-    full = global_batch * config.data.sequence_length
+    full = global_batch * config.data.sequence_length * load_task(config.data.task).sequences
     if data is not None:
         side = data.sides["train"]
         steps = training.max_steps

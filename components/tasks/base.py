@@ -154,6 +154,8 @@ class Task:
     language_model: whether it trains a language model with the model's own head. Only then can the
         head be frozen and quantized, and lm-eval score the model.
     objectives: those of `training` that its loss includes, by their field.
+    sequences: sequences of up to `data.sequence_length` tokens in a row, for plans.
+    reference: whether the loss compares the model with a frozen copy of model.base.
     """
 
     encoder: Callable[[DataConfig], Encoder]
@@ -162,6 +164,8 @@ class Task:
     packager: Callable[[RunConfig, DataRecord], Packager]
     language_model: bool = False
     objectives: frozenset[str] = frozenset()
+    sequences: int = 1
+    reference: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

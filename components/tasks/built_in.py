@@ -9,6 +9,7 @@ from steadytrain.components.tasks.base import Task, late
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
+from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
 
 _TASKS: Final = "steadytrain.components.tasks"
 
@@ -22,6 +23,16 @@ CAUSAL_LM: Final = Task(
 )
 # Only the choice of target tokens differs, and preprocessing makes it.
 SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
+PREFERENCE: Final = Task(
+    encoder=PreferenceEncoder,
+    training=late(f"{_TASKS}.preference:PreferenceTraining"),
+    scorer=late(f"{_TASKS}.scoring.preference:PreferenceScorer"),
+    packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
+    language_model=True,
+    objectives=frozenset({"dpo"}),
+    sequences=2,
+    reference=True,
+)
 SEQUENCE_CLASSIFICATION: Final = Task(
     encoder=LabeledTextEncoder,
     training=late(f"{_TASKS}.sequence_classification:SequenceClassification"),

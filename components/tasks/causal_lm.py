@@ -36,7 +36,7 @@ from steadytrain.components.tasks.packing import (
 from steadytrain.components.tasks.teacher import FIELD, Teacher, check_vocabulary
 from steadytrain.components.tasks.text import TextTraining
 
-_NOT_FOR_MODELS: Final = ("targets", "lengths", "spans")
+_NOT_FOR_MODELS: Final = ("targets", "lengths", "spans", "counts")
 """Entries of a micro-batch that the model does not get."""
 
 

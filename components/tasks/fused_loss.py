@@ -91,7 +91,7 @@ class _Options:
 
 
 @dataclass
-class _Found:
+class Found:
     """The loss, and the requested gradients."""
 
     loss: torch.Tensor
@@ -100,9 +100,23 @@ class _Found:
     bias: torch.Tensor | None = None
 
 
-class _SummedLoss(torch.autograd.Function):
-    """Computes the gradients together with the loss and keeps nothing else."""
+class ForwardGradients(torch.autograd.Function):
+    """A loss of a head whose forward pass also computes the gradients and keeps nothing else.
 
+    `forward` leaves those of its first three arguments in `ctx.gradients`.
+    """
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Scale in place, because the head's gradient is large. A second backward would scale twice.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("the fused loss has been differentiated already")
+        scaled = [None if item is None else item.mul_(outputs[0]) for item in gradients]
+        return (*scaled, *[None] * (len(ctx.needs_input_grad) - len(scaled)))
+
+
+class _SummedLoss(ForwardGradients):
     @staticmethod
     def forward(
         ctx: Any,
@@ -120,15 +134,6 @@ class _SummedLoss(torch.autograd.Function):
         ctx.gradients = (found.hidden, found.weight, found.bias)
         return found.loss
 
-    @staticmethod
-    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Scale in place, because the head's gradient is large. A second backward would scale twice.
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            raise RuntimeError("the fused loss has been differentiated already")
-        scaled = (None if item is None else item.mul_(outputs[0]) for item in gradients)
-        return (*scaled, None, None, None, None, None)
-
 
 def _pass(
     hidden: torch.Tensor,
@@ -136,7 +141,7 @@ def _pass(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     options: _Options,
-) -> _Found:
+) -> Found:
     """Compute the loss and gradients, chunk by chunk.
 
     Args:
@@ -144,11 +149,11 @@ def _pass(
         targets: (rows).
     """
     dtype = options.dtype
-    kept = in_pairs(_kept(targets)) if options.paired else _kept(targets)
+    kept = in_pairs(kept_rows(targets)) if options.paired else kept_rows(targets)
     rows = hidden.index_select(0, kept).to(dtype)
     wanted = targets.index_select(0, kept).unsqueeze(1)
     head = weight if isinstance(weight, QuantizedMatrix) else weight.to(dtype)
-    found = _Found(torch.zeros((), device=hidden.device))
+    found = Found(torch.zeros((), device=hidden.device))
     if options.for_hidden:
         found.hidden = torch.empty_like(rows)
     if options.for_weight and not isinstance(weight, QuantizedMatrix):
@@ -160,26 +165,26 @@ def _pass(
         size -= size % 2
     for start in range(0, rows.shape[0], size):
         place = slice(start, start + size)
-        logits = _logits(rows[place], head)
+        logits = head_logits(rows[place], head)
         if bias is not None:
             logits += bias.to(dtype)
         errors = _loss_and_errors(logits, wanted[place], kept[place], found, options)
         if options.differentiate:
-            _add_gradients(found, errors, rows, head, place)
+            add_gradients(found, errors, rows, head, place)
         del logits, errors
     if found.hidden is not None:
-        found.hidden = _spread(found.hidden, hidden, kept)
+        found.hidden = spread(found.hidden, hidden, kept)
     # It is kept until backward in the parameter's own dtype.
     found.weight = None if found.weight is None else found.weight.to(weight.dtype)
     return found
 
 
-def _logits(rows: torch.Tensor, head: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
+def head_logits(rows: torch.Tensor, head: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
     """Return the logits (rows, vocabulary), without bias."""
     return head.product(rows) if isinstance(head, QuantizedMatrix) else rows @ head.T
 
 
-def _kept(targets: torch.Tensor) -> torch.Tensor:
+def kept_rows(targets: torch.Tensor) -> torch.Tensor:
     """Return the rows that have a target. For fake and meta tensors, return all rows."""
     if targets.is_meta or isinstance(targets, FakeTensor):
         return torch.arange(len(targets), device=targets.device)
@@ -190,7 +195,7 @@ def _loss_and_errors(
     logits: torch.Tensor,
     targets: torch.Tensor,
     kept: torch.Tensor,
-    found: _Found,
+    found: Found,
     options: _Options,
 ) -> torch.Tensor:
     """Turn a chunk's logits into their gradient, and accumulate the loss and the bias's gradient.
@@ -230,7 +235,7 @@ def _loss_and_errors(
     return logits
 
 
-def _block(logits: torch.Tensor, targets: torch.Tensor, found: _Found, options: _Options) -> None:
+def _block(logits: torch.Tensor, targets: torch.Tensor, found: Found, options: _Options) -> None:
     """Do the work of `_loss_and_errors` for one block at once."""
     # Use maximum, exponential and sum: on a CPU, `logsumexp` takes ten times as long.
     values = logits.float()
@@ -251,8 +256,8 @@ def _block(logits: torch.Tensor, targets: torch.Tensor, found: _Found, options: 
     torch.div(values, sums, out=logits)
 
 
-def _add_gradients(
-    found: _Found,
+def add_gradients(
+    found: Found,
     errors: torch.Tensor,
     rows: torch.Tensor,
     head: torch.Tensor | QuantizedMatrix,
@@ -288,7 +293,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
         total[start : start + size] += left[start : start + size] @ right
 
 
-def _spread(gradient: torch.Tensor, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def spread(gradient: torch.Tensor, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Expand the gradient of the kept rows to all rows."""
-    spread = torch.zeros_like(hidden)
-    return spread.index_copy_(0, kept, gradient.to(hidden.dtype))
+    full = torch.zeros_like(hidden)
+    return full.index_copy_(0, kept, gradient.to(hidden.dtype))

@@ -18,6 +18,7 @@ from steadytrain.components.shared.config import ContrastiveConfig
 from steadytrain.components.tasks.contrastive import Span, similarity_loss
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.distillation import Teaching
+from steadytrain.components.tasks.fused_likelihood import Comparison, likelihood_loss, likelihoods
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 
@@ -84,6 +85,34 @@ class LossRequest:
         return self.loss
 
 
+class LikelihoodRequest:
+    """A request for the log-likelihood of each document, or for a loss that compares them.
+
+    targets: (rows, length), int64. counts: number of targets of each document.
+    comparison: returns the loss; None asks for the likelihoods themselves.
+    found: the head's answer. None means that the model has no such head.
+    """
+
+    def __init__(
+        self, targets: torch.Tensor, counts: Sequence[int], comparison: Comparison | None
+    ) -> None:
+        self.targets, self.counts, self.comparison = targets, counts, comparison
+        self.found: torch.Tensor | None = None
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        given = (hidden, weight, bias, self.targets, self.counts)
+        if self.comparison is None:
+            self.found = likelihoods(*given)
+        else:
+            self.found = likelihood_loss(*given, self.comparison)
+        return self.found
+
+
 class StatesRequest:
     """A request for the head's input and its own tensors.
 
@@ -119,6 +148,16 @@ def request_loss(
 ) -> Iterator[LossRequest]:
     """Within this context, a fused head returns the summed loss instead of logits."""
     request = LossRequest(targets, smoothing, teaching, contrast, criterion)
+    with _requested(request):
+        yield request
+
+
+@contextlib.contextmanager
+def request_likelihoods(
+    targets: torch.Tensor, counts: Sequence[int], comparison: Comparison | None = None
+) -> Iterator[LikelihoodRequest]:
+    """Within this context, a fused head returns likelihoods, or their loss, instead of logits."""
+    request = LikelihoodRequest(targets, counts, comparison)
     with _requested(request):
         yield request
 

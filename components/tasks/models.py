@@ -70,25 +70,31 @@ def load_frozen(
     config: RunConfig,
     data: DataRecord,
     tokenizer: Any,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.nn.Module:
     """Return another model that only answers: frozen, in evaluation mode, in host memory.
 
-    Its weights have the precision of the forward pass. Code that comes with it never runs.
+    Its weights have the precision of the forward pass. Code that comes with it never runs, unless
+    it is the code of model.base.
 
     Args:
         auto: Transformers' auto class for the kind of model.
         field: names the address in errors.
+        dtype: of the weights, instead.
 
     Raises:
         BadInput: the model cannot be used with this data.
     """
     folder = resolve_model(str(address), config)
-    if has_code(folder):
+    own = address == config.model.base
+    if has_code(folder) and not own:
         raise BadInput(
             f"{field} = {address!r}: it comes with code, which runs for model.base only",
             remedy="use a model that Transformers has built in",
         )
-    how = {"dtype": _forward_type(config), "trust_remote_code": False}
+    code = own and may_run_code(folder, config)
+    how = {"dtype": dtype or _forward_type(config), "trust_remote_code": code}
     with foreign(
         f"{field}: {folder} cannot be loaded",
         "give a folder that Transformers' from_pretrained reads",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint
+from typing import Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, RunConfig
@@ -16,6 +17,9 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Packager, Scorer, Task, TrainingTask
 from steadytrain.components.tasks.encoding.base import Encoder
+
+_FROM_SCRATCH: Final = ("causal_lm", "supervised_finetuning", "sequence_classification")
+"""Tasks that need no model to start from; they are not imported to find that out."""
 
 
 def load_task(name: str) -> Task:
@@ -65,6 +69,8 @@ def check_task(config: RunConfig) -> None:
         _check_labeled(config)
     if config.model.dropout.classifier is not None:
         _check_has_head(config)
+    if config.model.base is None and config.data.task not in _FROM_SCRATCH:
+        _check_reference(config)
     task, bits, scored = config.data.task, config.model.adapter.frozen_head, config.evaluation.tasks
     found = []
     if bits != "as_loaded":
@@ -88,6 +94,14 @@ def _check_has_head(config: RunConfig) -> None:
         why = f"data.task {config.data.task} trains a language model, which has no classifier"
         value = repr(config.model.dropout.classifier)
         raise ConfigError([Problem("model.dropout.classifier", value, why, "leave it out")])
+
+
+def _check_reference(config: RunConfig) -> None:
+    task = config.data.task
+    if load_task(task).reference:
+        why = f"data.task {task} compares the model with the one that it starts from"
+        remedy = "name a model that has been trained, best on the preferred answers"
+        raise ConfigError([Problem("model.base", "None", why, remedy)])
 
 
 def _check_objectives(config: RunConfig, asked: Sequence[str]) -> None:

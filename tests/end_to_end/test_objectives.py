@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.events.types import CheckpointSaved, Validated
 
 from support import selected
 from support.forked import ForkedLauncher, train
@@ -18,7 +19,9 @@ from support.training import (
     VOCABULARY,
     Bench,
     class_rows,
+    events_of,
     losses_of,
+    packed_row,
     weights_digest,
     write_data,
 )
@@ -129,6 +132,57 @@ def test_two_ranks_compare_the_same_texts(tmp_path, classified, shards):
     data, sections, whole = classified
     shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
     assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+def pairs(count, seed=0):
+    """Return pairs of answers that go on counting and that do not."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        row = packed_row([int(generator.integers(4, 12)), 9], generator)
+        first = row["lengths"][0]
+        row["targets"] = [0, 0] + [1] * (first - 2) + [0, 0] + [1] * 7
+        row["input_ids"][first + 2 :] = row["input_ids"][-1 : first + 1 : -1]
+        rows.append(row)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def preferred(tmp_path_factory):
+    """Return pairs, the sections of their runs by adapter, and the runs on one rank."""
+    root = tmp_path_factory.mktemp("preferred")
+    data = write_data(root / "data", pairs(60), pairs(8, seed=1), task="preference")
+    base = str(write_teacher(root / "base"))
+    recipe = {**SMALL, "dpo": {"beta": 0.5}}
+    sections = {
+        kind: {
+            "training": recipe,
+            # Dropout differs between ranks.
+            "model": {"base": base, "adapter": {"kind": kind, "rank": 4, "dropout": 0.0}},
+        }
+        for kind in ("none", "lora")
+    }
+    whole = {kind: run(root / kind, data, sections[kind]) for kind in sections}
+    return data, sections, whole
+
+
+@pytest.mark.long
+def test_killed_run_with_a_reference_ends_with_the_same_weights(tmp_path, preferred):
+    data, sections, whole = preferred
+    killed = run(tmp_path, data, sections["none"], killed=True)
+    assert weights_digest(killed) == weights_digest(whole["none"])
+    validated = events_of(killed, Validated)
+    assert validated[-1].metrics["preference_accuracy"] > 0.8
+    assert validated[-1].metrics["loss"] < np.log(2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["none", "lora"])
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
+def test_two_ranks_prefer_the_same_answers(tmp_path, preferred, shards, kind):
+    data, sections, whole = preferred
+    shared = run(tmp_path, data, sections[kind], ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole[kind]), rel=1e-4)
 
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero3")

@@ -44,6 +44,10 @@ class Columns(Section):
     completion: str = Field(
         "completion", description="Column with the answer that the model learns."
     )
+    chosen: str = Field(
+        "chosen", description="Column with the preferred answer, as text or as messages."
+    )
+    rejected: str = Field("rejected", description="Column with the other answer.")
     label: str = Field("label", description="Column with the class of the text.")
     group: str | None = Field(
         None,
@@ -62,7 +66,7 @@ class DataConfig(Section):
 
     task: str = Field(
         "causal_lm",
-        description="What to train for: causal_lm, supervised_finetuning, "
+        description="What to train for: causal_lm, supervised_finetuning, preference, "
         "sequence_classification, the name of an installed package's task, or module:NAME for "
         "your own task.",
     )

@@ -1,4 +1,4 @@
-"""What the objectives of a run share: one of their fields turns them on."""
+"""What the objectives of a run share: their fields turn them on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from steadytrain.components.shared.config.base import Section, at_odds
 
 
 class ObjectiveConfig(Section):
-    """An objective that one of its fields turns on."""
+    """An objective that its fields turn on."""
 
     @property
     def on(self) -> bool:

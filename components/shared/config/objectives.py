@@ -123,6 +123,21 @@ class BatchContrastiveConfig(ObjectiveConfig):
         return self
 
 
+class DpoConfig(ObjectiveConfig):
+    """Learning which of two answers is preferred (Rafailov et al. 2023, DPO)."""
+
+    beta: float = Field(
+        0.1,
+        gt=0,
+        description="Strength of the tie to the reference model, which is model.base: a lower one "
+        "lets the model move further away from it. Only data.task preference reads it.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self != DpoConfig()
+
+
 OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "distillation": DistillationConfig,
     "contrastive": ContrastiveConfig,
@@ -131,6 +146,7 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "focal_loss": FocalLossConfig,
     "class_weights": ClassWeightsConfig,
     "adversarial": AdversarialConfig,
+    "dpo": DpoConfig,
 }
 """By field of `training`."""
 

@@ -28,6 +28,7 @@ from steadytrain.components.shared.config.objectives import (
     BatchContrastiveConfig,
     ContrastiveConfig,
     DistillationConfig,
+    DpoConfig,
     objectives_off,
 )
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
@@ -172,6 +173,7 @@ class TrainingConfig(Section):
     focal_loss: FocalLossConfig = FocalLossConfig()
     class_weights: ClassWeightsConfig = ClassWeightsConfig()
     adversarial: AdversarialConfig = AdversarialConfig()
+    dpo: DpoConfig = DpoConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )

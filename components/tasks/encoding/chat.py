@@ -65,7 +65,7 @@ class ChatEncoder:
                 {"role": "assistant", "content": text_of(row, columns.completion)},
             ]
         else:
-            messages = [_message(item) for item in _turns(value, columns.messages)]
+            messages = [message_of(item) for item in turns_of(value, columns.messages)]
             if not any(item["role"] == "assistant" for item in messages):
                 raise Defect("bad_messages", "the assistant says nothing")
         return Content(json.dumps(messages, ensure_ascii=False, separators=(",", ":")))
@@ -109,7 +109,12 @@ def _tokenizer(folder: Path) -> Any:
     return load_tokenizer(folder)
 
 
-def _turns(value: Any, column: str) -> list[Any]:
+def turns_of(value: Any, column: str) -> list[Any]:
+    """Return the messages in a column, a list or its JSON, unchecked.
+
+    Raises:
+        Defect: there are none.
+    """
     if isinstance(value, str):
         try:
             value = STRICT_JSON.decode(value)
@@ -124,7 +129,12 @@ def _turns(value: Any, column: str) -> list[Any]:
     return value
 
 
-def _message(item: Any) -> dict[str, str]:
+def message_of(item: Any) -> dict[str, str]:
+    """Return a message's role and content.
+
+    Raises:
+        Defect: it has no usable ones.
+    """
     if not isinstance(item, Mapping) or not {"role", "content"} <= item.keys():
         raise Defect("bad_messages", "a message is not a mapping with role and content")
     role, content = item["role"], item["content"]

@@ -14,7 +14,8 @@ DEFECTS: Final = {
     "empty_field": "a field holds only white space",
     "bad_messages": "messages are not a chat with an assistant message",
     "unknown_label": "the label is not among data.labels",
-    "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
+    "too_long": "is longer than data.max_record_bytes, a name in it than 1024 bytes, or its "
+    "prompt than data.sequence_length",
     "refused_by_template": "the tokenizer's chat template rejects it",
     "label_unseen_in_training": "held out, with a label that training never saw",
 }

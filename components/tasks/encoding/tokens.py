@@ -108,10 +108,13 @@ def _plain_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in encodings]
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Encoded:
+def encode_chat(tokenizer: Any, messages: Sequence[Message], first: int = 0) -> Encoded:
     """Encode a chat with the tokenizer's own template, or DEFAULT_CHAT_TEMPLATE if it has none.
 
     Targets are the tokens of the assistant's messages, including the end of each turn.
+
+    Args:
+        first: index of the first message that may have targets.
 
     Raises:
         BadInput: the template rejects these messages, or does not print all of their content.
@@ -121,7 +124,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> Encoded:
 
     with bounded("the tokenizer's chat template"):
         text = _render(tokenizer, messages)
-        spans = _assistant_spans(tokenizer, messages, text)
+        spans = _assistant_spans(tokenizer, messages, text, first)
     encoded = tokenizer(
         text,
         add_special_tokens=False,
@@ -230,9 +233,9 @@ def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
 
 
 def _assistant_spans(
-    tokenizer: Any, messages: Sequence[Message], text: str
+    tokenizer: Any, messages: Sequence[Message], text: str, first: int
 ) -> list[tuple[int, int]]:
-    """Return the positions of the assistant's contents in the rendered text.
+    """Return the positions of the assistant's contents in the rendered text, from `first` on.
 
     This renders the template again with marks in place of the contents. What is between the marks
     is the template's own; the rest of `text` is the contents.
@@ -247,7 +250,11 @@ def _assistant_spans(
         spans = content_spans(own, contents, text)
         if spans:
             pairs = zip(order, spans, strict=True)
-            return [span for index, span in pairs if messages[index]["role"] == "assistant"]
+            return [
+                span
+                for index, span in pairs
+                if index >= first and messages[index]["role"] == "assistant"
+            ]
     raise BadInput(
         "the tokenizer's chat template rewrites the messages or leaves part of them out, so "
         "some of the assistant's text could not be predicted",

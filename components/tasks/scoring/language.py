@@ -84,7 +84,7 @@ def score_language(
     targets: list[int] = []
     for block in _blocks(records):
         encoded = scored_documents(tokenizer, block)
-        found = _losses(model, encoded, batch_size=batch_size, length=length, fill=fill)
+        found = document_losses(model, encoded, batch_size=batch_size, length=length, fill=fill)
         loss += map(add, found, _lost(tokenizer, block, encoded))
         targets += [sum(document.targets) for document in encoded]
     sizes = [scored_bytes(record) for block in _blocks(records) for record in block]
@@ -152,10 +152,16 @@ def _without_turn_ends(encoded: Encoded, special: set[int]) -> Encoded:
     return Encoded(encoded.input_ids, targets)
 
 
-def _losses(
+def document_losses(
     model: torch.nn.Module, documents: Sequence[Encoded], *, batch_size: int, length: int, fill: int
 ) -> list[float]:
-    """Return the summed loss of each document in nats, from windows batched by similar length."""
+    """Return the summed loss of each document in nats, from windows batched by similar length.
+
+    Args:
+        batch_size: windows per forward pass.
+        length: tokens per window.
+        fill: the padding token.
+    """
     pieces = [
         (index, window)
         for index, document in enumerate(documents)

@@ -21,6 +21,7 @@ _TYPES: dict[str, Any] = {
     "label": pa.int64(),
     "prediction": pa.int64(),
     "probabilities": pa.list_(pa.float32()),
+    "margin": pa.float64(),
 }
 
 

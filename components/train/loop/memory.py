@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from steadytrain.components.memory.companion import teacher_of
+from steadytrain.components.memory.companion import run_companion
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.train.loop.setup import Parts, precision
 
 
@@ -28,12 +29,13 @@ def least_memory(parts: Parts) -> int:
         frozen = sum(group.parameters for group in parts.groups if group.unfreeze_at is None)
         shape = replace(shape, frozen=frozen)
         length = parts.sequence_length or shape.positions
-        teacher = teacher_of(parts.config, half=half, length=length)
+        companion = run_companion(parts.config, shape, half=half, length=length)
     except BadInput:
         return 0
     batch = parts.config.training.global_batch_size // parts.world_size
     setting = Setting(
         length=length,
+        micro_batch=load_task(parts.config.data.task).sequences,
         precision=precision(parts.config),
         recompute=True,
         masked=classes,
@@ -44,7 +46,7 @@ def least_memory(parts: Parts) -> int:
         optim=parts.config.training.optim,
         cuda=parts.accelerator.device.type == "cuda",
         weight_copies=parts.config.training.weight_copies,
-        companion=teacher,
+        companion=companion,
         contrasts=parts.config.training.contrastive.on,
     )
     return peak_memory(shape, setting).total

@@ -9,13 +9,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.memory.companion import companion_of
+from steadytrain.components.memory.companion import companion_of, run_companion
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.sizing.batch import plan_batch
+from steadytrain.components.sizing.fit import at
+from steadytrain.components.sizing.hardware import known_gpu
+from steadytrain.components.sizing.machine import Machine, Workload
+from steadytrain.components.sizing.strategy import options
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks import registry
 from steadytrain.components.tasks.registry import check_task
@@ -125,3 +129,32 @@ def test_the_plan_counts_the_weights_of_the_teacher(half):
     assert peak_memory(shape, taught).companion >= companion.weights
     assert peak_memory(shape, taught).total > peak_memory(shape, alone).total
     assert flops_per_token(shape, taught) == pytest.approx(4 / 3 * flops_per_token(shape, alone))
+
+
+@pytest.mark.parametrize("kind", ["none", "lora"])
+def test_the_plan_counts_the_reference_of_a_preference(tmp_path, kind):
+    """Its weights, its forward pass, and two sequences in a row. Adapters need no second model."""
+    fields = {**LLAMA, "vocab_size": VOCABULARY}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
+    model.save_pretrained(tmp_path)
+    config = from_mapping(
+        {
+            "name": "tiny",
+            "data": {"source": ["unused"], "task": "preference"},
+            "model": {"base": str(tmp_path), "adapter": {"kind": kind}},
+        }
+    )
+    shape = shape_of(fields)
+    companion = run_companion(config, shape, half=True, length=64)
+    size = sum(p.numel() for p in model.parameters())
+    assert companion.weights == (2 * size if kind == "none" else 0)
+    assert companion.flops == companion_of(shape, half=True, length=64).flops
+    job = Workload(config, "tiny", shape, Machine(known_gpu("T4")))
+    (option, *_) = options(job)
+    found = at(job, option, 4)
+    assert (found.batch.micro_batch_size, found.setting.micro_batch) == (4, 8)
+    assert found.memory.companion >= companion.weights
+
+
+def test_the_plan_of_other_tasks_has_no_reference():
+    assert run_companion(configure(), shape_of(LLAMA), half=True, length=64) is None

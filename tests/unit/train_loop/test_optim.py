@@ -54,6 +54,7 @@ OURS_ALONE = {
     "focal_loss",
     "class_weights",
     "adversarial",
+    "dpo",
     "monitor",
     "profile",
 }

@@ -1,0 +1,161 @@
+"""Encode pairs of answers, of which one is preferred, as two sequences in one row."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.base import (
+    Content,
+    EncodedRecord,
+    EncodedRow,
+    Fitted,
+    TokenizerSettings,
+)
+from steadytrain.components.tasks.encoding.chat import ChatEncoder, message_of, turns_of
+from steadytrain.components.tasks.encoding.fields import Defect, text_of
+from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, load_tokenizer
+
+Messages = list[dict[str, str]]
+ANSWERS: Final = ("chosen", "rejected")
+_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "input_ids": pa.list_(pa.int32()),
+    "targets": pa.list_(pa.int8()),
+    "lengths": pa.list_(pa.int32()),
+}
+
+
+def _texts(content: str) -> Sequence[str]:
+    pair = json.loads(content)
+    return [message["content"] for part in ("prompt", *ANSWERS) for message in pair[part]]
+
+
+@dataclass(frozen=True)
+class PreferenceEncoder:
+    """Records with a prompt and two answers.
+
+    A row has the shape of a packed one with two documents: the prompt with the preferred answer,
+    and the prompt with the other one. Targets are the answers' tokens.
+    """
+
+    data: DataConfig
+
+    schema = pa.schema(_COLUMNS)
+    packed = False
+    labeled = False
+    tokenizer = TokenizerSettings(
+        _texts,
+        special=ChatEncoder.tokenizer.special,
+        chat_template=ChatEncoder.tokenizer.chat_template,
+    )
+
+    def columns(self) -> Sequence[Sequence[str]]:
+        columns = self.data.columns
+        answers = [columns.chosen, columns.rejected]
+        return [[columns.prompt, *answers], answers]
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        """Return prompt and answers, each a list of messages, as canonical JSON."""
+        columns = self.data.columns
+        chosen = _said(row, columns.chosen, "assistant")
+        rejected = _said(row, columns.rejected, "assistant")
+        if row.get(columns.prompt) is not None:
+            prompt = _said(row, columns.prompt, "user")
+        else:
+            # Two whole conversations: what they begin with is the prompt.
+            pairs = zip(chosen, rejected, strict=False)
+            prompt = [both[0] for both in takewhile(lambda both: both[0] == both[1], pairs)]
+            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        if chosen == rejected:
+            raise Defect("wrong_type", f"{columns.chosen} and {columns.rejected} are equal")
+        if not prompt:
+            raise Defect("missing_field", f"{columns.prompt} is absent or null")
+        for column, answer in ((columns.chosen, chosen), (columns.rejected, rejected)):
+            if not any(message["role"] == "assistant" for message in answer):
+                raise Defect("bad_messages", f"in {column}, the assistant says nothing")
+        content = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return Content(json.dumps(content, ensure_ascii=False, separators=(",", ":")))
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        contents: list[Any] = records["content"].to_pylist()
+        prompts = [json.dumps(json.loads(pair)["prompt"], ensure_ascii=False) for pair in contents]
+        return {"messages": pa.array(prompts, pa.string()), "pair": records["content"]}
+
+    def row_encoder(self, fitted: Fitted) -> PreferenceRows:
+        assert fitted.tokenizer is not None
+        return PreferenceRows(fitted.tokenizer, self.data.sequence_length)
+
+
+@dataclass(frozen=True)
+class PreferenceRows:
+    """Encodes pairs with the tokenizer in a folder."""
+
+    tokenizer: Path
+    sequence_length: int
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        return [self._encode(record) for record in records]
+
+    def _encode(self, record: Content) -> EncodedRecord | Defect:
+        try:
+            whole = encode_pair(_tokenizer(self.tokenizer), record.text)
+        except BadInput as error:
+            return Defect("refused_by_template", error.message)
+        pair = [truncated(document, self.sequence_length) for document in whole]
+        chosen, rejected = pair
+        if not all(any(document.targets) for document in pair) or chosen == rejected:
+            detail = f"its answers differ only after {self.sequence_length} tokens"
+            return Defect("too_long", detail)
+        values: dict[str, NDArray[Any]] = {
+            "input_ids": np.array(chosen.input_ids + rejected.input_ids, np.int32),
+            "targets": np.array(chosen.targets + rejected.targets, np.int8),
+            "lengths": np.array([len(document.input_ids) for document in pair], np.int32),
+        }
+        return EncodedRecord(
+            sum(len(document.input_ids) for document in whole),
+            [EncodedRow(values, len(values["input_ids"]), targets=1)],
+            truncated=pair != whole,
+        )
+
+
+def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
+    """Return the prompt with the preferred answer, and with the other one.
+
+    Args:
+        content: what `PreferenceEncoder.read` returns as text.
+
+    Raises:
+        BadInput: the chat template rejects the messages.
+    """
+    pair: dict[str, Messages] = json.loads(content)
+    prompt = pair["prompt"]
+    return [encode_chat(tokenizer, [*prompt, *pair[name]], len(prompt)) for name in ANSWERS]
+
+
+def truncated(document: Encoded, length: int) -> Encoded:
+    """Return the first tokens of a document."""
+    return Encoded(document.input_ids[:length], document.targets[:length])
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Any:
+    return load_tokenizer(folder)
+
+
+def _said(row: Mapping[str, Any], column: str, role: str) -> Messages:
+    """Return a column's messages; text is one message of a role."""
+    value = row.get(column)
+    if value is None or isinstance(value, str):
+        return [{"role": role, "content": text_of(row, column)}]
+    return [message_of(item) for item in turns_of(value, column)]

@@ -1,0 +1,100 @@
+"""Masked language models: encoders that predict the hidden tokens of a text from all others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.loss_request import request_loss
+from steadytrain.components.tasks.masking import Masking
+from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.tasks.text import TextTraining
+
+_HELD_OUT = 1
+"""Ends the seed of a validation mask, which does not depend on training."""
+
+
+class MaskedLanguageModel(TextTraining):
+    """Predict the masked tokens of each row."""
+
+    task = "masked_lm"
+    auto = "AutoModelForMaskedLM"
+    padded = "input_ids"
+
+    def build_model(self) -> torch.nn.Module:
+        from transformers import AutoModelForMaskedLM
+
+        return build(AutoModelForMaskedLM, self.config, self.data, self.tokenizer)
+
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        from steadytrain.components.tasks.fused_head import fuse_head
+
+        why = fuse_head(model)
+        return [f"the loss computes the logits of all tokens at once: {why}"] if why else []
+
+    @cached_property
+    def masking(self) -> Masking:
+        return Masking.by(self.tokenizer, self.config.training.masking.probability)
+
+    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+        seed = (self.config.training.seed, place) if training else (place, _HELD_OUT)
+        ids, targets = self.masking.apply(row["input_ids"], int(training), *seed)
+        return {"input_ids": ids, "targets": targets}
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        longest = max(len(row["input_ids"]) for row in rows)
+        ids = torch.full((len(rows), longest), self.pad_token_id)
+        targets = torch.full((len(rows), longest), IGNORED)
+        mask = torch.zeros((len(rows), longest), dtype=torch.int64)
+        for index, row in enumerate(rows):
+            length = len(row["input_ids"])
+            ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"]))
+            targets[index, :length] = torch.from_numpy(np.asarray(row["targets"]))
+            mask[index, :length] = 1
+        return {"input_ids": ids, "attention_mask": mask, "targets": targets}
+
+    def weight(self, batch: Batch) -> int:
+        return int((batch["targets"] != IGNORED).sum())
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        return LossSum(masked_loss(model, batch, self.config.training.label_smoothing_factor))
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        return {"loss": masked_loss(model, batch).item(), "weight": self.weight(batch)}
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        loss = sums["loss"] / max(sums["weight"], 1)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+class MaskedLanguageModelPackager(TransformersPackager):
+    """Packages a masked language model."""
+
+    training = MaskedLanguageModel
+    pipeline = "fill-mask"
+
+
+def masked_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
+    """Return the summed cross-entropy of a micro-batch's masked tokens, in nats."""
+    targets = batch["targets"]
+    with request_loss(targets, smoothing) as request:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    if request.loss is not None:
+        # The model's wrappers attached their backward work to this output, not to `request.loss`.
+        found: torch.Tensor = logits
+        return found
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )

@@ -1,0 +1,176 @@
+"""Preferences: of two answers, the model learns to find the preferred one more likely.
+
+From Rafailov et al. 2023, "Direct Preference Optimization": the loss compares how much more likely
+each answer has become than it is for the reference model, which is the model before training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.causal_lm import CausalLanguageModel, token_logits
+from steadytrain.components.tasks.documents import attend_by_document
+from steadytrain.components.tasks.eval_mode import eval_mode
+from steadytrain.components.tasks.fused_likelihood import Comparison, summed_by_document
+from steadytrain.components.tasks.loss_request import request_likelihoods
+from steadytrain.components.tasks.models import load_frozen
+from steadytrain.components.tasks.packing import IGNORED
+
+
+class PreferenceTraining(CausalLanguageModel):
+    """Prefer the first of a row's two documents to the second."""
+
+    task = "preference"
+    padded = "input_ids"
+    reference: torch.nn.Module | None = None
+
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        remarks = super().ready(model)
+        if not self.config.model.adapter.freezes:
+            self.reference = self._get_reference()
+        return remarks
+
+    def _get_reference(self) -> torch.nn.Module:
+        """Load the base model once more. What the trained one supports, it supports too."""
+        from transformers import AutoModelForCausalLM
+
+        from steadytrain.components.tasks.fused_head import fuse_head
+
+        base = self.config.model.base
+        if base is None:
+            raise BadInput(
+                "model.base is not set, and a preference is learned against the model before "
+                "training",
+                remedy="name a model that has been trained",
+            )
+        model = load_frozen(
+            AutoModelForCausalLM, base, "model.base", self.config, self.data, self.tokenizer
+        )
+        fuse_head(model)
+        if self.by_document:
+            attend_by_document(model, len(self.tokenizer))
+        return model
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        batch = super().collate(rows)
+        batch["counts"] = [count for row in rows for count in _target_counts(row)]
+        return batch
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["counts"]) // 2
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        training = self.config.training
+        reference = self._reference_likelihoods(model, batch)
+
+        def comparison(found: torch.Tensor) -> torch.Tensor:
+            margins = reward_margins(found, reference, training.dpo.beta)
+            return dpo_loss(margins, training.label_smoothing_factor).sum()
+
+        return LossSum(document_likelihoods(model, batch, comparison))
+
+    @torch.no_grad()
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        found = document_likelihoods(model, batch)
+        reference = self._reference_likelihoods(model, batch)
+        margins = reward_margins(found, reference, self.config.training.dpo.beta)
+        return {
+            "loss": dpo_loss(margins).sum().item(),
+            "weight": len(margins),
+            "correct": (margins > 0).sum().item(),
+            "margin": margins.sum().item(),
+        }
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        pairs = max(sums["weight"], 1)
+        return {
+            "loss": sums["loss"] / pairs,
+            "preference_accuracy": sums["correct"] / pairs,
+            "preference_margin": sums["margin"] / pairs,
+        }
+
+    def _reference_likelihoods(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the reference model's log-likelihoods: without adapters, the trained one is it."""
+        if self.reference is None:
+            with without_adapters(model), eval_mode(model):
+                return document_likelihoods(model, batch)
+        self.reference.to(batch["targets"].device)
+        with torch.no_grad():
+            return document_likelihoods(self.reference, batch)
+
+
+def reward_margins(found: torch.Tensor, reference: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return how much more each pair's first document is rewarded than its second, (pairs,).
+
+    A document's reward is beta times the logarithm of how much more likely it has become.
+
+    Args:
+        found, reference: log-likelihoods by the model and by its reference, (2 * pairs,).
+    """
+    rewards = beta * (found - reference)
+    return rewards[0::2] - rewards[1::2]
+
+
+def dpo_loss(margins: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """Return the loss of each pair, in nats.
+
+    Args:
+        margins: (pairs,).
+        smoothing: share of the target that is spread over both answers.
+    """
+    wrong = smoothing / 2
+    right = functional.logsigmoid(margins) * (1 - wrong)
+    return -right - wrong * functional.logsigmoid(-margins)
+
+
+def document_likelihoods(
+    model: torch.nn.Module, batch: Batch, comparison: Comparison | None = None
+) -> torch.Tensor:
+    """Return the log-likelihood of each document, (documents,), or the loss of comparing them.
+
+    Only the loss is differentiable, and once.
+    """
+    with request_likelihoods(batch["targets"], batch["counts"], comparison) as request:
+        logits = token_logits(model, batch)
+    if request.found is not None:
+        # The model's wrappers attached their backward work to this output, not to `request.found`.
+        return request.found if comparison is None else logits
+    targets = batch["targets"].flatten()
+    kept = (targets != IGNORED).nonzero().squeeze(1)
+    chosen = logits.flatten(0, 1)[kept].float()
+    nats = -functional.cross_entropy(chosen, targets[kept], reduction="none")
+    sums = summed_by_document(nats, batch["counts"])
+    return sums if comparison is None else comparison(sums).float()
+
+
+@contextlib.contextmanager
+def without_adapters(model: torch.nn.Module) -> Iterator[None]:
+    """Within this context, a model's adapters are off.
+
+    PEFT's own switch also changes what needs gradients, which sharded weights do not survive.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def _target_counts(row: Row) -> Iterator[int]:
+    """Yield the number of targets of each document in a row. A document's first token is none."""
+    start, targets = 0, np.asarray(row["targets"])
+    for length in map(int, row["lengths"]):
+        yield int(targets[start + 1 : start + length].sum())
+        start += length

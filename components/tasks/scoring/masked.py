@@ -1,0 +1,96 @@
+"""Score a masked language model on the test side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch.nn import functional
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.encoding.masked_text import text_windows
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.masking import Masking
+from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.tasks.scoring.table import (
+    longest,
+    pad,
+    padding_id,
+    read_batches,
+    score_table,
+)
+
+Masked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""What the model gets of a window, and what it predicts."""
+
+
+class MaskedScorer:
+    """Scores the masked tokens of each record. Its identity decides which ones are masked."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        model, tokenizer = components["model"].eval(), components["tokenizer"]
+        length = longest(model, self.data.sequence_length)
+        size = self.config.evaluation.batch_size
+        windows = list(self._windows(tokenizer, records, length))
+        windows.sort(key=lambda item: len(item[1][0]), reverse=True)
+        loss, targets = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
+        for start in range(0, len(windows), size):
+            part = windows[start : start + size]
+            rows = [row for row, _ in part]
+            np.add.at(loss, rows, _losses(model, [item for _, item in part], padding_id(tokenizer)))
+            np.add.at(targets, rows, [(item[1] != IGNORED).sum() for _, item in part])
+        sizes = np.zeros(records.num_rows, dtype=np.int64)
+        return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        """Score predicting each token by its frequency on the training side, plus one."""
+        tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
+        counts = np.ones(len(tokenizer))
+        for batch in read_batches(self.data, "train", ["input_ids"]):
+            ids = batch.column("input_ids").flatten().to_numpy()
+            counts += np.bincount(ids, minlength=len(counts))
+        windows = self._windows(tokenizer, records, self.data.sequence_length)
+        hidden = np.concatenate([targets[targets != IGNORED] for _, (_, targets) in windows])
+        surprise = -np.log(counts / counts.sum())
+        return {"loss": float(surprise[hidden].mean())} if len(hidden) else {}
+
+    def _windows(
+        self, tokenizer: Any, records: pa.Table, length: int
+    ) -> Iterator[tuple[int, Masked]]:
+        """Yield each masked window with the index of its record."""
+        masking = Masking.by(tokenizer, self.config.training.masking.probability)
+        texts: list[Any] = records.column("text").to_pylist()
+        names = map(str, records.column("id").to_pylist())
+        found = text_windows(tokenizer, texts, length)
+        for row, (name, windows) in enumerate(zip(names, found, strict=True)):
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+            for place, ids in enumerate(windows):
+                yield row, masking.apply(ids, seed, place)
+
+
+@torch.inference_mode()
+def _losses(
+    model: torch.nn.Module, windows: Sequence[Masked], fill: int
+) -> npt.NDArray[np.float64]:
+    """Return the summed loss of each window in nats."""
+    device = next(model.parameters()).device
+    ids, mask = pad([given.tolist() for given, _ in windows], fill)
+    wanted, _ = pad([targets.tolist() for _, targets in windows], IGNORED)
+    wanted = wanted.to(device)
+    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+    kept = wanted != IGNORED
+    losses = functional.cross_entropy(logits[kept].float(), wanted[kept], reduction="none")
+    sums = torch.zeros(len(windows), dtype=torch.float64, device=device)
+    sums.index_add_(0, kept.nonzero()[:, 0], losses.double())
+    found: npt.NDArray[np.float64] = sums.cpu().numpy()
+    return found
