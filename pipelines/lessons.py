@@ -14,6 +14,7 @@ LESSONS: Final = {
         "ui",
         "explain",
         "report",
+        "compare",
         "lineage",
         "stop",
         "resume",

@@ -115,6 +115,8 @@ class AttemptStarted(Event):
     device: name of the device that the ranks compute on, "cpu" for a processor; "" if it was not
         checked.
     decisions: how the work is divided, as fields of `Decision`.
+    code: where the user's code comes from, as far as known: git commit, digest of the uncommitted
+        changes, image.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -127,6 +129,7 @@ class AttemptStarted(Event):
     device: str = ""
     nodes: int = 1
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
