@@ -317,6 +317,7 @@ class RunConfig(Section):
             *(["training.torch_compile"] if training.torch_compile else []),
             *(["training.fp16"] if training.fp16 else []),
             *(["training.monitor.layers"] if training.monitor.layers else []),
+            *(["training.monitor.noise_scale"] if training.monitor.noise_scale else []),
             f"model.adapter.kind {adapter.kind}",
             adapter.lightened,
         ]

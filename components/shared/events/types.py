@@ -315,6 +315,24 @@ class LayersMeasured(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseScaleMeasured(Event):
+    """The gradient noise scale at an optimizer step, with `training.monitor.noise_scale`.
+
+    noise: variance of a global batch's gradient, summed over all weights; a running average.
+    signal: squared norm of the true gradient; a running average of its estimates.
+    critical_batch_size: the noise scale in sequences: noise / signal x the global batch size. None
+        as long as the noise hides the signal.
+    """
+
+    name: ClassVar[str] = "noise_scale_measured"
+    attempt: int
+    step: int
+    noise: float
+    signal: float
+    critical_batch_size: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProblemFound(Event):
     """A rule of the diagnosis found a problem of the training run. Reported once per rule.
 
