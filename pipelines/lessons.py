@@ -23,6 +23,7 @@ LESSONS: Final = {
         "ui",
         "explain",
         "report",
+        "compare",
         "lineage",
         "stop",
         "resume",

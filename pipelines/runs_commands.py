@@ -1,12 +1,14 @@
-"""The commands that look at a run or stop it: list, stop, report."""
+"""The commands that look at runs or stop one: list, stop, report, compare."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.errors import BadInput, RunBusy
+from steadytrain.components.shared.written import write_asked
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, RunName, at_most
@@ -79,3 +81,34 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
         json_output.show(as_data(workspace))
     else:
         typer.echo("\n".join([*summary(workspace), f"report: {workspace.report}"]))
+
+
+def compare(
+    first: RunName,
+    second: RunName,
+    output: Output = DEFAULT_OUTPUT,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what differs between two runs, and whether one model is better.
+
+    Compares configuration, data, code, environment, metrics by step, time, tokens and cost. If both
+    runs were evaluated on the same test records, a paired bootstrap shows whether the difference in
+    each metric is real.
+    """
+    from steadytrain.components.report.compare.comparison import compare as compare_runs
+    from steadytrain.components.report.compare.page import render
+    from steadytrain.components.report.compare.text import lines
+    from steadytrain.components.report.facts import gather
+    from steadytrain.pipelines.runs import find_run
+
+    if first == second:
+        raise BadInput(f"{first!r} is given twice", remedy="give the names of two runs")
+    (config, workspace), (_, other) = find_run(output, first), find_run(output, second)
+    found = compare_runs(gather(workspace), gather(other), config)
+    if html is not None:
+        write_asked(html, render(found).encode(), "--html")
+    if as_json:
+        json_output.show({**found.as_data(), "page": str(html) if html else None})
+    else:
+        typer.echo("\n".join([*lines(found), *([f"page: {html}"] if html else [])]))

@@ -15,7 +15,7 @@ from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling
 from steadytrain.components.evaluate.gate import Gate
 from steadytrain.components.evaluate.language_tasks import run_lm_tasks
 from steadytrain.components.evaluate.measure import metrics
-from steadytrain.components.evaluate.metric import MeanMetric, Metric
+from steadytrain.components.evaluate.paired import spans
 from steadytrain.components.evaluate.pairs import Pair, mean
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import Report, place, score
@@ -170,7 +170,7 @@ class Candidate:
         who = f"the champion, version {champion.number},"
         if theirs.id != mine.id:
             return f"{who} was scored on other records"
-        if not np.array_equal(_weights(metric, theirs), _weights(metric, mine)):
+        if not np.array_equal(spans(metric, theirs), spans(metric, mine)):
             return f"{who} was scored on other spans"
         if not np.isfinite(theirs.loss).all():
             return f"{who} has losses that are not finite"
@@ -184,17 +184,6 @@ class Candidate:
             units=mine.units,
             slices=mine.by_slice(),
         )
-
-
-def _weights(metric: Metric, scores: Scores) -> FloatArray:
-    """Return each example's weight, (examples,).
-
-    If the weights are equal, both models scored the same spans of text.
-    """
-    parts = metric.parts(scores) if isinstance(metric, MeanMetric) else None
-    if parts is not None:
-        return parts[1]
-    return scores.bytes if scores.bytes.any() else scores.targets
 
 
 def _parts(answers: pa.Table) -> tuple[FloatArray, FloatArray]:

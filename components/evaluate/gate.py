@@ -171,9 +171,7 @@ class Gate:
 
     def _too_small(self, pair: Pair, improvement: Interval) -> Iterator[str]:
         units = len(np.unique(pair.units))
-        # With fewer units, even a unanimous result can be chance: a sign test could not reach this
-        # confidence.
-        needed = math.ceil(math.log2(2 / (1 - self.how.confidence)))
+        needed = self.how.fewest_units
         if units < needed:
             yield f"{units} independent test examples are too few to tell ({needed} needed)"
         elif not min(improvement.value, improvement.low) > self.limits.margin:

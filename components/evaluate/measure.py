@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import TypeVar
 
@@ -66,7 +66,7 @@ def point_values(scores: Scores) -> dict[str, float]:
 
 
 def weighted_values(
-    scores: Scores, weights: FloatArray, names: Mapping[str, float]
+    scores: Scores, weights: FloatArray, names: Iterable[str]
 ) -> dict[str, FloatArray]:
     """Compute metrics with each example counted as often as its weight says.
 

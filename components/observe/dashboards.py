@@ -79,6 +79,7 @@ FLEET: Final = Dashboard(
         ),
         Panel("Goodput", {_newest("goodput"): "{{run}}"}, "percentunit"),
         Panel("GPU utilization", {_newest("gpu_utilization"): "{{run}}"}, "percentunit"),
+        Panel("Critical batch size", {_of_run("critical_batch_size"): "sequences"}),
         Panel("Speed", {_newest("tokens_per_second"): "{{run}} (tokens/s)"}),
         Panel("Training loss", {_newest("training_loss"): "{{run}}"}),
         Panel(

@@ -130,6 +130,12 @@ _ALL: Final = (
     Metric(
         "gradient_norm", "gauge", "", "Global L2 norm of the newest gradients, before clipping."
     ),
+    Metric(
+        "critical_batch_size",
+        "gauge",
+        "sequences",
+        "Batch size up to which a larger global batch saves steps, by the gradient noise scale.",
+    ),
     Metric("training_step", "gauge", "optimizer steps", "The newest reported step."),
     Metric("training_max_steps", "gauge", "optimizer steps", "Steps of the full training run."),
     Metric("training_epoch", "gauge", "epochs", "Passes over the training data."),

@@ -27,6 +27,7 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     DecisionMade,
     GradientOverflow,
+    NoiseScaleMeasured,
     SupervisorStarted,
     TrainingDiverged,
     TrainingStarted,
@@ -151,7 +152,9 @@ class RunMetrics:
         self._counted.add(key)
         return not known
 
-    def _is_newest(self, event: TrainingStep | Validated | CheckpointSaved) -> bool:
+    def _is_newest(
+        self, event: TrainingStep | Validated | CheckpointSaved | NoiseScaleMeasured
+    ) -> bool:
         """Return whether no later event of this kind is known: gauges show the newest one."""
         place = (event.attempt, event.step)
         newest = place >= self._newest.get(type(event), (0, 0))
@@ -245,6 +248,11 @@ class RunMetrics:
             for name, score in event.metrics.items():
                 if f"{VALIDATION_PREFIX}{name}" in METRICS:
                     self.samples.set(f"{VALIDATION_PREFIX}{name}", score)
+
+    @_add.register
+    def _(self, event: NoiseScaleMeasured) -> None:
+        if self._is_newest(event) and event.critical_batch_size is not None:
+            self.samples.set("critical_batch_size", event.critical_batch_size)
 
     @_add.register
     def _(self, event: TrainingDiverged) -> None:

@@ -9,10 +9,14 @@ from itertools import pairwise
 from typing import TypeVar
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.events.types import (
+    NoiseScaleMeasured,
+    TrainingStep,
+    Validated,
+)
 
 Point = tuple[float, float]
-E = TypeVar("E", TrainingStep, Validated)
+E = TypeVar("E", TrainingStep, Validated, NoiseScaleMeasured)
 
 DRAWN_POINTS = 400
 """Maximum number of points in a line. A chart is about 400 pixels wide."""

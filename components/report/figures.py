@@ -18,7 +18,11 @@ from steadytrain.components.report.curves import (
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.story import attempts
 from steadytrain.components.report.words import number
-from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.events.types import (
+    NoiseScaleMeasured,
+    TrainingStep,
+    Validated,
+)
 from steadytrain.components.shared.quantities import size
 
 
@@ -37,7 +41,7 @@ class Figure:
 
 
 def training_figures(facts: Facts) -> list[Figure]:
-    """Return loss, other validation scores, learning rate, gradient norm, throughput and memory."""
+    """Return loss, other validation scores, learning rate, gradients, throughput and memory."""
     loss = training_curve(facts, "training", lambda event: event.loss)
     figures = [_figure(facts, "Loss", [loss, validation_curve(facts, "validation", "loss")])]
     figures += [
@@ -63,6 +67,7 @@ def training_figures(facts: Facts) -> list[Figure]:
             [training_curve(facts, "tokens/s", lambda event: event.tokens_per_second)],
             from_zero=True,
         ),
+        _critical_batch_size(facts),
         _memory(facts),
     ]
     return [figure for figure in figures if figure.svg]
@@ -84,6 +89,20 @@ def _other_scores(facts: Facts) -> list[str]:
     """Return the validation metrics to draw besides the loss. Perplexity only repeats the loss."""
     names = dict.fromkeys(name for event in facts.of(Validated) for name in event.metrics)
     return [name for name in names if name not in ("loss", "perplexity", "weight")]
+
+
+def _critical_batch_size(facts: Facts) -> Figure:
+    """Draw the noise scale in sequences, and the global batch size next to it."""
+    found = [
+        (event.step, event.critical_batch_size)
+        for event in standing(facts.of(NoiseScaleMeasured))
+        if event.critical_batch_size is not None
+    ]
+    curves = [Curve("critical batch size", found)] if found else []
+    size = facts.setting("training.global_batch_size")
+    if found and isinstance(size, int):
+        curves.append(Curve("global batch size", [(step, size) for step, _ in found]))
+    return _figure(facts, "Critical batch size, in sequences", curves, from_zero=True)
 
 
 def _memory(facts: Facts) -> Figure:

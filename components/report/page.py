@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steadytrain.components.observe.diagnosis import findings
@@ -53,7 +53,16 @@ _LABELS = {
 
 def render(facts: Facts) -> str:
     """Return the page as HTML."""
-    return _template().render(css=_css(), written=moment(time.time()), **content(facts))
+    return rendered("report.html.j2", **content(facts))
+
+
+def rendered(template: str, package: str = _PACKAGE, **values: Any) -> str:
+    """Return a template of a package as HTML, in the style of the report.
+
+    It can import the report's macros from "parts.html.j2".
+    """
+    page = _templates(package).get_template(template)
+    return page.render(css=_css(), written=moment(time.time()), **values)
 
 
 def content(facts: Facts) -> dict[str, Any]:
@@ -93,16 +102,17 @@ def content(facts: Facts) -> dict[str, Any]:
 
 
 @cache
-def _template() -> Template:
+def _templates(package: str) -> Environment:
+    places = [PackageLoader(name, ".") for name in dict.fromkeys((package, _PACKAGE))]
     environment = Environment(
-        loader=PackageLoader(_PACKAGE, "."),
+        loader=ChoiceLoader(places),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "duration": duration, "moment": moment}
-    return environment.get_template("report.html.j2")
+    return environment
 
 
 def _css() -> Markup:

@@ -14,6 +14,11 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from steadytrain.components.report.compare.side_by_side import (
+    compared_figures,
+    differences,
+    results,
+)
 from steadytrain.components.report.curves import Curve, thin
 from steadytrain.components.report.page import content
 from steadytrain.components.report.sentences import amount, describe
@@ -22,7 +27,6 @@ from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.redaction import redact
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.view.board import Row, Sort
-from steadytrain.pipelines.view.compare import compared_figures, differences, results
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened
 from steadytrain.pipelines.view.measures import predicted_and_measured
 from steadytrain.pipelines.view.rank_logs import LogFile
@@ -112,7 +116,7 @@ def compare_page(uri: str, opened: Sequence[Opened]) -> str:
         title="Compare " + ", ".join(item.workspace.run_id for item in facts),
         runs=[item.workspace.run_id for item in facts],
         figures=compared_figures(facts),
-        results=results(opened),
+        results=results(facts, [item.row.state for item in opened]),
         differences=differences(facts),
     )
 

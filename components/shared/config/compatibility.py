@@ -204,6 +204,7 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
         "training.fp16": training.fp16,
         "training.torch_compile": training.torch_compile,
         "training.monitor.layers": training.monitor.layers,
+        "training.monitor.noise_scale": training.monitor.noise_scale,
     }
     yield from ((field, field, "true") for field, on in switches.items() if on)
     schedule = training.lr_scheduler_type

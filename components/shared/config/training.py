@@ -74,6 +74,12 @@ class MonitorConfig(Section):
         description="Measure the norms of gradients, weights and updates of each layer, and "
         "diagnose the learning rate and the gradients by layer. Not with ZeRO.",
     )
+    noise_scale: bool = Field(
+        False,
+        description="Estimate the gradient noise scale, and from it the critical batch size: up to "
+        "about this size, a larger global batch saves steps. Needs at least two micro-batches per "
+        "global batch. With one rank or DDP only.",
+    )
     every_steps: int = Field(10, ge=1, description="Optimizer steps between two such measurements.")
 
 
@@ -400,6 +406,18 @@ class TrainingConfig(Section):
                 start,
                 f"training.max_steps is {self.max_steps}, so nothing would be averaged",
                 "use fewer steps, or a share of all steps below 1",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_scale_has_two_batch_sizes(self) -> TrainingConfig:
+        if self.monitor.noise_scale and self.global_batch_size < 2:
+            raise at_odds(
+                "training.monitor.noise_scale",
+                True,
+                "it compares the gradients of at least two micro-batches, and "
+                f"training.global_batch_size is {self.global_batch_size}",
+                "raise training.global_batch_size to at least 2, or set it to false",
             )
         return self
 

@@ -115,6 +115,8 @@ class AttemptStarted(Event):
     device: name of the device that the ranks compute on, "cpu" for a processor; "" if it was not
         checked.
     decisions: how the work is divided, as fields of `Decision`.
+    code: where the user's code comes from, as far as known: git commit, digest of the uncommitted
+        changes, image.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -127,6 +129,7 @@ class AttemptStarted(Event):
     device: str = ""
     nodes: int = 1
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +314,24 @@ class LayersMeasured(Event):
     gradient: dict[str, float]
     weight: dict[str, float]
     update: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScaleMeasured(Event):
+    """The gradient noise scale at an optimizer step, with `training.monitor.noise_scale`.
+
+    noise: variance of a global batch's gradient, summed over all weights; a running average.
+    signal: squared norm of the true gradient; a running average of its estimates.
+    critical_batch_size: the noise scale in sequences: noise / signal x the global batch size. None
+        as long as the noise hides the signal.
+    """
+
+    name: ClassVar[str] = "noise_scale_measured"
+    attempt: int
+    step: int
+    noise: float
+    signal: float
+    critical_batch_size: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from steadytrain.components.shared.events.types import RankUsage, TrainingStep, Validated
+from steadytrain.components.shared.events.types import (
+    NoiseScaleMeasured,
+    RankUsage,
+    TrainingStep,
+    Validated,
+)
 
-Pointed = TrainingStep | Validated | RankUsage
+Pointed = TrainingStep | Validated | RankUsage | NoiseScaleMeasured
 """Events with points."""
 
 
@@ -22,6 +27,10 @@ def points(event: Pointed) -> Iterator[tuple[str, float]]:
         return
     if isinstance(event, RankUsage):
         yield from _used(event)
+        return
+    if isinstance(event, NoiseScaleMeasured):
+        if event.critical_batch_size is not None:
+            yield "critical_batch_size", event.critical_batch_size
         return
     yield "loss", event.loss
     yield "learning_rate", event.learning_rate

@@ -17,11 +17,13 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.schedules import whole_steps
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
 from steadytrain.components.train.loop.averaging import AVERAGE, WeightAverage
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.layers import LayerMonitor
+from steadytrain.components.train.loop.noise_scale import NoiseScale
 from steadytrain.components.train.loop.plugin_failed import naming
 from steadytrain.components.train.loop.profiler import StepProfiler
 from steadytrain.components.train.loop.setup import Parts
@@ -39,7 +41,8 @@ _AVERAGING: Final = "training.averaging"
 class Components:
     """The configured components on this rank. They are called in the order of their names.
 
-    Those that only watch come last and have no state, so a run may continue with others.
+    Those that only watch come last. A run may continue with others: their state is restored if the
+    checkpoint has it.
 
     Raises:
         BadInput: no installed package provides a component, or it rejects its options.
@@ -57,7 +60,8 @@ class Components:
         if averaging.on:
             start = whole_steps(averaging.start, parts.steps)
             self._average = self._by_name[_AVERAGING] = WeightAverage(averaging, start)
-        self._all = {**self._by_name, **_watching(parts)}
+        self._watching = _watching(parts)
+        self._all = {**self._by_name, **self._watching}
         if not self._all:
             return
         weights = self._strategy.weights()
@@ -78,6 +82,9 @@ class Components:
 
     def before_step(self, step: int) -> None:
         self._each("before_step", lambda component: component.before_step(step))
+
+    def after_backward(self, batch: Batch) -> None:
+        self._each("after_backward", lambda component: component.after_backward(batch))
 
     def before_update(self, update: Update) -> None:
         self._each("before_update", lambda component: component.before_update(update))
@@ -149,6 +156,16 @@ class Components:
             for name in self._by_name
         }
 
+    def watched(self) -> dict[str, Any]:
+        """Return the state of the components that only watch, as plain JSON data."""
+        states = {name: dict(item.state_dict()) for name, item in self._watching.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def restore_watched(self, states: Mapping[str, Any]) -> None:
+        """Restore what `watched` returned. A component without stored state begins anew."""
+        for name in self._watching.keys() & states.keys():
+            self._watching[name].load_state_dict(states[name])
+
     def restore(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         """Restore all components.
 
@@ -207,6 +224,8 @@ def _watching(parts: Parts) -> dict[str, TrainingComponent]:
     found: dict[str, TrainingComponent] = {}
     if monitor.layers:
         found["training.monitor"] = LayerMonitor(monitor.every_steps)
+    if monitor.noise_scale:
+        found["training.monitor.noise_scale"] = NoiseScale(parts)
     if steps is not None:
         found["training.profile"] = StepProfiler(*steps, parts.accelerator.device)
     return found

@@ -97,6 +97,7 @@ def take_step(
     weight: int,
     *,
     limit: float,
+    after_backward: Callable[[Batch], None],
     before_update: Callable[[Update], None],
 ) -> StepResult:
     """Run forward, backward, clipping and update. The loss is divided by `weight`.
@@ -104,6 +105,7 @@ def take_step(
     Args:
         batches: this rank's micro-batches, on its device.
         limit: mean loss above which the step counts as a spike.
+        after_backward: called with each micro-batch after its backward pass.
         before_update: called when the gradients are clipped.
 
     Raises:
@@ -112,7 +114,7 @@ def take_step(
     """
     strategy = parts.strategy
     strategy.model.train()
-    loss, phases, waits = _accumulate(parts, batches, weight)
+    loss, phases, waits = _accumulate(parts, batches, weight, after_backward)
     if not math.isfinite(loss):
         raise Diverged(step + 1, loss / weight, math.nan)
     with parts.phases.optimizer:
@@ -141,7 +143,10 @@ def _check_norm(parts: Parts, step: int, loss: float, norm: float) -> None:
 
 
 def _accumulate(
-    parts: Parts, batches: list[Batch], weight: int
+    parts: Parts,
+    batches: list[Batch],
+    weight: int,
+    after_backward: Callable[[Batch], None],
 ) -> tuple[float, PhaseSeconds, list[float]]:
     """Compute the gradients of the global batch's mean loss.
 
@@ -162,6 +167,7 @@ def _accumulate(
                     # Gradients are averaged over the ranks, but we need their sum.
                     strategy.backward(total / weight * parts.world_size)
             summed += total.detach()
+        after_backward(batch)
     met, exchanged, waited = phases.meeting.take(), 0.0, summed.new_zeros(0)
     if strategy.waits is not None:
         exchanged = strategy.waits.take()

@@ -146,6 +146,7 @@ class Training:
                 own.batches,
                 agreed.weight,
                 limit=self._limit(),
+                after_backward=self.components.after_backward,
                 before_update=self.components.before_update,
             )
         except Diverged as error:
@@ -241,6 +242,7 @@ class Training:
                 **parts.strategy.settings(),
                 "scheduler": parts.scheduler.state_dict(),
                 "components": self.components.state(),
+                "watching": self.components.watched(),
             },
             own=random_state(),
         )
@@ -255,6 +257,7 @@ class Training:
         parts, state = self.parts, checkpoint.state()
         # Checkpoints of earlier versions have no components.
         self.components.restore(checkpoint, state.get("components", {}))
+        self.components.restore_watched(state.get("watching", {}))
         parts.strategy.restore(checkpoint, state)
         parts.scheduler.load_state_dict(state["scheduler"])
         self.progress = Progress(**state["progress"])

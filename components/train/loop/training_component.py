@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from steadytrain.components.shared.events import Event
+    from steadytrain.components.tasks.base import Batch
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class TrainingComponent:
 
     def before_step(self, step: int) -> None:
         """Called before each step, with the number that it will have."""
+
+    def after_backward(self, batch: Batch) -> None:
+        """Called after the backward pass of each of this rank's micro-batches."""
 
     def before_update(self, update: Update) -> None:
         """Called before each update of the weights, with the gradients that it will use.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events import Event, Sink
@@ -226,6 +227,7 @@ class Supervisor:
                     inputs=self._inputs,
                     device=self.device,
                     decisions=[asdict(item) for item in self.sizing.decisions(history)],
+                    code=code_origin(),
                 )
             )
             retry_rejected(lambda: spec.save(folder.spec))

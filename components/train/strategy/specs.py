@@ -10,6 +10,7 @@ from steadytrain.components.shared.config.strategies import Offload, StrategySpe
 
 _NEEDS_ALL_OF_IT: Final = {
     "training.torch_compile": "a compiled graph needs complete weights",
+    "training.monitor.noise_scale": "ranks that shard never have a micro-batch's whole gradient",
     "training.fp16": "its loss scaler needs complete gradients",
     "model.adapter.kind qlora": "ranks cannot shard weights of 4 bits",
     **dict.fromkeys(

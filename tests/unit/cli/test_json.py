@@ -84,6 +84,13 @@ def test_each_command_prints_the_keys_that_the_guide_lists(folder, command, argu
         assert all(set(item) == inner for item in items)
 
 
+def test_compare_has_the_keys_that_the_guide_lists(folder):
+    config = load(folder / "my.yaml")
+    Writer(config.model_copy(update={"run": "other"}))
+    told = printed(folder, "compare", "tiny", "other", "-o", "out")
+    assert set(told) == documented("compare")[0]
+
+
 def test_plan_has_at_least_the_keys_that_the_guide_lists(folder):
     arguments = ["chat", "--formula", "--gpu", "h100"]
     told = printed(folder, "plan", *arguments, "--set", "model.base=null", "--set", MODEL)

@@ -16,6 +16,7 @@ ORDINARY = {
     ("resume",): ["mine"],
     ("explain",): ["mine"],
     ("report",): ["mine"],
+    ("compare",): ["mine", "other"],
     ("gc",): ["--dry-run"],
     ("plan",): ["good.yaml", "--formula", "--gpu=h100"],
     ("submit",): ["good.yaml", "--set=output=/mnt"],

@@ -28,6 +28,7 @@ def output():
     run.again()
     run.start_step("preprocess")
     run.fail("preprocess", "DataError", "no data", "give some")
+    Writer(run.config.model_copy(update={"run": "2025"}))
     for folder, _, files in os.walk(place):
         Path(folder).chmod(0o555)
         for name in files:
@@ -67,6 +68,7 @@ def steadytrain(*arguments, cwd="/", **environment):
         (["list"], "2024"),
         (["explain", "2024"], "no data"),
         (["stop", "2024"], "2024 is not running"),
+        (["compare", "2024", "2025"], "2024 has no scores on the test side"),
         (["gc", "--dry-run", "--idle-hours", "0"], "nothing to remove"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.page import render
 from steadytrain.components.report.summary import summary
+from steadytrain.components.shared.events.types import NoiseScaleMeasured
 from steadytrain.components.shared.records import EvaluationRecord, Interval
 from steadytrain.components.shared.tracking.notes import RUN, remember
 from steadytrain.components.shared.workspace import Workspace
@@ -294,3 +295,14 @@ loaded = {{"torch", "mlflow", "matplotlib", "numpy", "transformers"}} & set(sys.
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_noise_scale_is_drawn_next_to_the_batch_size(language_model) -> None:
+    assert "Critical batch size" not in Page(language_model.workspace).html
+    for step, size in ((10, None), (20, 40.0), (30, 60.0)):
+        language_model.emit(
+            *("rank-0", NoiseScaleMeasured),
+            attempt=3, step=step, noise=1.0, signal=0.1, critical_batch_size=size,
+        )  # fmt: skip
+    training = Page(language_model.workspace).sections["training"]
+    assert "critical batch size 60 at step 30; global batch size 32 at step 30" in training

@@ -16,10 +16,13 @@ from steadytrain.components.report.story import attempts
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.quantities import duration, size
-from steadytrain.pipelines.view.library import Opened
 
 _OF_EVERY_RUN: Final = {"run", "output"}
 """Fields that always differ, and say nothing."""
+
+
+Row = tuple[str, Sequence[str]]
+"""A name and its value in each run."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Table:
     """A table with a column for each run, and rows of a name and its values."""
 
     runs: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[str]]]
+    rows: Sequence[Row]
 
 
 def compared_figures(facts: Sequence[Facts]) -> list[Figure]:
@@ -48,21 +51,48 @@ def compared_figures(facts: Sequence[Facts]) -> list[Figure]:
     return [figure for figure in figures if figure.svg]
 
 
-def results(opened: Sequence[Opened]) -> Table:
-    """Return what each run has reached; "" stands for what is unknown."""
-    columns = [{"State": item.row.state, **dict(_results(item.facts))} for item in opened]
+def results(facts: Sequence[Facts], states: Sequence[str]) -> Table:
+    """Return what each run has reached; "" stands for what is unknown.
+
+    Args:
+        states: the state of each run.
+    """
+    columns = [
+        {"State": state, **dict(_results(item))} for item, state in zip(facts, states, strict=True)
+    ]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, [column.get(name, "") for column in columns]) for name in names]
-    return Table([item.row.run for item in opened], rows)
+    return Table([_name(item) for item in facts], rows)
 
 
 def differences(facts: Sequence[Facts]) -> Table:
     """Return the fields of the configuration that are not the same in all runs."""
-    flat = [dict(_leaves(item.config)) for item in facts]
-    names = sorted({name for fields in flat for name in fields} - _OF_EVERY_RUN)
-    rows = [(name, [fields.get(name, "(not set)") for fields in flat]) for name in names]
-    differing = [(name, values) for name, values in rows if len(set(values)) > 1]
-    return Table([_name(item) for item in facts], differing)
+    flat = [
+        {name: text for name, text in leaves(item.config) if name not in _OF_EVERY_RUN}
+        for item in facts
+    ]
+    return Table([_name(item) for item in facts], differing(flat))
+
+
+def differing(runs: Sequence[Mapping[str, str]]) -> list[Row]:
+    """Return rows of a name and its value in each run, without those that are the same."""
+    names = sorted({name for fields in runs for name in fields})
+    rows: list[Row] = [(name, [fields.get(name, "(not set)") for fields in runs]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def leaves(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each field by its dotted name, with its value as text."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)
+
+
+def tokens(facts: Facts) -> int:
+    """Return how many tokens all attempts have processed, including those of repeated steps."""
+    return sum({event.attempt: event.tokens for event in facts.of(TrainingStep)}.values())
 
 
 def _name(facts: Facts) -> str:
@@ -87,6 +117,7 @@ def _results(facts: Facts) -> Iterator[tuple[str, str]]:
     if steps := facts.of(TrainingStep):
         yield "Step", number(steps[-1].step)
         yield "Training loss", number(steps[-1].loss)
+        yield "Tokens", number(tokens(facts))
         yield "Tokens per second", number(round(steps[-1].tokens_per_second))
         yield "Memory of rank 0", size(_memory(steps[-1]))
     if scores := facts.of(Validated):
@@ -104,12 +135,3 @@ def _results(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "Goodput", percent(spending.times.goodput)
     if spending.price_per_hour is not None:
         yield "Cost", f"{spending.times.cost(spending.price_per_hour):,.2f} USD"
-
-
-def _leaves(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each field of a configuration by its dotted name, with its value as text."""
-    for name, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)

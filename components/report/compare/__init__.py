@@ -1,0 +1,1 @@
+"""Several runs side by side, and whether one of two models is better."""
