@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from steadytrain.components.memory.setting import FP32
+from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.shared.decision import power
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.learned import learned_otherwise
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.recipe import rates
+from steadytrain.components.sizing.time_cost import by_table
+
+_ETHERNET: Final = 10e9 / 8
+"""Bytes per second of a slow network between nodes: 10 Gbit/s. The real one is not known."""
 
 
 def remarks(job: Workload, choice: Choice) -> Iterator[str]:
@@ -29,9 +37,31 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"training.learning_rate = {power(rate)} is outside the rule's {power(low)} to "
             f"{power(high)} for fine-tuning this model; it is unchanged"
         )
+    yield from _slow_network(job, choice)
     share = job.config.training.warmup_steps
     if job.given("training.warmup_steps") and share < 1 and not 0.05 <= share <= 0.1:
         yield (
             f"training.warmup_steps = {share:g} is outside the rule's 5 to 10 % of the steps; "
             "it is unchanged"
+        )
+
+
+def _slow_network(job: Workload, choice: Choice) -> Iterator[str]:
+    """Suggest compression if exchanging gradients between nodes may take longer than computing.
+
+    A ring sends all gradients twice, less one rank's part (Patarasu and Yuan 2009).
+    """
+    setting, ranks = choice.setting, choice.setting.ranks
+    compressed = job.config.training.gradient_compression.on
+    if job.machine.nodes == 1 or not setting.exchanges or compressed:
+        return
+    sent = 2 * FP32 * trained_parameters(job.shape, setting) * (ranks - 1) / ranks
+    tokens = job.global_batch * setting.length
+    computing = tokens / by_table(job, choice).tokens_per_second.high
+    if sent / _ETHERNET > computing:
+        yield (
+            f"the nodes exchange {sent / 1e9:.1f} GB of gradients per step: "
+            f"{duration(sent / _ETHERNET)} on Ethernet of 10 Gbit/s, and computing takes "
+            f"{duration(computing)}; on such a network, training.gradient_compression.kind=bf16 "
+            "halves that, and powersgd sends a few percent"
         )

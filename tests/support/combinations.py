@@ -71,6 +71,11 @@ _AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "label smoothing": {"label_smoothing_factor": 0.1},
         "contrastive": {"contrastive": {"weight": 0.5}},
     },
+    "compression": {
+        "none": {},
+        "bf16": {"gradient_compression": {"kind": "bf16"}},
+        "powersgd": {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}},
+    },
     "groups": {
         "none": {},
         "layer decay": {"layer_decay": 0.7},
@@ -78,6 +83,8 @@ _AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "unfreezing": {"param_groups": [{"match": r"layers\.0\.", "unfreeze_at": 5}]},
     },
 }
+_KILLED: Final = (STEPS - 8, STEPS - 1)
+"""First and last step of a kill: `strategies.train` keeps nine checkpoints."""
 _STRATEGIES: Final = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 
 
@@ -89,6 +96,11 @@ class Combination:
     strategy: str
     training: dict[str, Any]
     killed_at: int
+
+    @property
+    def compressed(self) -> bool:
+        """Whether two ranks exchange less than complete gradients, so they learn a bit else."""
+        return "gradient_compression" in self.training
 
     def __str__(self) -> str:
         return f"{' + '.join((*self.chosen, self.strategy))}, killed at {self.killed_at}"
@@ -103,7 +115,7 @@ def sample(seed: int, count: int) -> list[Combination]:
         parts = zip(_AXES.values(), chosen, strict=True)
         training = _RECIPE | {k: v for values, name in parts for k, v in values[name].items()}
         if permitted(training, strategy):
-            found.append(Combination(chosen, strategy, training, generator.randint(3, STEPS - 1)))
+            found.append(Combination(chosen, strategy, training, generator.randint(*_KILLED)))
     return found
 
 
@@ -120,7 +132,8 @@ def permitted(training: dict[str, Any], strategy: str) -> bool:
 
 def train_alone(folder: Path, combination: Combination) -> dict[str, dict[int, float]]:
     """Train on this rank: from start to end, from the kill on, and with a halved micro-batch."""
-    sections = {"training": combination.training}
+    alone = {k: v for k, v in combination.training.items() if k != "gradient_compression"}
+    sections = {"training": alone}
     whole = strategies.train(folder / "whole", **sections)
     return {
         "whole": whole,

@@ -24,6 +24,7 @@ SMALLER_MICRO_BATCH: Final = "smaller micro-batch"
 """What the OOM fallback of that name needs."""
 FROZEN: Final = "training.param_groups frozen"
 UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
+COMPRESSION: Final = "training.gradient_compression"
 _OPTIM: Final = "training.optim"
 _STRATEGY: Final = "compute.strategy"
 
@@ -69,6 +70,7 @@ class Asked:
 FEATURES: Final[Mapping[str, str]] = {
     "cpu": "`compute.device: cpu`, or any `compute.offload`, which updates weights on the CPU",
     "sharding": "a strategy that shards the optimizer's state",
+    "one rank": "`compute.nproc_per_node: 1` on one node",
     "bf16": "`training.bf16`, or a plan that chooses it",
     "fp16": "`training.fp16`, or a plan that chooses it",
     "schedule": "a learning rate that changes after warm-up",
@@ -88,7 +90,7 @@ RULES: Final = (
     Rule("model.adapter.kind qlora", "cpu", "its kernels need a CUDA device"),
     *(
         Rule(f"training.{name}", "another framework", "only the loop of pytorch reads it")
-        for name in (*OBJECTIVES, "param_groups", "layer_decay")
+        for name in (*OBJECTIVES, "param_groups", "layer_decay", "gradient_compression")
     ),
     Rule(
         "training.batch_contrastive", SMALLER_MICRO_BATCH, "it compares the rows of a micro-batch"
@@ -110,6 +112,9 @@ RULES: Final = (
         Rule(setting, "adapters", "adapters freeze the model's own weights, and only they learn")
         for setting in (FROZEN, UNFREEZE_AT)
     ),
+    Rule(COMPRESSION, "sharding", "only DDP exchanges gradients through a hook that compresses"),
+    Rule(COMPRESSION, "one rank", "one rank exchanges no gradients"),
+    Rule(COMPRESSION, "fp16", "an overflow would stay in the gradients that it carries over"),
     Rule(UNFREEZE_AT, "sharding", "sharding decides at the start which weights have gradients"),
 )
 
@@ -190,6 +195,8 @@ def _by_compute(compute: ComputeConfig) -> Iterator[tuple[str, str, str]]:
     if compute.strategy != AUTO:
         for name in (f"{_STRATEGY} {compute.strategy}", *strategy_features(compute.strategy)):
             yield name, _STRATEGY, compute.strategy
+    if compute.world_size == 1:
+        yield "one rank", "compute.nproc_per_node", "1"
     if compute.offload != "none":
         yield "cpu", "compute.offload", compute.offload
 
@@ -218,6 +225,8 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
             yield name, "training.averaging.kind", training.averaging.kind
     if training.adam_beta1 == 0:
         yield "adam_beta1 0", "training.adam_beta1", "0"
+    if training.gradient_compression.on:
+        yield COMPRESSION, f"{COMPRESSION}.kind", training.gradient_compression.kind
     for name in training.objectives:
         yield f"training.{name}", f"training.{name}", "on"
 

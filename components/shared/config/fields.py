@@ -41,6 +41,7 @@ _UNITS = {
     "warmup_steps": "optimizer steps, or a share below 1",
     "averaging.start": "optimizer steps, or a share below 1",
     "unfreeze_at": "optimizer steps, or a share below 1",
+    "gradient_compression.start": "optimizer steps",
     "averaging.every": "optimizer steps",
     "early_stopping_patience": "validations",
     "save_total_limit": "checkpoints",

@@ -23,6 +23,7 @@ from steadytrain.components.shared.config.base import (
     at_odds,
     check_plugins,
 )
+from steadytrain.components.shared.config.compression import CompressionConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
     BatchContrastiveConfig,
@@ -240,6 +241,7 @@ class TrainingConfig(Section):
         "monitors: the options of each by its name.",
     )
     averaging: AveragingConfig = AveragingConfig()
+    gradient_compression: CompressionConfig = CompressionConfig()
     monitor: MonitorConfig = MonitorConfig()
     profile: ProfileConfig = ProfileConfig()
     full_determinism: bool = Field(
@@ -289,10 +291,11 @@ class TrainingConfig(Section):
 
     @cached_property
     def weight_copies(self) -> int:
-        """Number of tensors that components keep for each trained weight, of its size."""
+        """Number of tensors besides the optimizer's for each trained weight, of its size."""
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
         copies: int = sum(component.weight_copies for component in created)
-        return copies + self.averaging.on
+        # PowerSGD keeps an error of the size of the gradients.
+        return copies + self.averaging.on + (self.gradient_compression.kind == "powersgd")
 
     @property
     def exporting_components(self) -> list[str]:
@@ -398,6 +401,18 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _compresses_before_the_end(self) -> TrainingConfig:
+        compression = self.gradient_compression
+        if compression.kind == "powersgd" and compression.start >= self.max_steps > 0:
+            raise at_odds(
+                "training.gradient_compression.start",
+                compression.start,
+                f"training.max_steps is {self.max_steps}, so nothing would be compressed",
+                "use fewer steps",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _averages_end(self) -> TrainingConfig:
         start = self.averaging.start
         if self.averaging.on and start >= self.max_steps > 0:
@@ -425,13 +440,15 @@ class TrainingConfig(Section):
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins, parameter groups, averaging and objectives count only if they are set, so
-    that a run without them keeps the identity that it had before these fields existed. What is
-    measured does not count.
+    Options of plugins, parameter groups, averaging, compression and objectives count only if they
+    are set, so that a run without them keeps the identity that it had before these fields existed.
+    What is measured does not count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
     if not AveragingConfig.model_validate(training.get("averaging", {})).on:
         ignored.add("averaging")
+    if not CompressionConfig.model_validate(training.get("gradient_compression", {})).on:
+        ignored.add("gradient_compression")
     return {
         name: value
         for name, value in training.items()

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch.autograd import Variable
 
+from steadytrain.components.shared.config.compression import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_tensors,
@@ -19,6 +20,7 @@ from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut
 from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
+from steadytrain.components.train.strategy.compression import PART, Compression
 from steadytrain.components.train.strategy.timer import Timer
 
 _BUCKETS: Final = 8
@@ -31,10 +33,18 @@ _DEFAULT_MB: Final = 25
 
 
 class Replicated(Strategy):
-    """Uses accelerate for the device, DDP, and the float16 scaler."""
+    """Uses accelerate for the device, DDP, and the float16 scaler.
+
+    Args:
+        compression: how several ranks compress the gradients that they exchange.
+    """
 
     def __init__(
-        self, accelerator: Accelerator, module: torch.nn.Module, make_optimizer: MakeOptimizer
+        self,
+        accelerator: Accelerator,
+        module: torch.nn.Module,
+        make_optimizer: MakeOptimizer,
+        compression: CompressionConfig,
     ) -> None:
         self.accelerator, self.module = accelerator, module
         # Parameters may be frozen at first, and these are all that are ever trained.
@@ -44,12 +54,22 @@ class Replicated(Strategy):
             # Otherwise, rank 0 would broadcast identical buffers at the start of every step.
             accelerator.ddp_handler.broadcast_buffers = learns_in_buffers(module)
         # Create the optimizer after the model is on its device.
-        self.model = accelerator.prepare(module)
+        prepared: Any = accelerator.prepare(module)
+        self.model = prepared
         self.optimizer, self.optimizer_spec = make_optimizer(module), make_optimizer.spec
         self._wrapped = accelerator.prepare(self.optimizer)
         self._exchanges = False
+        self._compression: Compression | None = None
         if accelerator.num_processes > 1:
             self.waits = Timer(accelerator.device)
+            if compression.on:
+                self._compression = Compression(
+                    compression,
+                    prepared,
+                    device=accelerator.device,
+                    rank=accelerator.process_index,
+                    world_size=accelerator.num_processes,
+                )
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         self._exchanges = last
@@ -89,17 +109,22 @@ class Replicated(Strategy):
 
     def settings(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler
-        return {**super().settings(), "scaler": None if scaler is None else scaler.state_dict()}
+        compression = {} if self._compression is None else {PART: self._compression.settings()}
+        scaled = None if scaler is None else scaler.state_dict()
+        return {**super().settings(), "scaler": scaled, **compression}
 
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         # Buffers differ between ranks, for example batch normalization's statistics.
         buffers = {name for name, _ in self.module.named_buffers()}
         state = optimizer_tensors(self.module, self.optimizer, self.optimizer_spec)
-        return {
+        found: dict[str, Sequence[Piece]] = {
             "model": cut(model_tensors(self.module), rank, world, on_first=buffers),
             "optimizer": cut(state, rank, world),
         }
+        if self._compression is not None:
+            found[PART] = self._compression.pieces()
+        return found
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         restore_model(self.module, checkpoint.tensors("model"))
@@ -109,6 +134,8 @@ class Replicated(Strategy):
         )
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])
+        if self._compression is not None and PART in settings:
+            self._compression.restore(checkpoint, settings[PART])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         named = dict(self.module.named_parameters())

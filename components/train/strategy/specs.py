@@ -32,8 +32,9 @@ def _replicated(
 ) -> Any:
     from steadytrain.components.train.strategy.replicated import Replicated
 
-    del config, offload
-    return Replicated(accelerator, module, make_optimizer)
+    del offload
+    compression = config.training.gradient_compression
+    return Replicated(accelerator, module, make_optimizer, compression)
 
 
 def _fully_sharded(

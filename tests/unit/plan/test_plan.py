@@ -322,3 +322,18 @@ def test_exit_status_shows_that_the_plan_does_not_work():
     done = command("chat", "--gpu", "rtx4050", "--set", base, "--json", "--formula")
     assert done.returncode == 1
     assert json.loads(done.stdout.rpartition("[]")[0])["works"] is False
+
+
+def test_slow_network_between_nodes_suggests_compression(make_plan):
+    fields = {"model__base": SMALL, "model__adapter__kind": "none", "compute__strategy": "ddp"}
+
+    def suggested(**changed):
+        plan = make_plan("h100", 8, **{"nodes": 2, **fields, **changed})
+        return [text for text in plan.remarks if "gradient_compression.kind=bf16" in text]
+
+    assert suggested()
+    assert not suggested(nodes=1)
+    assert not suggested(compute__strategy="fsdp")
+    assert not suggested(training__gradient_compression={"kind": "bf16"})
+    # Enough work per step hides the exchange.
+    assert not suggested(training__global_batch_size=16384)

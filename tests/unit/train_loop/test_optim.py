@@ -46,6 +46,7 @@ OURS_ALONE = {
     "components",
     "averaging",
     "param_groups",
+    "gradient_compression",
     "layer_decay",
     "distillation",
     "contrastive",
