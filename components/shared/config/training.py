@@ -28,6 +28,7 @@ from steadytrain.components.shared.config.objectives import (
     ContrastiveConfig,
     DistillationConfig,
     DpoConfig,
+    MaskingConfig,
     objectives_off,
 )
 from steadytrain.components.shared.errors import BadInput
@@ -138,6 +139,7 @@ class TrainingConfig(Section):
     contrastive: ContrastiveConfig = ContrastiveConfig()
     batch_contrastive: BatchContrastiveConfig = BatchContrastiveConfig()
     dpo: DpoConfig = DpoConfig()
+    masking: MaskingConfig = MaskingConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )

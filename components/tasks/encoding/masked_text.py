@@ -66,7 +66,10 @@ class MaskedTextRows:
         tokenizer = _tokenizer(self.tokenizer)
         texts = [record.text for record in records]
         special = tokenizer.num_special_tokens_to_add()
-        return [_record(found, special) for found in text_windows(tokenizer, texts, self.sequence_length)]
+        return [
+            _record(found, special)
+            for found in text_windows(tokenizer, texts, self.sequence_length)
+        ]
 
 
 def text_windows(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[list[int]]]:

@@ -49,6 +49,7 @@ OURS_ALONE = {
     "contrastive",
     "batch_contrastive",
     "dpo",
+    "masking",
     "monitor",
     "profile",
 }
